@@ -1,0 +1,1 @@
+"""The ONNX side: NumPy and onnx, never MLX."""

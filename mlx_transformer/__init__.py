@@ -1,0 +1,1 @@
+"""Train a Transformer with MLX; importing this package loads no MLX."""
