@@ -1,0 +1,202 @@
+"""A checkpoint is a folder: config.json, model.safetensors, tokenizer.json (if any) and manifest.json with digests.
+
+Written durably: everything goes to a temporary folder beside the target, is flushed to disk, and appears under its name
+by one rename; a kill at any moment leaves the old state or the new one. Read with NumPy alone, tensor by tensor, so that
+a reader never needs the whole model in memory twice. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .config import TransformerConfig
+from .errors import UserError
+from .parameters import check_parameters
+
+CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
+FORMAT = 1
+
+Tensors = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory."""
+
+    folder: Path
+    config: TransformerConfig
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        path = self.folder / TOKENIZER
+        return path if path.exists() else None
+
+    def names(self) -> list[str]:
+        with _open(self.folder / WEIGHTS) as file:
+            return list(file.keys())
+
+    def tensor(self, name: str) -> NDArray:
+        with _open(self.folder / WEIGHTS) as file:
+            return file.get_tensor(name)
+
+    def tensors(self) -> Iterator[tuple[str, NDArray]]:
+        """(name, array) one by one, in the table's order."""
+        with _open(self.folder / WEIGHTS) as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is no dict
+                yield name, file.get_tensor(name)
+
+
+def save_checkpoint(
+    folder: str | Path,
+    config: TransformerConfig,
+    weights: Tensors,
+    tokenizer_json: str | None = None,
+    *,
+    texts: Mapping[str, str] | None = None,
+    tensors: Mapping[str, Tensors] | None = None,
+) -> Path:
+    """Write a checkpoint folder durably and return its path.
+
+    `weights` must match the table of `spec/parameters.py` exactly. `texts` and `tensors` are further files by name (the
+    trainer's state). An existing folder of that name is replaced only after the new one is complete on disk.
+    Raises `UserError` when the disk refuses; the old folder is then untouched.
+    """
+    folder = Path(folder)
+    check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder))
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        written = {CONFIG: config.to_json(), **({TOKENIZER: tokenizer_json} if tokenizer_json else {}), **(texts or {})}
+        for name, text in written.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
+            save_file({key: np.ascontiguousarray(array) for key, array in group.items()}, temporary / name)
+        files = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+        manifest = {"format": FORMAT, "files": files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        for path in temporary.iterdir():
+            _flush(path)
+        _flush(temporary)
+        _put_in_place(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"{folder}: the checkpoint could not be written ({error}); free the disk and try again") from error
+    return folder
+
+
+def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
+    """Open a checkpoint folder (or a run's folder, which holds one as `model`) and check everything in it.
+
+    `verify` compares each file's SHA-256 with the manifest. Raises `UserError` naming the file and what is wrong.
+    """
+    folder = resolve(folder)
+    if verify:
+        verify_files(folder)
+    try:
+        config = TransformerConfig.from_json((folder / CONFIG).read_text(encoding="utf-8"))
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder / CONFIG}: cannot be read ({error})") from error
+    with _open(folder / WEIGHTS) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    check_parameters(config, shapes, str(folder / WEIGHTS))
+    return Checkpoint(folder, config)
+
+
+def resolve(folder: str | Path) -> Path:
+    """The checkpoint folder that a path means; `UserError` if there is none."""
+    folder = Path(folder)
+    for candidate in (folder, folder / "model", previous(folder)):
+        if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
+            return candidate
+    if not folder.exists():
+        raise UserError(f"{folder}: no such folder")
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
+    if (folder / "onnx").is_dir() or any(folder.glob("*.onnx")):
+        raise UserError(f"{folder}: is an ONNX model; here a checkpoint folder ({CONFIG}, {WEIGHTS}) is needed")
+    missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
+
+
+def verify_files(folder: Path) -> None:
+    """Compare sizes and SHA-256 of all files with manifest.json; `UserError` at the first difference.
+
+    A folder without a manifest (made by another tool) passes: its safetensors header and shapes are checked on opening.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, files = manifest["format"], dict(manifest["files"])
+        entries = {name: (str(entry["sha256"]), int(entry["bytes"])) for name, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged manifest ({error}); restore the folder from a copy") from error
+    if version != FORMAT:
+        raise UserError(f"{path}: format {version!r} is not known to this version (it reads format {FORMAT})")
+    for name, (sha256, size) in entries.items():
+        file = folder / name
+        if Path(name).name != name:
+            raise UserError(f"{path}: file name {name!r} leaves the folder")
+        if not file.is_file():
+            raise UserError(f"{file}: listed in {MANIFEST} but missing; restore the folder from a copy")
+        found = _digest(file)
+        if found != {"bytes": size, "sha256": sha256}:
+            what = f"{found['bytes']} bytes, expected {size}" if found["bytes"] != size else "its SHA-256 differs"
+            raise UserError(f"{file}: damaged ({what}); restore it from a copy or use an older checkpoint")
+
+
+def previous(folder: Path) -> Path:
+    """Where the old folder stands for the instant between two renames."""
+    return folder.parent / f".{folder.name}.previous"
+
+
+def read_tensors(path: Path) -> dict[str, NDArray]:
+    """All arrays of one safetensors file, strictly parsed; `UserError` if it is damaged."""
+    with _open(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _open(path: Path):
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    old = previous(folder)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(folder, old)
+    os.rename(temporary, folder)
+    _flush(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _digest(path: Path) -> dict[str, int | str]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

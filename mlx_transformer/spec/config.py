@@ -1,0 +1,231 @@
+"""What a model is: one frozen, validated description that both sides (MLX and ONNX) are built from.
+
+Source: "Attention Is All You Need" (Vaswani et al., 2017), section 3 and table 3. The defaults are the paper's choices;
+every other value is what a later, published model needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from .errors import UserError
+
+Architecture = Literal["encoder-decoder", "encoder", "decoder"]
+NormPlacement = Literal["post", "pre"]
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "none"]
+TieEmbeddings = Literal["none", "target-output", "all"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "architecture": get_args(Architecture),
+    "norm_placement": get_args(NormPlacement),
+    "norm": get_args(Norm),
+    "activation": get_args(Activation),
+    "positions": get_args(Positions),
+    "tie_embeddings": get_args(TieEmbeddings),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Sizes and choices of one Transformer.
+
+    Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
+    `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
+    `vocab_size`. After construction these four hold numbers, never None.
+
+    Raises `UserError` listing every problem at once.
+    """
+
+    architecture: Architecture = "encoder-decoder"
+    vocab_size: int
+    """Target vocabulary (encoder-only: the only one); also the width of the logits."""
+    source_vocab_size: int = None  # type: ignore[assignment]
+
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    heads: int = 8
+    key_value_heads: int = None  # type: ignore[assignment]
+    d_k: int = None  # type: ignore[assignment]
+    d_v: int = None  # type: ignore[assignment]
+    d_ff: int = 2048
+
+    norm_placement: NormPlacement = "post"
+    """post: LayerNorm(x + Sublayer(x)), the paper's. pre: x + Sublayer(LayerNorm(x)) and one final norm per stack."""
+    norm: Norm = "layernorm"
+    norm_epsilon: float = 1e-5
+    activation: Activation = "relu"
+    gated: bool = False
+    """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
+    attention_bias: bool = False
+    """Biases on the query, key, value and output projections; the paper's formula has none."""
+    feed_forward_bias: bool = True
+    output_bias: bool = False
+    """Bias of the final classifier."""
+
+    positions: Positions = "sinusoidal"
+    max_positions: int = 1024
+    """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
+    rotary_base: float = 10000.0
+    tie_embeddings: TieEmbeddings = "all"
+    """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
+    scale_embeddings: bool = True
+    """Multiply embeddings by sqrt(d_model) (section 3.4)."""
+
+    dropout: float = 0.1
+    """On every sub-layer's output and on embedding + position (section 5.4)."""
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+
+    pad_id: int = 0
+    bos_id: int = 1
+    """Start token of the decoder."""
+    eos_id: int = 2
+
+    def __post_init__(self) -> None:
+        heads = self.heads if isinstance(self.heads, int) and self.heads > 0 else 1
+        width = self.d_model // heads if isinstance(self.d_model, int) else 0
+        defaults = {
+            "key_value_heads": self.heads,
+            "d_k": width,
+            "d_v": width,
+            "source_vocab_size": self.vocab_size,
+        }
+        divides = isinstance(self.d_model, int) and self.d_model % heads == 0
+        asked_for_width = self.d_k is not None and self.d_v is not None
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        problems = _problems(self)
+        if not divides and not asked_for_width:
+            problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
+        if problems:
+            raise UserError("TransformerConfig: " + "; ".join(problems))
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.architecture != "decoder"
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.architecture != "encoder"
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
+        """Strict: an unknown key is an error (with the nearest known name), never dropped."""
+        known = {f.name for f in fields(cls)}
+        problems = []
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                problems.append(f"unknown key {key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        if "vocab_size" not in values:
+            problems.append("vocab_size is missing")
+        if problems:
+            raise UserError("TransformerConfig: " + "; ".join(problems))
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> TransformerConfig:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"TransformerConfig: not JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")
+        return cls.from_dict(values)
+
+    @classmethod
+    def preset(cls, name: str, vocab_size: int, **changes: Any) -> TransformerConfig:
+        """One of PRESETS for a vocabulary, with single fields changed by keyword."""
+        if name not in PRESETS:
+            raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+        return cls.from_dict({**PRESETS[name], "vocab_size": vocab_size, **changes})
+
+
+# Heads of 64 everywhere: Metal has no fused attention for heads of 32. base and big are rows of the paper's table 3.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": dict(encoder_layers=2, decoder_layers=2, d_model=128, heads=2, d_ff=512, dropout=0.1),
+    "small": dict(encoder_layers=3, decoder_layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.1),
+    "base": dict(encoder_layers=6, decoder_layers=6, d_model=512, heads=8, d_ff=2048, dropout=0.1),
+    "big": dict(encoder_layers=6, decoder_layers=6, d_model=1024, heads=16, d_ff=4096, dropout=0.3),
+}
+
+_POSITIVE = "vocab_size source_vocab_size d_model heads key_value_heads d_k d_v d_ff max_positions".split()
+_BOOLEAN = "gated attention_bias feed_forward_bias output_bias scale_embeddings".split()
+_RATES = "dropout attention_dropout activation_dropout".split()
+
+
+def _problems(c: TransformerConfig) -> list[str]:
+    """Every reason why the config makes no sense, each naming its field."""
+    found: list[str] = []
+
+    def check(holds: bool, message: str) -> None:
+        if not holds:
+            found.append(message)
+
+    for name, allowed in CHOICES.items():
+        value = getattr(c, name)
+        check(value in allowed, f"{name}={value!r} is not one of {', '.join(allowed)}")
+    for name in [*_POSITIVE, "encoder_layers", "decoder_layers", "pad_id", "bos_id", "eos_id"]:
+        value = getattr(c, name)
+        least = 1 if name in _POSITIVE else 0
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        check(whole and value >= least, f"{name}={value!r} must be a whole number of at least {least}")
+    for name in _BOOLEAN:
+        check(isinstance(getattr(c, name), bool), f"{name}={getattr(c, name)!r} must be true or false")
+    for name in [*_RATES, "norm_epsilon", "rotary_base"]:
+        value = getattr(c, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        check(number, f"{name}={value!r} must be a number")
+        if number and name in _RATES:
+            check(0 <= value < 1, f"{name}={value} must be in [0, 1)")
+        if number and name not in _RATES:
+            check(0 < value < float("inf"), f"{name}={value} must be positive and finite")
+    if found:  # the checks below compute with the fields
+        return found
+
+    check(c.heads % c.key_value_heads == 0, f"heads={c.heads} is not a multiple of key_value_heads={c.key_value_heads}")
+    for id_name in ("pad_id", "bos_id", "eos_id"):
+        smallest = min(c.vocab_size, c.source_vocab_size) if c.architecture == "encoder-decoder" else c.vocab_size
+        check(getattr(c, id_name) < smallest, f"{id_name}={getattr(c, id_name)} is outside the vocabulary of {smallest}")
+    distinct = len({c.pad_id, c.bos_id, c.eos_id}) == 3
+    # Marian starts its decoder with the padding token, so bos may equal pad; the others may not coincide.
+    check(distinct or (c.bos_id == c.pad_id != c.eos_id), "eos_id must differ from pad_id and bos_id")
+    check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
+    if c.positions in ("sinusoidal", "sinusoidal_concat"):
+        check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
+    if c.positions == "sinusoidal_concat":
+        check(c.d_model >= 4, "positions='sinusoidal_concat' divides by d_model/2 - 1: d_model must be at least 4")
+    if c.architecture == "encoder-decoder":
+        check(c.encoder_layers > 0, "an encoder-decoder needs encoder_layers of at least 1")
+        check(c.decoder_layers > 0, "an encoder-decoder needs decoder_layers of at least 1")
+        shared = c.tie_embeddings != "all" or c.source_vocab_size == c.vocab_size
+        check(shared, f"tie_embeddings='all' needs source_vocab_size={c.source_vocab_size} equal to vocab_size")
+    else:
+        same = c.source_vocab_size == c.vocab_size
+        check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
+    if c.architecture == "encoder":
+        check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
+        check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")
+        refused = c.tie_embeddings != "target-output"
+        check(refused, "tie_embeddings='target-output': an encoder has no target embedding (use 'all' or 'none')")
+    if c.architecture == "decoder":
+        check(c.decoder_layers > 0, "a decoder needs decoder_layers of at least 1")
+        check(c.encoder_layers == 0, f"encoder_layers={c.encoder_layers}: a decoder has no encoder (give 0)")
+        refused = c.tie_embeddings != "all"
+        check(refused, "tie_embeddings='all': a decoder has no source embedding (use 'target-output' or 'none')")
+    return found

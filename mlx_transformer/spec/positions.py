@@ -1,0 +1,40 @@
+"""Position tables, computed once in float64 and rounded to float32, so that every runtime holds the same bits.
+
+Both sides take their tables from here; `export/reference.py` writes the formulas down a second time, independently.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import TransformerConfig
+
+
+def sinusoids(length: int, d_model: int, layout: str = "sinusoidal") -> NDArray[np.float32]:
+    """Sinusoidal position encodings (length, d_model), float32 (section 3.5).
+
+    `sinusoidal`: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same): pairs side by side, as in the paper.
+    `sinusoidal_concat`: all sines, then all cosines, of frequencies 10000^(-j / (d/2 - 1)), as in tensor2tensor; its
+    frequencies differ from the paper's, it is not a permutation of them. Every row depends on its position alone.
+    """
+    position = np.arange(length, dtype=np.float64)[:, None]
+    half = np.arange(d_model // 2, dtype=np.float64)[None, :]
+    if layout == "sinusoidal_concat":
+        angle = position * 10000.0 ** (-half / (d_model // 2 - 1))
+        table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
+    else:
+        angle = position * 10000.0 ** (-2 * half / d_model)
+        table = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(length, d_model)
+    return table.astype(np.float32)
+
+
+def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """cos and sin (length, d_k / 2), float32, of rotary positions (Su et al. 2021), angle pos * base^(-2i/d_k).
+
+    The pair that an angle turns is (x_i, x_{i + d_k/2}): halves, as published checkpoints store their projections.
+    """
+    position = np.arange(length, dtype=np.float64)[:, None]
+    pair = np.arange(config.d_k // 2, dtype=np.float64)[None, :]
+    angle = position * config.rotary_base ** (-2 * pair / config.d_k)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
