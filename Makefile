@@ -1,0 +1,86 @@
+# make quickstart: train, export, check and translate, from nothing.   make test: the tests.   make help: all targets.
+# Works with GNU Make 3.81 (macOS) and later. Each target first makes .venv with the versions of constraints.txt.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= quickstart
+WORKERS ?= 2
+ARGS ?=
+# Another interpreter: make PYTHON=/path/to/python3.12 test
+PYTHON ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev quickstart test lint format clean clean-venv
+
+help:
+	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
+	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
+	@echo 'make lint           ruff and pyright'
+	@echo 'make format         let ruff repair and format the code'
+	@echo 'make setup          only make $(VENV); setup-dev adds the tools for tests and lint'
+	@echo 'make clean          remove caches and build leftovers; clean-venv removes $(VENV)'
+
+# ---- set-up ---------------------------------------------------------------------------------------------------------
+
+setup: $(VENV)/.installed
+setup-dev: $(VENV)/.installed-dev
+
+# $(call install,REQUIREMENT): a usable .venv, then the requirement with pinned versions. A candidate must be 3.11 or
+# later, bring ensurepip (Debian ships it apart), and on macOS be native: MLX has no wheel for Rosetta.
+define install
+	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
+	  found=; \
+	  for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	    if "$$candidate" -c 'import sys, platform, ensurepip, venv; sys.exit(sys.version_info < (3, 11) or (sys.platform, platform.machine()) == ("darwin", "x86_64"))' >/dev/null 2>&1; \
+	    then found=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo 'make: no usable Python: install Python 3.11 or later with venv (macOS: brew install python@3.13, native on Apple silicon; Debian, Ubuntu: apt install python3-venv), or name one: make PYTHON=/path/to/python3' >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Making $(VENV) with $$("$$found" -c 'import sys; print("Python", sys.version.split()[0])')"; \
+	  "$$found" -m venv --clear $(VENV) || exit 1; \
+	fi
+	@echo 'Installing $(1) with the versions of constraints.txt into $(VENV), once; this takes a minute or two'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '$(1)'
+	@touch $@
+endef
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install,.)
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(VENV)/.installed
+
+# ---- the main path --------------------------------------------------------------------------------------------------
+
+quickstart: $(VENV)/.installed
+	@$(BIN)/mlx-transformer quickstart --out '$(OUT)' $(ARGS)
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+# Two processes with one BLAS thread each (tests/conftest.py) use two cores better than one process with two threads.
+test: $(VENV)/.installed-dev
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/pyright --warnings
+
+format: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# ---- longer checks, benchmarks and recipes: one target each, set up like those above, with a line in help ------------
+
+# ---- housekeeping ---------------------------------------------------------------------------------------------------
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-venv:
+	rm -rf $(VENV)
