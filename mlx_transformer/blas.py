@@ -1,0 +1,112 @@
+"""Fast matrix products for MLX on Linux CPUs; does nothing on macOS, with CUDA, or where the parts are missing.
+
+MLX's Linux wheel is linked to the reference BLAS, 15 to 60 times slower than OpenBLAS at float32 matmul. OpenBLAS comes
+from PyPI as `scipy-openblas32`, built for the same 32-bit integer interface but with prefixed names (`scipy_cblas_sgemm`),
+so preloading it changes nothing. Instead the three `cblas_*gemm` slots of libmlx.so's own jump table (the ELF relocations
+of type JUMP_SLOT, in which the dynamic linker keeps the addresses of imported functions) are pointed at OpenBLAS.
+Nothing on disk is touched and no other library in the process is affected. MLX_TRANSFORMER_BLAS=wheel leaves MLX as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+_GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+_JUMP_SLOT = 7  # R_X86_64_JUMP_SLOT
+# Tags of the ELF dynamic section.
+_PLTRELSZ, _STRTAB, _SYMTAB, _JMPREL = 2, 5, 6, 23
+
+
+@cache
+def use_fast_blas() -> str:
+    """Point MLX's matrix products at OpenBLAS, once a process; returns what is in use, for the run's record.
+
+    "openblas <config>" after a change, otherwise "mlx" with the reason. Never raises: without it MLX is only slower.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"mlx ({sys.platform} {platform.machine()})"
+    if os.environ.get("MLX_TRANSFORMER_BLAS", "").lower() == "wheel":
+        return "mlx (MLX_TRANSFORMER_BLAS=wheel)"
+    openblas = _openblas()
+    if openblas is None:
+        return "mlx (scipy-openblas32 is not installed)"
+    import mlx.core  # noqa: F401 - loads libmlx.so
+
+    libmlx = _loaded("libmlx.so")
+    if libmlx is None:
+        return "mlx (libmlx.so not found in this process)"
+    patched = [name for name, slot in _jump_slots(*libmlx).items() if _point(slot, openblas, name)]
+    if not patched:
+        return "mlx (libmlx.so imports no cblas_*gemm)"
+    openblas.scipy_openblas_get_config.restype = ctypes.c_char_p
+    return "openblas " + openblas.scipy_openblas_get_config().decode().removeprefix("OpenBLAS").strip()
+
+
+def set_blas_threads(threads: int) -> None:
+    """Threads of one matrix product: 1 where several MLX streams compute side by side, else the number of cores."""
+    if use_fast_blas().startswith("openblas"):
+        _openblas().scipy_openblas_set_num_threads(threads)
+
+
+@cache
+def _openblas() -> ctypes.CDLL | None:
+    try:
+        import scipy_openblas32
+
+        folder = Path(scipy_openblas32.get_lib_dir())
+        return ctypes.CDLL(str(folder / scipy_openblas32.get_library(fullname=True)))
+    except (ImportError, OSError, IndexError):
+        return None
+
+
+def _loaded(library: str) -> tuple[int, int] | None:
+    """(base address, address of the dynamic section) of a library of this process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split()
+        if len(fields) >= 6 and fields[5].endswith("/" + library) and fields[2] == "00000000":
+            base = int(fields[0].split("-")[0], 16)
+            # ELF header: e_phoff at 32, e_phentsize at 54, e_phnum at 56; program header: p_type at 0, p_vaddr at 16.
+            table = base + ctypes.c_uint64.from_address(base + 32).value
+            size, count = (ctypes.c_uint16.from_address(base + at).value for at in (54, 56))
+            for header in range(table, table + size * count, size):
+                if ctypes.c_uint32.from_address(header).value == 2:  # PT_DYNAMIC
+                    return base, base + ctypes.c_uint64.from_address(header + 16).value
+    return None
+
+
+def _jump_slots(base: int, dynamic: int) -> dict[str, int]:
+    """{function name: address of its slot} for the gemms that the library imports."""
+    tags: dict[int, int] = {}
+    while (tag := ctypes.c_int64.from_address(dynamic).value) != 0:
+        tags[tag] = ctypes.c_uint64.from_address(dynamic + 8).value
+        dynamic += 16
+    if not {_PLTRELSZ, _STRTAB, _SYMTAB, _JMPREL} <= tags.keys():
+        return {}
+    # glibc stores absolute addresses in these entries after loading, other linkers offsets.
+    strings, symbols, relocations = (tags[t] if tags[t] > base else base + tags[t] for t in (_STRTAB, _SYMTAB, _JMPREL))
+    slots = {}
+    for entry in range(relocations, relocations + tags[_PLTRELSZ], 24):
+        offset, info = (ctypes.c_uint64.from_address(entry + at).value for at in (0, 8))
+        if info & 0xFFFFFFFF == _JUMP_SLOT:
+            name_at = ctypes.c_uint32.from_address(symbols + 24 * (info >> 32)).value
+            name = ctypes.string_at(strings + name_at).decode()
+            if name in _GEMMS:
+                slots[name] = base + offset
+    return slots
+
+
+def _point(slot: int, openblas: ctypes.CDLL, name: str) -> bool:
+    function = getattr(openblas, "scipy_" + name, None)
+    if function is None:
+        return False
+    page = os.sysconf("SC_PAGESIZE")
+    writable = ctypes.CDLL(None).mprotect(ctypes.c_void_p(slot & -page), ctypes.c_size_t(page), 3)  # read and write
+    if writable != 0:
+        return False
+    ctypes.c_void_p.from_address(slot).value = ctypes.cast(function, ctypes.c_void_p).value
+    return True
