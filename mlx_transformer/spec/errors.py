@@ -1,5 +1,8 @@
-"""The error a person can cause: the command line prints it in one line and exits with 2."""
+"""The one exception type for mistakes that a user can make and can mend."""
 
 
 class UserError(ValueError):
-    """Bad input, files or options. The message says what is wrong, where, and what to do, in one line."""
+    """Wrong input, settings or files. The message is one line: what is wrong, where, and what to do.
+
+    The command line prints it without a traceback and exits with status 2.
+    """

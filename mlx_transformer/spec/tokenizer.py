@@ -1,0 +1,214 @@
+"""Text to token ids and back, exactly: joint byte-level BPE in a plain `tokenizer.json`.
+
+Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8 bytes
+(Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
+
+Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, kept for consumers that want one), the 256 bytes
+4 to 259, then the merges in the order they were learned. The file holds standard components only (Split,
+ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js` read it unchanged and give the same
+ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on to treat "</s>" in a text as text.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from mlx_transformer.spec.errors import UserError
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+PAD, BOS, EOS, UNK = range(4)
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+
+# What a merge may span: one separator and the word or the punctuation after it; one digit alone, so that copying
+# a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes
+# that Oniguruma (Rust) and JavaScript define alike are used: `\s` isn't one of them.
+SPLIT_PATTERN = (
+    r"\p{N}"
+    r"|\p{Z}?[\p{L}\p{M}]{1,32}"
+    r"|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}"
+    r"|\p{Z}{1,32}"
+)
+# Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN})
+
+
+class Tokenizer:
+    """Joint BPE vocabulary of both languages. Build one with `train` or `load`."""
+
+    def __init__(self, specification: str, origin: str = "tokenizer.json"):
+        """`specification` is the text of a `tokenizer.json`, `origin` its name in error messages (UserError)."""
+        self._specification = _parse(specification, origin)
+        try:
+            self._backend = tokenizers.Tokenizer.from_str(specification)
+        except Exception as error:  # the Rust side raises bare Exception
+            raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({_one_line(error)})") from None
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
+        _check(self._backend, origin)
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocab_size: int = 8000, min_frequency: int = 2) -> "Tokenizer":
+        """Learn merges from `lines` (both languages together) until `vocab_size` ids exist.
+
+        The result depends on the multiset of lines alone, not on their order or on the machine. It is smaller than
+        `vocab_size` when no pair of tokens occurs `min_frequency` times any more. Raises UserError for a
+        `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode.
+        """
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise UserError(f"vocab_size is {vocab_size}; at least {MIN_VOCAB_SIZE} are needed (4 special, 256 bytes)")
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", EOS)]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator(_checked(lines), trainer)
+        return cls(backend.to_str(), origin="trained tokenizer")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a `tokenizer.json`, or the one in a folder. UserError when it is missing, broken or not like ours."""
+        path = Path(path)
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read as a tokenizer ({_one_line(error)})") from None
+        return cls(text, origin=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json` to `path` (a file name). The bytes depend on the tokenizer alone."""
+        Path(path).write_bytes(self.to_json().encode())
+
+    def to_json(self) -> str:
+        """The text of the `tokenizer.json` that `save` writes."""
+        return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for lone surrogates."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts at once, in parallel."""
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
+        except (UnicodeEncodeError, TypeError):
+            for _ in _checked(texts):  # says which one it is
+                pass
+            raise
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The exact text of `ids` without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """`decode` for many sequences at once, in parallel."""
+        return self._backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+
+    def token(self, id: int) -> str:
+        """The vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
+        token = self._backend.id_to_token(id)
+        if token is None:
+            raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
+        return token
+
+    @property
+    def pad_id(self) -> int:
+        return PAD
+
+    @property
+    def bos_id(self) -> int:
+        return BOS
+
+    @property
+    def eos_id(self) -> int:
+        return EOS
+
+    @property
+    def unk_id(self) -> int:
+        return UNK
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included: the embedding's row count."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON: equal exactly when two tokenizers are the same."""
+        canonical = json.dumps(self._specification, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        specification = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{origin}: not JSON ({_one_line(error)}); the file is damaged or no tokenizer.json") from None
+    if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
+        raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
+    for pattern in _patterns(specification):
+        if pattern not in TRUSTED_PATTERNS:
+            raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
+    return specification
+
+
+def _patterns(node: Any) -> Iterator[str]:
+    """Every regular expression in a parsed tokenizer.json (small: the model's tables are not walked)."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "Regex":
+                yield str(value)
+            elif key not in ("vocab", "merges"):
+                yield from _patterns(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _patterns(value)
+
+
+def _check(backend: tokenizers.Tokenizer, origin: str) -> None:
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    for id, token in enumerate(SPECIAL_TOKENS):
+        if vocabulary.get(token) != id:
+            raise UserError(f"{origin}: {token} has id {vocabulary.get(token)}, expected {id}; train a tokenizer anew")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise UserError(f"{origin}: ids are not 0 to {len(vocabulary) - 1} without gaps; train a tokenizer anew")
+    if backend.encode("a").ids[-1:] != [EOS]:
+        raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
+
+
+def _checked(lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"text {number} holds a lone surrogate at character {error.start + 1}; "
+                'it is no Unicode text: read the file with errors="replace"'
+            ) from None
+        yield line
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
