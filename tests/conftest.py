@@ -1,0 +1,26 @@
+"""What every test process needs before numpy, MLX or ONNX Runtime are imported."""
+
+import os
+
+# One BLAS thread a process: `make test` runs a process a core, and more threads than cores are slower than one.
+# ONNX Runtime has no such variable; sessions take their thread count from SessionOptions.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+# Help texts and tables are asserted on: no colour, and no width taken from a terminal that may not be there.
+os.environ["NO_COLOR"] = "1"
+os.environ["COLUMNS"] = "120"
+os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # typer takes GitHub's runners for a terminal
+os.environ.pop("FORCE_COLOR", None)
+
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# No deadline: the first call of a kernel or a session may take seconds on a busy machine.
+# In CI the examples are the same on every run, so that a red build can be repeated; elsewhere each run tries new ones.
+settings.register_profile(
+    "project",
+    deadline=None,
+    print_blob=True,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("project")

@@ -1,0 +1,147 @@
+"""The repository itself: nothing of one machine in it, nothing large, every dependency declared and pinned."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+from imports import PACKAGES, ROOT, imports_of, modules
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LARGEST_FILE = 1_000_000  # bytes
+# A path that exists on one person's machine only.
+PERSONAL_PATH = re.compile(r"(?<![\w.$}/-])/(?:home|Users|root|work|mnt|media)/\w")
+MARKDOWN_LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
+DISTRIBUTION = "mlx-transformer"
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    """Paths under version control, relative to the root."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    # safe.directory: the checkout may belong to another user, as in a container.
+    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    return [name for name in names if name and (ROOT / name).is_file()]
+
+
+def text_of(name: str) -> str:
+    """A file's text, or nothing for a binary file."""
+    data = (ROOT / name).read_bytes()
+    return "" if b"\0" in data[:8192] else data.decode("utf-8", errors="replace")
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def pins() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
+
+
+def test_no_path_of_one_machine(tracked: list[str]) -> None:
+    found = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name in tracked
+        for number, line in enumerate(text_of(name).splitlines(), 1)
+        if PERSONAL_PATH.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("line", ["cd " + "/home" + "/ann/x", 'open("' + "/Users" + '/bo/y")', "=" + "/root" + "/z"])
+def test_path_of_one_machine_is_seen(line: str) -> None:
+    assert PERSONAL_PATH.search(line)
+
+
+def test_no_large_file(tracked: list[str]) -> None:
+    sizes = {name: (ROOT / name).stat().st_size for name in tracked}
+    assert not {name: size for name, size in sizes.items() if size > LARGEST_FILE}
+
+
+def test_markdown_links_lead_somewhere(tracked: list[str]) -> None:
+    broken = [
+        f"{name}: {link}"
+        for name in tracked
+        if name.endswith(".md")
+        for link in MARKDOWN_LINK.findall(text_of(name))
+        if not ((ROOT / name).parent / link).exists()
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_constraints_are_exact_versions_without_origin() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert "://" not in text
+    assert not [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.!+]+( ; [\w\s=\"']+)?", line)]
+    assert len(pins()) == len(lines), "a package is pinned twice"
+
+
+def test_mlx_parts_have_one_version() -> None:
+    versions = {str(pin.specifier) for name, pin in pins().items() if name == "mlx" or name.startswith("mlx-")}
+    assert len(versions) == 1, versions
+
+
+def required(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
+    """Names that installing `requirement` here brings in, itself included, as far as they are installed."""
+    name = canonicalize_name(requirement.name)
+    for extra in ("", *requirement.extras):
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        yield name
+        try:
+            children = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for child in map(Requirement, children):
+            if child.marker is None or child.marker.evaluate({"extra": extra}):
+                yield from required(child, seen)
+
+
+def test_every_dependency_is_pinned() -> None:
+    extras = project()["optional-dependencies"]
+    declared = [*project()["dependencies"], *(line for lines in extras.values() for line in lines)]
+    needed = {name for line in declared for name in required(Requirement(line), set())}
+    missing = needed - set(pins())
+    assert not missing, f"add to constraints.txt: {sorted(missing)}"
+
+
+def test_lower_bounds_allow_the_pins() -> None:
+    extras = project()["optional-dependencies"]
+    for line in [*project()["dependencies"], *(line for lines in extras.values() for line in lines)]:
+        requirement = Requirement(line)
+        assert requirement.specifier, f"{line}: give a lower bound"
+        version = next(iter(pins()[canonicalize_name(requirement.name)].specifier)).version
+        assert requirement.specifier.contains(version), f"{line} excludes the pinned {version}"
+
+
+def test_every_third_party_import_is_declared() -> None:
+    """At module level only what every installation has; inside a function also what an extra brings."""
+    extras = project()["optional-dependencies"]
+    always = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
+    optional = {canonicalize_name(Requirement(line).name) for lines in extras.values() for line in lines}
+    owners = metadata.packages_distributions()
+    problems = []
+    for module, path in modules().items():
+        for entry in imports_of(path.read_text(encoding="utf-8"), module):
+            top = entry.target.partition(".")[0]
+            if top in sys.stdlib_module_names or top in PACKAGES:
+                continue
+            allowed = always | optional if entry.lazy else always
+            if not {canonicalize_name(owner) for owner in owners.get(top, [top])} & allowed:
+                problems.append(f"{module.replace('.', '/')}.py:{entry.line}: {top} is no declared dependency")
+    assert not problems, "\n".join(problems)
+
+
+def test_version_is_the_declared_one() -> None:
+    assert metadata.version(DISTRIBUTION) == project()["version"], "run make setup-dev"
