@@ -1,0 +1,177 @@
+"""Inputs of one validation run: fresh random numbers every time, printed, and the same again for the same seed.
+
+The grid holds what breaks implementations: one token alone, one row, batches without padding, ragged padding on the
+right, on the left and on both sides, rows of one token, the longest sequence that the model takes; and real text where
+the checkpoint has a tokenizer.
+
+B batch, S source length, T target length (an encoder or a decoder alone has one length, S).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+Array = NDArray
+Bits = NDArray[np.bool_]
+
+# Logits of one case stay below this many numbers (64 MB in float64): the longest target is cut to fit.
+MOST_LOGITS = 1 << 23
+
+SENTENCES = (
+    "Attention is all you need.",
+    "The animal didn't cross the street because it was too tired.",
+    "Zwei junge Männer stehen im Freien, nahe vieler Büsche.",
+    "4 September 2027, 09:30",
+    "1,234.5 kilometres",
+    "Ça coûte 12,50 € – déjà !",
+    "日本語の文章 and 🙂",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input. `ids` (B,S) int64, `mask` (B,S) True on tokens or None, `target_ids` (B,T) where both stacks exist.
+
+    `prefill`: how many decoder tokens a cached run takes in one pass before it goes on token by token.
+    """
+
+    name: str
+    ids: NDArray[np.int64]
+    mask: Bits | None
+    target_ids: NDArray[np.int64] | None
+    prefill: int
+
+    @property
+    def source_real(self) -> Bits:
+        """(B,S): which source positions are tokens."""
+        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask
+
+    def valid(self, tap: str) -> Bits:
+        """(B,L): the positions of a tap that count. Targets are causal and unpadded: each of theirs counts."""
+        decoder = self.target_ids is not None and (tap == "logits" or tap.startswith("decoder."))
+        return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
+
+    def rows(self) -> list[list[int]]:
+        """The tokens of each source row without its padding."""
+        return [row[real].tolist() for row, real in zip(self.ids, self.source_real, strict=True)]
+
+
+def fresh_seed() -> int:
+    return secrets.randbits(32)
+
+
+def grid(
+    config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
+) -> list[Case]:
+    """The cases of one seed. `texts`: tokenised real sentences; `longest`: length of the longest case, by default all
+    of `max_positions` (less where its logits would not fit into memory)."""
+    rng = np.random.default_rng(seed)
+    limit = min(config.max_positions, longest or config.max_positions)
+    short, middle = min(limit, int(rng.integers(5, 10))), min(limit, int(rng.integers(10, 19)))
+    cases = [
+        _case(config, rng, "single token", 1, 1, 1),
+        _case(config, rng, "one row", 1, short, min(limit, short + 2)),
+        _case(config, rng, "batch", 3, middle, short),
+        _case(config, rng, "padding right", 4, middle, middle, "right"),
+        _case(config, rng, "padding left", 4, middle, short, "left"),
+    ]
+    if config.architecture != "decoder":  # a causal row that starts late and ends early is no prompt
+        cases.append(_case(config, rng, "padding both sides", 5, middle, short, "both"))
+    if texts:
+        cases.append(_text_case(config, rng, [row[:limit] for row in texts if row]))
+    width = config.vocab_size
+    fitting = max(middle, min(limit, MOST_LOGITS // width))
+    if config.architecture == "encoder-decoder":
+        cases.append(_case(config, rng, f"longest ({limit}, {fitting})", 1, limit, fitting))
+    else:
+        cases.append(_case(config, rng, f"longest ({fitting})", 1, fitting, fitting))
+    return cases
+
+
+def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
+    """SENTENCES as ids, each ending with eos; empty without a tokenizer."""
+    if path is None:
+        return []
+    vocabulary = min(config.vocab_size, config.source_vocab_size)
+    return [[i for i in row if i < vocabulary] for row in Tokenizer.load(path).encode_batch(SENTENCES)]
+
+
+def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Generator) -> Bits:
+    """(B,width) True on tokens: row b has lengths[b] of them, padding on the given side, `both` at random on each."""
+    room = width - lengths
+    before = {"right": np.zeros_like(room), "left": room}.get(side)
+    if before is None:
+        before = rng.integers(0, room + 1)
+    column = np.arange(width)
+    return (column >= before[:, None]) & (column < (before + lengths)[:, None])
+
+
+def words(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...], source: bool) -> Array:
+    """Random ids of the vocabulary without the three special ones, where others exist."""
+    size = config.source_vocab_size if source else config.vocab_size
+    ordinary = np.setdiff1d(np.arange(size), [config.pad_id, config.bos_id, config.eos_id])
+    return rng.choice(ordinary if ordinary.size else np.arange(size), shape).astype(np.int64)
+
+
+def _case(
+    config: TransformerConfig,
+    rng: np.random.Generator,
+    name: str,
+    batch: int,
+    source: int,
+    target: int,
+    side: str = "",
+) -> Case:
+    mask = None
+    if side:  # one row of one token, one full row, the others between
+        lengths = rng.integers(1, source + 1, batch)
+        lengths[:2] = 1, source
+        mask = padding(rng.permutation(lengths), source, side, rng)
+    ids = words(config, rng, (batch, source), config.has_encoder)
+    if mask is not None:
+        ids = np.where(mask, ids, config.pad_id)
+    if config.architecture != "encoder-decoder":
+        return Case(name, ids, mask, None, _prefill(rng, source, side))
+    return Case(name, ids, mask, _targets(config, rng, batch, target), _prefill(rng, target, ""))
+
+
+def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[list[int]]) -> Case:
+    width = max(map(len, rows))
+    lengths = np.array([len(row) for row in rows])
+    mask = padding(lengths, width, "left" if config.architecture == "decoder" else "right", rng)
+    ids = np.full((len(rows), width), config.pad_id, np.int64)
+    ids[mask] = np.concatenate(rows)
+    targets = None
+    if config.architecture == "encoder-decoder":  # another sentence's tokens, so that target and source differ
+        targets = np.full((len(rows), min(width, config.max_positions)), config.eos_id, np.int64)
+        for row, tokens in enumerate([*rows[1:], rows[0]]):
+            tokens = [config.bos_id, *tokens][: targets.shape[1]]
+            targets[row, : len(tokens)] = tokens
+    return Case("real text", ids, mask, targets, _prefill(rng, width if targets is None else targets.shape[1], "left"))
+
+
+def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, length: int) -> Array:
+    targets = words(config, rng, (batch, length), False)
+    targets[:, 0] = config.bos_id
+    return targets
+
+
+def _prefill(rng: np.random.Generator, length: int, side: str) -> int:
+    """Tokens of the first cached pass; at most 12 single steps follow it, for the longest case takes its time."""
+    return int(rng.integers(max(1, length - 12), length + 1))
+
+
+def slices(prefill: int, length: int) -> Iterator[slice]:
+    """The passes of a cached run: the prefill, then token by token."""
+    yield slice(0, prefill)
+    for i in range(prefill, length):
+        yield slice(i, i + 1)
