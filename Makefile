@@ -68,13 +68,13 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
-	@$(BIN)/pyright --warnings
+	@$(BIN)/pyright
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# ---- longer checks, benchmarks and recipes: one target each, set up like those above, with a line in help ------------
+# ---- longer checks, benchmarks, recipes: test-slow, test-consumers, benchmark, multi30k; each with its line in help ----
 
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
 
