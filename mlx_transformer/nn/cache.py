@@ -1,0 +1,135 @@
+"""What decoding remembers: every layer's keys and values, so that a step computes only its new positions.
+
+Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, C capacity, S source, d one head.
+
+Self-attention keys and values live in buffers with room to spare; a step writes its slice in place (MLX updates the
+buffer itself as long as nobody else holds it) and reads a view of the used part. Buffers double up to CHUNK positions,
+then grow by CHUNK. Keys and values of the encoder's output are computed once, contiguous, as GPU kernels want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .masks import Mask, causal_padding_mask, padding_mask
+
+CHUNK = 256
+SMALLEST = 32
+
+KeyValues = tuple[mx.array, mx.array]
+"""Keys (rows, K, length, d_k) and values (rows, K, length, d_v)."""
+
+
+def room_for(length: int) -> int:
+    """Capacity for `length` positions: 32, 64, 128, 256, then multiples of 256."""
+    if length > CHUNK:
+        return -(-length // CHUNK) * CHUNK
+    return max(SMALLEST, 1 << (length - 1).bit_length())
+
+
+class LayerCache:
+    """Self-attention keys and values of one layer."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    def extend(self, k: mx.array, v: mx.array) -> KeyValues:
+        """Append (R, K, L, d); returns all keys and values so far, (R, K, used, d)."""
+        start, end = self.used, self.used + k.shape[2]
+        if self.keys is None or self.values is None:
+            self.keys, self.values = _empty(k, room_for(end)), _empty(v, room_for(end))
+        elif end > self.keys.shape[2]:
+            more = room_for(end) - self.keys.shape[2]
+            self.keys = mx.concatenate([self.keys, _empty(k, more)], axis=2)
+            self.values = mx.concatenate([self.values, _empty(v, more)], axis=2)
+        self.keys[:, :, start:end, :] = k
+        self.values[:, :, start:end, :] = v
+        self.used = end
+        return self.keys[:, :, :end, :], self.values[:, :, :end, :]
+
+    def take(self, rows: mx.array) -> None:
+        """Rows by index: in another order, twice, or not at all. Copies the used part, rounded up, not all room."""
+        if self.keys is None or self.values is None:
+            return
+        part = min(-(-self.used // SMALLEST) * SMALLEST, self.keys.shape[2])
+        self.keys = mx.take(self.keys[:, :, :part, :], rows, axis=0)
+        self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
+
+
+class Cache:
+    """State of one batch's decoding; made by `Transformer.start`, advanced by `Transformer.step`.
+
+    For a beam search: `repeat(beams)` once after `start` or after a prompt, then `reorder(rows)` at each step and
+    `keep(rows)` when sentences are finished. Row r is hypothesis r % beams of sentence r // beams.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        cross: Sequence[KeyValues] | None = None,
+        source_tokens: mx.array | None = None,
+        heads: int = 1,
+        starts: mx.array | None = None,
+    ):
+        self.offset = 0
+        """Positions decoded so far, padding included."""
+        self.beams = 1
+        self.layers = [LayerCache() for _ in range(layers)]
+        self.starts = starts
+        """Padding at the left of each row's prompt (R,), or None."""
+        self.cross = None if cross is None else [(mx.contiguous(k), mx.contiguous(v)) for k, v in cross]
+        # One row a head: the fused kernel would copy a mask that is broadcast over heads at every call.
+        self.cross_mask: Mask = None
+        if source_tokens is not None:
+            b, s = source_tokens.shape
+            self.cross_mask = mx.contiguous(mx.broadcast_to(padding_mask(source_tokens), (b, heads, 1, s)))
+
+    def self_mask(self, length: int, heads: int) -> Mask:
+        """Mask for `length` new positions over themselves and everything cached; the same in every layer."""
+        if self.starts is None:
+            return "causal" if length > 1 else None
+        total = self.offset + length
+        tokens = mx.arange(total)[None, :] >= self.starts[:, None]  # (R, total)
+        mask = causal_padding_mask(tokens, length)
+        return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))
+
+    def repeat(self, beams: int) -> None:
+        """Every row `beams` times, side by side. Source keys and values stay one a sentence: its beams share them."""
+        self.beams *= beams
+        for layer in self.layers:
+            if layer.keys is not None:
+                layer.take(mx.repeat(mx.arange(layer.keys.shape[0]), beams))
+        if self.starts is not None:
+            self.starts = mx.repeat(self.starts, beams)
+
+    def reorder(self, rows: mx.array) -> None:
+        """Row i goes on from old row rows[i] of the same sentence: only self-attention changes. rows (R,) integers."""
+        for layer in self.layers:
+            layer.take(rows)
+
+    def keep(self, rows: mx.array) -> None:
+        """Go on with these rows only (R',), whole sentences: for each one all its beams, side by side."""
+        for layer in self.layers:
+            layer.take(rows)
+        if self.starts is not None:
+            self.starts = mx.take(self.starts, rows)
+        sentences = rows[:: self.beams] // self.beams
+        if self.cross is not None:
+            self.cross = [(mx.take(k, sentences, axis=0), mx.take(v, sentences, axis=0)) for k, v in self.cross]
+        if isinstance(self.cross_mask, mx.array):
+            self.cross_mask = mx.take(self.cross_mask, sentences, axis=0)
+
+    def arrays(self) -> list[mx.array]:
+        """Everything held, for `mx.eval` and `mx.async_eval`: evaluating a step's logits leaves nothing else behind."""
+        held = [array for layer in self.layers for array in (layer.keys, layer.values) if array is not None]
+        held += [array for pair in self.cross or [] for array in pair]
+        return held
+
+
+def _empty(like: mx.array, capacity: int) -> mx.array:
+    r, h, _, d = like.shape
+    return mx.zeros((r, h, capacity, d), like.dtype)

@@ -1,0 +1,69 @@
+"""The position-wise feed-forward network (section 3.3) and its gated form.
+
+Shapes: B batch, L positions, D model, F inner width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+from mlx import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+
+
+def relu(x: mx.array) -> mx.array:
+    return mx.maximum(x, 0)
+
+
+def gelu(x: mx.array) -> mx.array:
+    """x * Phi(x), exact (Hendrycks and Gimpel 2016)."""
+    return x * (1 + mx.erf(x * math.sqrt(0.5))) * 0.5
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    """The same paper's approximation."""
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def silu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(x)
+
+
+def _fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
+    """One kernel on a GPU. Not on the CPU, where mx.compile would call a C++ compiler at run time and gain nothing."""
+    gpu = mx.default_device().type == mx.DeviceType.gpu
+    return mx.compile(function, shapeless=True) if gpu else function
+
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "relu": relu,
+    "gelu": _fused(gelu),
+    "gelu_tanh": _fused(gelu_tanh),
+    "silu": _fused(silu),
+}
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, or gated: (act(x Wg) * x W1) W2 (Shazeer 2020). Each position on its own."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        bias = config.feed_forward_bias
+        self.gated = config.gated
+        if self.gated:
+            self.gate_proj = nn.Linear(config.d_model, config.d_ff, bias)
+        self.up_proj = nn.Linear(config.d_model, config.d_ff, bias)
+        self.down_proj = nn.Linear(config.d_ff, config.d_model, bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(B, L, D) -> (B, L, D)."""
+        if self.gated:
+            inner = self.activation(self.gate_proj(x)) * self.up_proj(x)
+        else:
+            inner = self.activation(self.up_proj(x))
+        return self.down_proj(self.dropout(inner))

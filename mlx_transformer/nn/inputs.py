@@ -1,0 +1,80 @@
+"""Ids and masks as they come from outside: checked on the host, because MLX reads out of bounds without a word.
+
+Shapes: B batch, L positions. Lists and NumPy arrays are checked; an `mx.array` is believed, so that nothing waits for
+the device (a value check would stop the pipeline at every step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.spec.errors import UserError
+
+Ids = mx.array | np.ndarray | Sequence[Sequence[int]]
+Tokens = mx.array | np.ndarray | Sequence[Sequence[bool]]
+
+
+def as_ids(ids: Ids, vocab_size: int, name: str) -> mx.array:
+    """(B, L) integers below `vocab_size`, as an `mx.array`. `UserError` names the row and position of a bad one."""
+    if not isinstance(ids, mx.array):
+        return mx.array(_checked(ids, vocab_size, name))
+    if ids.ndim != 2 or 0 in ids.shape:
+        raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {tuple(ids.shape)}")
+    if not mx.issubdtype(ids.dtype, mx.integer):
+        raise UserError(f"{name}: ids must be integers, not {ids.dtype}")
+    return ids
+
+
+def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, left: bool = False) -> mx.array | None:
+    """Boolean (B, L), True on tokens, or None if it hides nothing; `left`: padding to the right of it hides nothing.
+
+    (A causal model's real positions never look to the right, so right padding needs no mask there.) Only a mask that is
+    given as lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the ids.
+    """
+    if mask is None:
+        return None
+    array = mask if isinstance(mask, mx.array) else _array(mask, name)
+    if tuple(array.shape) != tuple(shape):
+        raise UserError(f"{name}: its shape {tuple(array.shape)} differs from that of the ids, {tuple(shape)}")
+    if isinstance(array, mx.array):
+        return array.astype(mx.bool_)
+    host = array.astype(bool)
+    hidden = ~host if not left else ~host & (np.cumsum(host[:, ::-1], axis=1)[:, ::-1] > 0)
+    return mx.array(host) if hidden.any() else None
+
+
+def padding_before(mask: Tokens, name: str) -> mx.array | None:
+    """How many positions each row (B, L) of left-padded prompts starts with before its first token: (B,), or None."""
+    if isinstance(mask, mx.array):
+        return mask.shape[1] - mx.sum(mask.astype(mx.int32), axis=1)
+    host = _array(mask, name).astype(bool)
+    if host.ndim != 2 or np.any(np.diff(host.astype(np.int8), axis=1) < 0) or not np.all(host[:, -1:]):
+        raise UserError(f"{name}: prompts are padded on the left, each row False... then True to its end")
+    return None if host.all() else mx.array((~host).sum(axis=1).astype(np.int32))
+
+
+def _checked(ids: Any, vocab_size: int, name: str) -> np.ndarray:
+    array = _array(ids, name)
+    if array.ndim != 2 or array.size == 0:
+        raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {array.shape}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise UserError(f"{name}: ids must be integers, not {array.dtype}")
+    bad = np.argwhere((array < 0) | (array >= vocab_size))
+    if len(bad):
+        row, position = bad[0]
+        raise UserError(
+            f"{name}: id {array[row, position]} at row {row}, position {position}"
+            f" is outside the vocabulary of {vocab_size}"
+        )
+    return array.astype(np.int32)
+
+
+def _array(values: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"{name}: rows have different lengths; pad them and pass a mask") from error

@@ -1,0 +1,189 @@
+"""Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+
+Shapes: B batch, S source, T target, L either, D model.
+
+    post-norm, the paper's            pre-norm
+    x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .attention import Attention
+from .cache import KeyValues, LayerCache
+from .feedforward import FeedForward
+from .masks import Mask
+from .norms import make_norm
+from .positions import PositionIds, Positions, Rotation, rotation
+from .taps import Tap, no_tap, within
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward; a residual connection, dropout and a norm around each."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.pre_norm = config.norm_placement == "pre"
+        self.self_attention = Attention(config)
+        self.self_attention_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
+        """(B, L, D) -> (B, L, D)."""
+        if self.pre_norm:
+            x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, tap))
+            x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))
+        else:
+            x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, tap)))
+            x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))
+        tap("", x)
+        return x
+
+    def attend_self(self, x: mx.array, mask: Mask, rotation: Rotation, tap: Tap) -> mx.array:
+        k, v = self.self_attention.keys_values(x, rotation)
+        y = self.self_attention.attend(x, k, v, mask, rotation)
+        tap("self_attention", y)
+        return y
+
+    def transform(self, x: mx.array, tap: Tap) -> mx.array:
+        y = self.feed_forward(x)
+        tap("feed_forward", y)
+        return y
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.pre_norm = config.norm_placement == "pre"
+        self.self_attention = Attention(config)
+        self.self_attention_norm = make_norm(config)
+        self.has_cross = config.has_encoder
+        if self.has_cross:
+            self.cross_attention = Attention(config)
+            self.cross_attention_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def __call__(
+        self,
+        x: mx.array,
+        mask: Mask = None,
+        rotation: Rotation = None,
+        cross: KeyValues | None = None,
+        cross_mask: Mask = None,
+        past: LayerCache | None = None,
+        tap: Tap = no_tap,
+    ) -> mx.array:
+        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: those of earlier steps."""
+        if self.pre_norm:
+            x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, past, tap))
+            if cross is not None:
+                x = x + self.dropout(self.attend_cross(self.cross_attention_norm(x), cross, cross_mask, tap))
+            x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))
+        else:
+            x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, past, tap)))
+            if cross is not None:
+                x = self.cross_attention_norm(x + self.dropout(self.attend_cross(x, cross, cross_mask, tap)))
+            x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))
+        tap("", x)
+        return x
+
+    def attend_self(self, x: mx.array, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap) -> mx.array:
+        k, v = self.self_attention.keys_values(x, rotation)
+        if past is not None:
+            k, v = past.extend(k, v)
+        y = self.self_attention.attend(x, k, v, mask, rotation)
+        tap("self_attention", y)
+        return y
+
+    def attend_cross(self, x: mx.array, cross: KeyValues, mask: Mask, tap: Tap) -> mx.array:
+        k, v = cross
+        # In a beam search the hypotheses of one sentence are its queries: (B*beams, T, D) -> (B, beams*T, D), so that
+        # the sentence's keys and values are neither repeated nor read twice. Without beams nothing changes.
+        y = self.cross_attention.attend(x.reshape(k.shape[0], -1, x.shape[-1]), k, v, mask)
+        y = y.reshape(x.shape)
+        tap("cross_attention", y)
+        return y
+
+    def transform(self, x: mx.array, tap: Tap) -> mx.array:
+        y = self.feed_forward(x)
+        tap("feed_forward", y)
+        return y
+
+
+class Encoder(nn.Module):
+    """Positions, dropout, N encoder layers."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.positions = Positions(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = [EncoderLayer(config) for _ in range(config.encoder_layers)]
+        if config.norm_placement == "pre":
+            self.norm = make_norm(config)
+
+    def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> mx.array:
+        """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
+        x = self.positions(x, position_ids)
+        tap("embedding", x)
+        x = self.dropout(x)
+        angles = rotation(self.config, position_ids, x.dtype)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, mask, angles, within(tap, f"layers.{i}"))
+        if self.config.norm_placement == "pre":
+            x = self.norm(x)
+            tap("norm", x)
+        return x
+
+
+class Decoder(nn.Module):
+    """Positions, dropout, N decoder layers."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.positions = Positions(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
+        if config.norm_placement == "pre":
+            self.norm = make_norm(config)
+
+    def __call__(
+        self,
+        x: mx.array,
+        position_ids: PositionIds,
+        mask: Mask = None,
+        cross: Sequence[KeyValues] | None = None,
+        cross_mask: Mask = None,
+        past: Sequence[LayerCache] | None = None,
+        tap: Tap = no_tap,
+    ) -> mx.array:
+        """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
+        x = self.positions(x, position_ids)
+        tap("embedding", x)
+        x = self.dropout(x)
+        angles = rotation(self.config, position_ids, x.dtype)
+        for i, layer in enumerate(self.layers):
+            layer_cross = None if cross is None else cross[i]
+            layer_past = None if past is None else past[i]
+            x = layer(x, mask, angles, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
+        if self.config.norm_placement == "pre":
+            x = self.norm(x)
+            tap("norm", x)
+        return x
+
+    def cross_keys_values(self, memory: mx.array) -> list[KeyValues]:
+        """Every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed once."""
+        return [layer.cross_attention.keys_values(memory) for layer in self.layers]

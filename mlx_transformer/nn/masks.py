@@ -1,0 +1,42 @@
+"""Masks, built once at the model's boundary: one merged mask an attention, True where a query may look.
+
+Shapes: B batch, T queries, S keys. A mask is None (everything is allowed), the word "causal" (no key after the query,
+last query aligned with last key; the fused kernels' own form), or a boolean array that broadcasts to (B, H, T, S).
+No row of an array mask is False everywhere: what softmax makes of such a row differs from kernel to kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import mlx.core as mx
+
+Mask = mx.array | Literal["causal"] | None
+
+
+def padding_mask(tokens: mx.array) -> mx.array:
+    """Hide padded keys: tokens (B, S), True on tokens -> (B, 1, 1, S). A row without any token sees everything."""
+    tokens = tokens | ~mx.any(tokens, axis=1, keepdims=True)
+    return tokens[:, None, None, :]
+
+
+def causal_mask(queries: int, keys: int) -> mx.array:
+    """No query sees a later key: (T, S), aligned at the bottom right, so the last query sees all keys."""
+    query = mx.arange(keys - queries, keys)[:, None]
+    return mx.arange(keys)[None, :] <= query
+
+
+def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.array:
+    """Causal and padding in one: tokens (B, S) -> (B, 1, T, S) for the last T of the S positions (default: all).
+
+    A query at a padded position keeps itself as its key, so that no row is empty.
+    """
+    keys = tokens.shape[1]
+    queries = keys if queries is None else queries
+    itself = mx.arange(keys)[None, :] == mx.arange(keys - queries, keys)[:, None]  # (T, S)
+    return (causal_mask(queries, keys) & tokens[:, None, None, :]) | itself
+
+
+def as_array(mask: Mask, queries: int, keys: int) -> mx.array | None:
+    """The boolean array that a mask stands for."""
+    return causal_mask(queries, keys) if isinstance(mask, str) else mask

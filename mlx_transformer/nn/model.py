@@ -1,0 +1,264 @@
+"""The Transformer (Vaswani et al. 2017, figure 1), and its encoder-only and decoder-only shapes.
+
+Shapes: B batch, S source, T target, L either, D model, V vocabulary.
+
+    source ids -> embedding -> Encoder ---- memory ----+
+    target ids -> embedding -> Decoder (shifted right) -+-> classifier -> logits (B, T, V)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import (
+    check_parameters,
+    output_weight_name,
+    source_embedding_name,
+    target_embedding_name,
+)
+
+from .cache import Cache
+from .inputs import Ids, Tokens, as_ids, as_tokens, padding_before
+from .layers import Decoder, Encoder
+from .masks import Mask, causal_padding_mask, padding_mask
+from .positions import positions_after, positions_of
+from .taps import Tap, no_tap, within
+
+
+class Transformer(nn.Module):
+    """Made from a config, with fresh weights (`mx.random.seed` decides them); in training mode until `eval()`.
+
+    Ids are (B, L) integers: lists, NumPy (checked, `UserError`) or `mx.array` (believed). Masks are boolean (B, L),
+    True on tokens and False on padding, on either side; None means no padding. In float16 or bfloat16 (`set_dtype`)
+    everything stays in that type. `tap(name, array)`, if given, sees every named point of the network (`taps.py`).
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        if config.tie_embeddings == "all":
+            self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        else:
+            if config.has_encoder:
+                self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
+            if config.has_decoder:
+                self.target_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        if config.has_encoder:
+            self.encoder = Encoder(config)
+        if config.has_decoder:
+            self.decoder = Decoder(config)
+        if config.tie_embeddings == "none":
+            self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
+        elif config.output_bias:
+            self.output_proj = OutputBias(config)
+        initialise(self)
+
+    def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
+        """Teacher-forced logits (B, T, V).
+
+        Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None).
+        """
+        return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
+
+    def hidden(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
+        """What the classifier reads (B, T, D); inputs as for `__call__`. logits = hidden @ output_matrix().T + bias."""
+        shapes = {
+            "encoder-decoder": self._hidden_encoder_decoder,
+            "encoder": self.encode,
+            "decoder": self._hidden_decoder,
+        }
+        return shapes[self.config.architecture](*inputs, tap=tap, **named)
+
+    def _hidden_encoder_decoder(
+        self, source_ids: Ids, target_ids: Ids, source_mask: Tokens | None = None, *, tap: Tap | None = None
+    ) -> mx.array:
+        source_ids = as_ids(source_ids, self.config.source_vocab_size, "source_ids")
+        tokens = as_tokens(source_mask, source_ids.shape, "source_mask")
+        return self._hidden_decode(target_ids, self.encode(source_ids, tokens, tap=tap), tokens, tap)
+
+    def _hidden_decoder(self, ids: Ids, mask: Tokens | None = None, *, tap: Tap | None = None) -> mx.array:
+        ids = as_ids(ids, self.config.vocab_size, "ids")
+        tokens = as_tokens(mask, ids.shape, "mask", left=True)
+        x = self.embed_target(ids)
+        self_mask: Mask = "causal" if tokens is None else causal_padding_mask(tokens)
+        return self.decoder(x, positions_of(ids.shape[1], tokens), self_mask, tap=within(tap or no_tap, "decoder"))
+
+    def encode(self, source_ids: Ids, source_mask: Tokens | None = None, *, tap: Tap | None = None) -> mx.array:
+        """Encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels."""
+        self._needs("has_encoder", "encode")
+        source_ids = as_ids(source_ids, self.config.source_vocab_size, "source_ids")
+        tokens = as_tokens(source_mask, source_ids.shape, "source_mask")
+        x = self.embed_source(source_ids)
+        mask = None if tokens is None else padding_mask(tokens)
+        return self.encoder(x, positions_of(source_ids.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
+
+    def decode(
+        self, target_ids: Ids, memory: mx.array, source_mask: Tokens | None = None, *, tap: Tap | None = None
+    ) -> mx.array:
+        """Logits (B, T, V) of each position's next token; target_ids start with bos and are padded on the right."""
+        tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
+        return self.logits(self._hidden_decode(target_ids, memory, tokens, tap), tap=tap)
+
+    def _hidden_decode(self, target_ids: Ids, memory: mx.array, tokens: mx.array | None, tap: Tap | None) -> mx.array:
+        self._needs("has_decoder", "decode")
+        target_ids = as_ids(target_ids, self.config.vocab_size, "target_ids")
+        x = self.embed_target(target_ids)
+        cross = self.decoder.cross_keys_values(memory)
+        cross_mask = None if tokens is None else padding_mask(tokens)
+        position_ids = positions_of(target_ids.shape[1])
+        return self.decoder(x, position_ids, "causal", cross, cross_mask, tap=within(tap or no_tap, "decoder"))
+
+    def start(
+        self,
+        memory: mx.array | None = None,
+        source_mask: Tokens | None = None,
+        *,
+        prompt_mask: Tokens | None = None,
+    ) -> Cache:
+        """An empty cache for `step`. Encoder-decoder: give the memory (B, S, D) and its mask.
+
+        `prompt_mask` (B, L), decoder-only: the first step's ids are padded on the left where it is False.
+        """
+        self._needs("has_decoder", "start")
+        c = self.config
+        starts = None
+        if prompt_mask is not None:
+            starts = padding_before(prompt_mask, "prompt_mask")
+        if memory is None:
+            if c.has_encoder:
+                raise UserError("start: an encoder-decoder decodes from a memory; pass model.encode(source_ids)")
+            return Cache(c.decoder_layers, starts=starts)
+        tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
+        cross = self.decoder.cross_keys_values(memory)
+        return Cache(c.decoder_layers, cross, tokens, c.heads, starts)
+
+    def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
+        """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
+
+        `last`: of the final position only (B, 1, V), which is all that a prompt's continuation needs.
+        """
+        ids = as_ids(ids, self.config.vocab_size, "ids")
+        length = ids.shape[1]
+        x = self.embed_target(ids)
+        mask = cache.self_mask(length, self.config.heads)
+        position_ids = positions_after(cache.offset, length, cache.starts)
+        scope = within(tap or no_tap, "decoder")
+        x = self.decoder(x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
+        cache.offset += length
+        return self.logits(x[:, -1:] if last else x, tap=tap)
+
+    def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
+        if self.config.tie_embeddings == "none":
+            y = self.output_proj(hidden)
+        else:
+            y = self._output().as_linear(hidden)
+            y = y + self.output_proj.bias if self.config.output_bias else y
+        if tap is not None:
+            tap("logits", y)
+        return y
+
+    def embed_source(self, ids: mx.array) -> mx.array:
+        """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
+        return self._embed(source_embedding_name(self.config), ids)
+
+    def embed_target(self, ids: mx.array) -> mx.array:
+        return self._embed(target_embedding_name(self.config), ids)
+
+    def _embed(self, name: str, ids: mx.array) -> mx.array:
+        x = self[name.removesuffix(".weight")](ids)
+        return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
+
+    def output_matrix(self) -> mx.array:
+        """(V, D), tied or not."""
+        return self._output().weight
+
+    def output_bias(self) -> mx.array | None:
+        """(V,), or None."""
+        return self.output_proj.bias if self.config.output_bias else None
+
+    def _output(self) -> nn.Embedding | nn.Linear:
+        """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        return self[output_weight_name(self.config).removesuffix(".weight")]
+
+    def generate(self, ids: list[list[int]], **options: Any) -> list[list[int]]:
+        """Greedy, beam or sampled token ids of each row; see `mlx_transformer.generation`."""
+        from mlx_transformer.generation.with_mlx import generate
+
+        return generate(self, ids, **options)
+
+    def search(self, ids: list[list[int]], **options: Any) -> list[list[Any]]:
+        """As `generate`, but all n-best hypotheses with their scores."""
+        from mlx_transformer.generation.with_mlx import search
+
+        return search(self, ids, **options)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as float32."""
+        found = dict(tree_flatten(self.parameters()))
+        return {name: np.array(_for_numpy(value)) for name, value in found.items()}
+
+    @classmethod
+    def from_weights(cls, config: TransformerConfig, weights: Mapping[str, np.ndarray]) -> Transformer:
+        """A model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ."""
+        check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, "weights")
+        return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()])
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Transformer:
+        """The model of a checkpoint folder, in evaluation mode, read and verified strictly; `UserError` if damaged."""
+        checkpoint = open_checkpoint(folder)
+        return cls._filled(checkpoint.config, [(name, mx.array(array)) for name, array in checkpoint.tensors()])
+
+    @classmethod
+    def _filled(cls, config: TransformerConfig, weights: list[tuple[str, mx.array]]) -> Transformer:
+        model = cls(config)  # its own first weights are never computed: MLX is lazy
+        model.load_weights(weights, strict=True)
+        mx.eval(model.parameters())
+        return model.eval()
+
+    def _needs(self, part: str, method: str) -> None:
+        if not getattr(self.config, part):
+            raise UserError(f"{method}: a model of architecture {self.config.architecture!r} cannot {method}")
+
+
+class OutputBias(nn.Module):
+    """The classifier's bias where its matrix is an embedding."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.bias = mx.zeros((config.vocab_size,))
+
+
+def initialise(model: Transformer) -> None:
+    """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
+    matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
+    normal, xavier = nn.init.normal(std=model.config.d_model**-0.5), nn.init.glorot_uniform()
+    fresh = []
+    for name, value in tree_flatten(model.parameters()):
+        if value.ndim == 2:
+            table = "embedding" in name or name.endswith("positions.weight")
+            fresh.append((name, (normal if table else xavier)(value)))
+        elif name.endswith("_proj.bias"):
+            fresh.append((name, mx.zeros_like(value)))
+    model.load_weights(fresh, strict=False)
+
+
+def load_model(folder: str | Path) -> Transformer:
+    """`Transformer.load`."""
+    return Transformer.load(folder)
+
+
+def _for_numpy(value: mx.array) -> mx.array:
+    return value.astype(mx.float32) if value.dtype == mx.bfloat16 else value

@@ -1,0 +1,40 @@
+"""Normalisation of each position over its features; fused forward and backward, computed in float32 inside.
+
+Shapes: D model; inputs (..., D).
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+
+
+class LayerNorm(nn.Module):
+    """weight * (x - mean) / sqrt(variance + epsilon) + bias, variance with 1/D (Ba et al. 2016; section 3.1)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.weight = mx.ones((config.d_model,))
+        self.bias = mx.zeros((config.d_model,))
+        self.epsilon = config.norm_epsilon
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, self.weight, self.bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """weight * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.weight = mx.ones((config.d_model,))
+        self.epsilon = config.norm_epsilon
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight, self.epsilon)
+
+
+def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
+    return LayerNorm(config) if config.norm == "layernorm" else RMSNorm(config)

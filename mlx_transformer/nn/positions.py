@@ -1,0 +1,110 @@
+"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys.
+
+Shapes: B batch, L positions, D model, d_k one head. Tables come from `spec/positions.py`, bit for bit the same as the
+ONNX side's; they are computed once, shared by all models of the process and extended in chunks for longer sequences.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.positions import rotary_tables, sinusoids
+
+CHUNK = 1024
+
+Rotation = tuple[mx.array, mx.array] | None
+"""cos and sin, (L, d_k/2) or (B, 1, L, d_k/2); None where positions are not rotary."""
+
+
+class PositionIds(NamedTuple):
+    """Which row of a table each position reads: `index` is a slice (the same in every row of the batch) or (B, L)."""
+
+    index: slice | mx.array
+    limit: int
+    """Every position is below it; known on the host, so that tables can be extended and checked without waiting."""
+
+
+def positions_of(length: int, tokens: mx.array | None = None) -> PositionIds:
+    """0, 1, 2, ... along the sequence, or with tokens (B, L) the number of tokens before: padding takes no position."""
+    if tokens is None:
+        return PositionIds(slice(0, length), length)
+    index = mx.maximum(mx.cumsum(tokens.astype(mx.int32), axis=1) - 1, 0)
+    return PositionIds(index, length)
+
+
+def positions_after(offset: int, length: int, starts: mx.array | None = None) -> PositionIds:
+    """`length` positions from `offset` on, less the padding (B,) that each row starts with."""
+    if starts is None:
+        return PositionIds(slice(offset, offset + length), offset + length)
+    index = mx.maximum(mx.arange(offset, offset + length)[None, :] - starts[:, None], 0)
+    return PositionIds(index, offset + length)
+
+
+class Positions(nn.Module):
+    """x + position rows (section 3.5); nothing for rotary or none. Parameter `weight` only if learned."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.kind = config.positions
+        if self.kind == "learned":
+            self.weight = mx.random.normal((config.max_positions, config.d_model), scale=config.d_model**-0.5)
+
+    def __call__(self, x: mx.array, position_ids: PositionIds) -> mx.array:
+        """(B, L, D) -> (B, L, D). `UserError` for a position past a learned table."""
+        if self.kind in ("rotary", "none"):
+            return x
+        table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, x.shape[-1], self.kind)
+        if position_ids.limit > table.shape[0]:
+            raise UserError(
+                f"a sequence of {position_ids.limit} tokens is longer than the {table.shape[0]} learned positions"
+                " (max_positions): shorten it or train with a larger table"
+            )
+        return x + table[position_ids.index].astype(x.dtype)
+
+
+def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dtype) -> Rotation:
+    """The angles of these positions, once for all layers; None unless positions are rotary."""
+    if config.positions != "rotary":
+        return None
+    cos, sin = (table[position_ids.index].astype(dtype) for table in rotary_table(position_ids.limit, config))
+    return (cos, sin) if cos.ndim == 2 else (cos[:, None], sin[:, None])
+
+
+def rotate(x: mx.array, rotation: Rotation) -> mx.array:
+    """Turn each pair (x_i, x_{i + d_k/2}) of (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
+    if rotation is None:
+        return x
+    cos, sin = rotation
+    x1, x2 = mx.split(x, 2, axis=-1)
+    return mx.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
+
+
+def sinusoid_table(length: int, d_model: int, kind: str) -> mx.array:
+    """At least `length` rows of the encoding, float32; a longer table starts with the very same rows."""
+    return _sinusoids(_chunks(length), d_model, kind)
+
+
+def rotary_table(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
+    """At least `length` rows of cos and sin, float32."""
+    return _rotary(_chunks(length), config)
+
+
+def _chunks(length: int) -> int:
+    return -(-length // CHUNK) * CHUNK
+
+
+@lru_cache(maxsize=32)
+def _sinusoids(length: int, d_model: int, kind: str) -> mx.array:
+    return mx.array(sinusoids(length, d_model, kind))
+
+
+@lru_cache(maxsize=32)
+def _rotary(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
+    cos, sin = rotary_tables(length, config)
+    return mx.array(cos), mx.array(sin)
