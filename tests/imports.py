@@ -15,7 +15,7 @@ class Import:
 
     target: str
     line: int
-    lazy: bool  # inside a function
+    lazy: bool  # inside a function, or for type checkers only: not run by importing the module
 
 
 def module_name(path: Path) -> str:
@@ -52,8 +52,9 @@ def imports_of(source: str, module: str) -> list[Import]:
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 found.append(Import(str(first.value), node.lineno, lazy))
         inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         for child in ast.iter_child_nodes(node):
-            visit(child, inside)
+            visit(child, inside or (for_types and child in node.body))
 
     visit(ast.parse(source), False)
     return found
