@@ -52,9 +52,9 @@ def imports_of(source: str, module: str) -> list[Import]:
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 found.append(Import(str(first.value), node.lineno, lazy))
         inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for_types = node.body if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING") else []
         for child in ast.iter_child_nodes(node):
-            visit(child, inside or (for_types and child in node.body))
+            visit(child, inside or child in for_types)
 
     visit(ast.parse(source), False)
     return found
