@@ -81,17 +81,13 @@ class TokenBatches:
                 f"{rounded.max() * row_multiple}: raise it or lower max_length"
             )
 
-        def rows(cell: tuple[int, int]) -> int:
-            return tokens_per_batch // max(cell) // row_multiple * row_multiple
-
-        cells, cell_of = np.unique(rounded, axis=0, return_inverse=True)
-        counts = np.bincount(cell_of.ravel(), minlength=len(cells))
-        merged = _merge([(int(s), int(t)) for s, t in cells], counts.tolist(), rows, max_shapes)
-        shapes = sorted(set(merged))
-        bucket_of_cell = np.array([shapes.index(cell) for cell in merged])
-        bucket_of = bucket_of_cell[cell_of.ravel()]
-        self.shapes: list[Shape] = [(rows(cell), *cell) for cell in shapes]
-        self._members = [kept[bucket_of == b] for b in range(len(shapes))]  # pair indices of each bucket
+        cells, cell_of = np.unique(np.concatenate([rounded, rounded.max(axis=0)[None]]), axis=0, return_inverse=True)
+        cell_of = cell_of.ravel()[:-1]
+        rows = tokens_per_batch // cells.max(axis=1) // row_multiple * row_multiple
+        merged = _merge(cells, np.bincount(cell_of, minlength=len(cells)), rows, max_shapes)
+        used, bucket_of = np.unique(merged[cell_of], return_inverse=True)
+        self.shapes: list[Shape] = [(int(rows[c]), int(cells[c, 0]), int(cells[c, 1])) for c in used]
+        self._members = [kept[bucket_of == b] for b in range(len(used))]  # pair indices of each bucket
         self._parts = [-(-len(members) // shape[0]) for members, shape in zip(self._members, self.shapes, strict=True)]
 
     def __len__(self) -> int:
@@ -178,27 +174,35 @@ class _Ragged:
         return out
 
 
-def _merge(cells: list[tuple[int, int]], counts: list[int], rows, max_shapes: int) -> list[tuple[int, int]]:
-    """Send each cell (S, T) to a bucket that holds it, so that buckets fill a batch and number at most `max_shapes`.
+def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: int) -> np.ndarray:
+    """For each cell (S, T) the cell to use as its bucket, so that buckets fill a batch and number at most `max_shapes`.
 
-    Greedy: the merge that adds the least padding goes first; a cell may only join one as long on both sides.
+    cells (N, 2), counts and rows (N,): pairs in a cell, rows of its batches. The last cell holds all others.
+    Greedy: the merge that adds the least padding goes first; a cell only joins one as long on both sides.
     """
-    largest = (max(s for s, _ in cells), max(t for _, t in cells))
-    members: dict[tuple[int, int], list[int]] = {cell: [i] for i, cell in enumerate(cells)}
-    members.setdefault(largest, [])
-    size = {cell: sum(counts[i] for i in inside) for cell, inside in members.items()}
+    size, bucket = counts.astype(float), np.arange(len(cells))
+    alive = np.ones(len(cells), dtype=bool)
+    nearest, distance = np.full(len(cells), -1), np.full(len(cells), np.inf)
 
-    def padding(small: tuple[int, int], large: tuple[int, int]) -> int:
-        return size[small] * (sum(large) - sum(small))
+    def find_nearest(cell: int) -> None:
+        larger = np.flatnonzero(alive & (cells >= cells[cell]).all(axis=1))
+        larger = larger[larger != cell]
+        if len(larger):
+            growth = (cells[larger] - cells[cell]).sum(axis=1)
+            nearest[cell], distance[cell] = larger[growth.argmin()], growth.min()
 
+    for cell in range(len(cells)):
+        find_nearest(cell)
     while True:
-        too_many = sum(1 for cell in size if size[cell]) > max_shapes
-        movable = [c for c in size if c != largest and (too_many or size[c] < rows(c))]
-        moves = [(padding(c, d), c, d) for c in movable for d in size if c != d and c[0] <= d[0] and c[1] <= d[1]]
-        if not moves:
-            break
-        _, small, large = min(moves)
-        members[large] += members.pop(small)
-        size[large] += size.pop(small)
-    bucket = {i: cell for cell, inside in members.items() for i in inside}
-    return [bucket[i] for i in range(len(cells))]
+        too_many = (size > 0).sum() > max_shapes
+        movable = alive & (size > 0) & np.isfinite(distance) & ((size < rows) | too_many)
+        if not movable.any():
+            return bucket
+        candidates = np.flatnonzero(movable)
+        small = candidates[(size[candidates] * distance[candidates]).argmin()]
+        large = nearest[small]
+        bucket[bucket == small] = large
+        size[large] += size[small]
+        size[small], alive[small] = 0, False
+        for cell in np.flatnonzero(alive & (nearest == small)):
+            find_nearest(cell)

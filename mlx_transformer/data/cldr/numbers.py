@@ -1,0 +1,139 @@
+"""Numbers and money, by CLDR's number patterns, symbols, compact forms and plural rules."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from random import Random
+
+from babel import Locale
+from babel.core import get_global
+from babel.numbers import (
+    format_compact_currency,
+    format_compact_decimal,
+    format_currency,
+    format_decimal,
+    format_percent,
+    format_scientific,
+    get_currency_symbol,
+)
+
+from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, common_names
+
+Draw = Callable[[Random], Phrase | None]
+COMPACT_POWERS = range(3, 13)  # thousands to trillions
+MAJOR_CURRENCIES = (
+    "USD", "EUR", "JPY", "GBP", "CNY", "AUD", "CAD", "CHF", "HKD", "SEK", "NOK", "DKK", "NZD", "MXN", "INR", "BRL",
+    "ZAR", "KRW", "PLN", "CZK", "HUF", "ILS", "THB", "TRY", "SGD",
+)  # fmt: skip
+
+
+def random_decimal(random: Random, max_digits: int, max_fraction: int) -> Decimal:
+    """1 to `max_digits` digits before and 0 to `max_fraction` after the point, without a trailing zero after it.
+
+    So the shown number is the number that CLDR's plural rules see.
+    """
+    whole = random.randrange(10 ** random.randint(1, max_digits))
+    fraction = random.randint(0, max_fraction)
+    if not fraction or random.random() < 0.4:
+        return Decimal(whole)
+    digits = random.randrange(10 ** (fraction - 1)) * 10 + random.randint(1, 9)
+    return Decimal(whole) + Decimal(digits).scaleb(-fraction)
+
+
+def choose(random: Random, draws: list[tuple[Draw, float]]) -> Phrase | None:
+    """One phrase of one of several sorts, by weight."""
+    return random.choices([draw for draw, _ in draws], [weight for _, weight in draws])[0](random)
+
+
+def numbers(pair: Pair) -> Draw:
+    """Decimals, percentages, scientific and compact numbers: "-1,234.5", "12.5%", "2.5E-7", "14.2 million"."""
+
+    def decimal(random: Random) -> Phrase:
+        value = random_decimal(random, 9, 3)
+        value = -value if random.random() < 0.15 else value
+        return pair.both(lambda x: format_decimal(value, locale=x))
+
+    def percent(random: Random) -> Phrase:
+        value = random_decimal(random, 3, 2).scaleb(-2)
+        return pair.both(lambda x: format_percent(value, locale=x, decimal_quantization=False))
+
+    def scientific(random: Random) -> Phrase:
+        value = (random_decimal(random, 1, 3) + random.randint(1, 9)).scaleb(random.randint(-12, 15))
+        return pair.both(lambda x: format_scientific(value, locale=x, decimal_quantization=False))
+
+    lengths: Styles[Decimal, str] = Styles([("long", 1.0), ("short", 1.0)], partial(_compact, pair), key=lambda v: v)
+
+    def compact(random: Random) -> Phrase | None:
+        return lengths.draw(random, _round_number(random))
+
+    return lambda random: choose(random, [(decimal, 3.0), (percent, 1.5), (scientific, 1.0), (compact, 2.0)])
+
+
+def _round_number(random: Random) -> Decimal:
+    """Two or three digits and a power of ten, 1000 or more, so that no compact form has to round it."""
+    digits = random.randint(10, 99) if random.random() < 0.7 else random.randint(100, 999)
+    return Decimal(digits).scaleb(random.choice(COMPACT_POWERS) - (1 if digits < 100 else 2))
+
+
+def _compact(pair: Pair, length: str, value: Decimal) -> Phrase:
+    # Six fraction digits: a locale that counts by 10^4 or 10^5 needs more of them than one that counts by 10^3.
+    return pair.both(lambda x: format_compact_decimal(value, format_type=length, locale=x, fraction_digits=6))
+
+
+def currencies_in_use() -> list[str]:
+    """Codes of all currencies that are legal tender somewhere today, sorted."""
+    used = {
+        code
+        for entries in get_global("territory_currencies").values()
+        for code, _, end, tender in entries
+        if tender and end is None
+    }
+    return sorted(used)
+
+
+def money(pair: Pair) -> Draw:
+    """Amounts with symbol or code, with the currency's name, and compact: "$12.50", "3 Swiss francs", "€1.2M"."""
+    codes = _distinct(pair, currencies_in_use())
+    major = [code for code in MAJOR_CURRENCIES if code in codes]
+
+    def code(random: Random) -> str:
+        return random.choice(major if major and random.random() < 0.6 else codes)
+
+    def symbol(random: Random) -> Phrase:
+        currency, value = code(random), random_decimal(random, 6, 0) + Decimal(random.randrange(100)).scaleb(-2)
+        if random.random() < 0.3:
+            value = value.to_integral_value()
+        return pair.both(lambda x: format_currency(value, currency, locale=x))
+
+    def name(random: Random) -> Phrase:
+        currency, value = code(random), random_decimal(random, 5, 0)
+        cents = random.random() < 0.3
+        if cents:
+            value = value + Decimal(random.randint(1, 99)).scaleb(-2)
+        elif random.random() < 0.15:
+            value = Decimal(1)  # the singular
+        return pair.both(
+            lambda x: format_currency(value, currency, locale=x, format_type="name", currency_digits=cents)
+        )
+
+    def compact(random: Random) -> Phrase | None:
+        currency, value = random.choice(major or codes), _round_number(random)
+        return pair.both(lambda x: format_compact_currency(value, currency, locale=x, fraction_digits=6))
+
+    return lambda random: choose(random, [(symbol, 2.0), (name, 3.0), (compact, 1.0)]) if codes else None
+
+
+def _distinct(pair: Pair, codes: list[str]) -> list[str]:
+    """Currencies that both locales name, and that neither share a name nor a symbol in the source."""
+
+    def named(locale: Locale) -> dict[str, str]:
+        return {code: locale.currencies[code] for code in codes if code in locale.currencies}
+
+    names = {source for source, _ in common_names(named(pair.source), named(pair.target))}
+    symbols = [get_currency_symbol(code, pair.source) for code in codes]
+    kept = []
+    for code in codes:
+        symbol = get_currency_symbol(code, pair.source)
+        if named(pair.source).get(code) in names and code in pair.target.currencies and symbols.count(symbol) == 1:
+            kept.append(code)
+    return kept
