@@ -131,17 +131,19 @@ def _case(
     target: int,
     side: str = "",
 ) -> Case:
-    mask = None
+    mask, prefill = None, _prefill(rng, source if config.architecture == "decoder" else target)
     if side:  # one row of one token, one full row, the others between
-        lengths = rng.integers(1, source + 1, batch)
-        lengths[:2] = 1, source
-        mask = padding(rng.permutation(lengths), source, side, rng)
+        # Prompts of a decoder end together: past the prefill nothing is padding.
+        width = prefill if config.architecture == "decoder" and side == "left" else source
+        lengths = rng.integers(1, width + 1, batch)
+        lengths[:2] = 1, width
+        mask = padding(rng.permutation(lengths) + source - width, source, side, rng)
     ids = words(config, rng, (batch, source), config.has_encoder)
     if mask is not None:
         ids = np.where(mask, ids, config.pad_id)
     if config.architecture != "encoder-decoder":
-        return Case(name, ids, mask, None, _prefill(rng, source, side))
-    return Case(name, ids, mask, _targets(config, rng, batch, target), _prefill(rng, target, ""))
+        return Case(name, ids, mask, None, prefill)
+    return Case(name, ids, mask, _targets(config, rng, batch, target), prefill)
 
 
 def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[list[int]]) -> Case:
@@ -156,7 +158,8 @@ def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[l
         for row, tokens in enumerate([*rows[1:], rows[0]]):
             tokens = [config.bos_id, *tokens][: targets.shape[1]]
             targets[row, : len(tokens)] = tokens
-    return Case("real text", ids, mask, targets, _prefill(rng, width if targets is None else targets.shape[1], "left"))
+    prefill = width if targets is None else _prefill(rng, targets.shape[1])
+    return Case("real text", ids, mask, targets, prefill)
 
 
 def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, length: int) -> Array:
@@ -165,7 +168,7 @@ def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, le
     return targets
 
 
-def _prefill(rng: np.random.Generator, length: int, side: str) -> int:
+def _prefill(rng: np.random.Generator, length: int) -> int:
     """Tokens of the first cached pass; at most 12 single steps follow it, for the longest case takes its time."""
     return int(rng.integers(max(1, length - 12), length + 1))
 

@@ -22,14 +22,15 @@ from mlx_transformer.spec.errors import UserError
 
 Array = NDArray
 
+UNIT = 2.0**-24  # relative rounding error of float32, which no tensor escapes
+
 
 @dataclass(frozen=True)
 class Budget:
-    """Factors of the rule for one precision on one device. `unit`: relative rounding error that no tensor escapes."""
+    """Factors of the rule for one precision on one device."""
 
     rms: float
     max: float
-    unit: float = 2.0**-24
 
 
 # (precision, device) -> factors. Calibrated: worst of all measured runs, times about 1.3.
@@ -62,9 +63,9 @@ class Truth:
     bits: Array | None = None
 
     @classmethod
-    def of(cls, t64: Array, t32: Array, valid: NDArray[np.bool_], unit: float, exact: bool = False) -> Truth:
+    def of(cls, t64: Array, t32: Array, valid: NDArray[np.bool_], exact: bool = False) -> Truth:
         real, error = t64[valid], t32[valid].astype(np.float64) - t64[valid]
-        least = unit * _rms(real)
+        least = UNIT * _rms(real)
         largest = float(np.abs(error).max(initial=0.0))
         return cls(t64, valid, max(_rms(error), least), max(largest, least), t32 if exact else None)
 
@@ -73,7 +74,8 @@ class Truth:
 class Measurement:
     """A runtime's tensor against a `Truth`; a ratio is its error over the error that float32 makes by itself.
 
-    `ulp`: the largest error in units in the last place of the true value there. `index`: where it is.
+    `ulp`: the largest error in units in the last place of the true value there. `index`: where it is. `bits`: judged
+    bit for bit.
     """
 
     passed: bool
@@ -84,14 +86,19 @@ class Measurement:
     index: tuple[int, ...]
     got: float
     expected: float
+    bits: bool = False
     detail: str = ""
 
+    def share(self, budget: Budget) -> float:
+        """How much of the budget is used up: above 1 it is exceeded."""
+        return max(self.rms_ratio / budget.rms, self.max_ratio / budget.max)
 
-def measure(got: Array, truth: Truth, budget: Budget) -> Measurement:
+
+def measure(got: Array | None, truth: Truth, budget: Budget) -> Measurement:
     """Judge one tensor by the rule, or bit for bit where the truth holds bits."""
-    if got.shape != truth.t64.shape:
-        detail = f"shape {got.shape}, expected {truth.t64.shape}"
-        return Measurement(False, np.inf, np.inf, np.inf, np.inf, (), np.nan, np.nan, detail)
+    if got is None or got.shape != truth.t64.shape:
+        detail = "the runtime doesn't show it" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
+        return Measurement(False, np.inf, np.inf, np.inf, np.inf, (), np.nan, np.nan, detail=detail)
     error = np.where(truth.valid.reshape(*truth.valid.shape, *[1] * (got.ndim - 2)), got - truth.t64, 0.0)
     if not error.size:
         return Measurement(True, 0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0)
@@ -100,17 +107,17 @@ def measure(got: Array, truth: Truth, budget: Budget) -> Measurement:
     expected, largest = float(truth.t64[index]), float(worst[index])
     rms_ratio = _ratio(_rms(worst[truth.valid]), truth.rms)
     max_ratio = _ratio(largest, truth.max)
-    detail, passed = "", rms_ratio <= budget.rms and max_ratio <= budget.max
+    detail, bits, passed = "", False, rms_ratio <= budget.rms and max_ratio <= budget.max
     if not np.isfinite(largest):
         detail, passed = "not finite", False
-    elif truth.bits is not None:
+    elif truth.bits is not None and got.dtype == np.float32:
         here, there = got[truth.valid], truth.bits[truth.valid]
-        differing = np.count_nonzero(here.astype(np.float32).view(np.uint32) != there.view(np.uint32))
-        passed = differing == 0
+        differing = np.count_nonzero(here.view(np.uint32) != there.view(np.uint32))
+        bits, passed = True, differing == 0
         detail = "" if passed else f"{differing} of {here.size} values differ in their bits"
     ulp = largest / float(np.spacing(np.float32(abs(expected)))) if np.isfinite(largest) else np.inf
     place = tuple(int(i) for i in index)
-    return Measurement(passed, rms_ratio, max_ratio, largest, ulp, place, float(got[index]), expected, detail)
+    return Measurement(passed, rms_ratio, max_ratio, largest, ulp, place, float(got[index]), expected, bits, detail)
 
 
 def _rms(x: Array) -> float:

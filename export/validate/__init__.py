@@ -1,0 +1,11 @@
+"""Proof that two runtimes compute the same function: weights, every named point, logits, caches and tokens.
+
+from export.validate import compare
+report = compare("run/model", "run/onnx")
+report.print()
+"""
+
+from .compare import compare, compare_engines
+from .report import Report
+
+__all__ = ["Report", "compare", "compare_engines"]

@@ -1,0 +1,202 @@
+"""The comparison: a checkpoint's weights and the float64 reference on one side, each runtime on the other.
+
+weights    bit for bit, wherever a runtime or a file holds them
+taps       by the rule, gathers bit for bit, on every input, in a copy of the model that shows its inside
+plain      logits of the model as it is used, without taps
+cached     logits step by step with a cache
+tokens     greedy and beam search, free-running
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.reference import Reference
+from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
+
+from .cases import Case, fresh_seed, grid, tokenised
+from .decoding import Judged, beam_search, judge_beam, judge_greedy
+from .engines import DEFAULT, Engine, Unavailable, open_engine
+from .report import PLAIN, TAPPED, Point, Report, Runtime, Tokens, Weights
+from .rule import Budget, Truth, budget_for, measure
+
+Array = NDArray
+
+BEAM = 4
+MOST_NEW_TOKENS = 20
+MOST_SENTENCES = 8
+
+
+def compare(
+    checkpoint: str | Path,
+    onnx: str | Path | None,
+    runtimes: Sequence[str] | None = None,
+    seed: int | None = None,
+    longest: int | None = None,
+) -> Report:
+    """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
+
+    `runtimes`: names as `engines.open_engine` knows them; by default MLX and ONNX Runtime, and one of them that isn't
+    installed is listed in the report. A named one that isn't there raises `Unavailable`. `seed` repeats a run;
+    `longest` bounds the longest input. Raises `UserError` for folders that are no such models.
+    """
+    opened = open_checkpoint(checkpoint)
+    engines, absent = [], []
+    for name in runtimes if runtimes is not None else DEFAULT:
+        try:
+            engines.append(open_engine(name, opened, None if onnx is None else Path(onnx)))
+        except Unavailable:
+            if runtimes is not None:
+                raise
+            absent.append(name)
+    if not engines:
+        raise Unavailable(f"validate: none of the runtimes {', '.join(runtimes or DEFAULT)} is available here")
+    seed = fresh_seed() if seed is None else seed
+    texts = tokenised(opened.tokenizer_path, opened.config)
+    report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
+    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent))
+
+
+def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:
+    """As `compare`, for engines and inputs that exist already."""
+    begin = time.perf_counter()
+    stored = dict(checkpoint.tensors())
+    c = checkpoint.config
+    truth64, truth32 = Reference(c, stored), Reference(c, stored, np.float32)
+    weights = [check for engine in engines for check in _weights(engine, stored)]
+    points: dict[tuple[str, str, str], Point] = {}
+    logit_budget = dict.fromkeys((e.name for e in engines), 0.0)
+    for case in cases:
+        truths = _truths(truth64, truth32, case)
+        for engine in engines:
+            budget = budget_for(engine.precision, engine.device)
+            logit_budget[engine.name] = max(logit_budget[engine.name], budget.max * truths["logits"].max)
+            for path, tap, got in _outputs(engine, case, truths):
+                key = (engine.name, path, tap)
+                found = Point(*key, measure(got, truths[tap], budget), case.name, 1, ())
+                points[key] = _worse(points.get(key), found, budget)
+    return Report(
+        checkpoint=str(checkpoint.folder),
+        onnx="",
+        seed=0,
+        runtimes=tuple(
+            Runtime(e.name, e.precision, e.device, budget_for(e.precision, e.device), e.details()) for e in engines
+        ),
+        absent=(),
+        inputs=tuple(f"{case.name} {case.ids.shape}" for case in cases),
+        weights=tuple(weights),
+        points=tuple(points.values()),
+        tokens=tuple(_tokens(truth64, engines, cases, logit_budget)),
+        seconds=time.perf_counter() - begin,
+        versions=versions(),
+    )
+
+
+def _weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
+    """One check for each place in which an engine holds parameters."""
+    found: dict[str, dict[str, Array]] = {}
+    for where, name, array in engine.parameters():
+        found.setdefault(where, {})[name] = array
+    for where, arrays in found.items():
+        problems = [difference(name, stored.get(name), array) for name, array in arrays.items()]
+        yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p))
+    missing = [name for name in stored if not any(name in arrays for arrays in found.values())]
+    if missing:
+        yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
+
+
+def difference(name: str, expected: Array | None, got: Array) -> str:
+    """What distinguishes two arrays bit for bit; empty if nothing does."""
+    if expected is None:
+        return f"{name} is no parameter of the checkpoint"
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{name} is {got.dtype}{got.shape}, expected {expected.dtype}{expected.shape}"
+    size = expected.dtype.itemsize
+    bits = (np.ascontiguousarray(part).view(f"u{size}") for part in (got, expected))
+    differing = np.argwhere(np.not_equal(*bits))
+    if not len(differing):
+        return ""
+    place = tuple(int(i) for i in differing[0])
+    values = f"{got[place]:.9g}, expected {expected[place]:.9g}"
+    return f"{name}: {len(differing)} of {got.size} values differ in their bits, first {list(place)}: {values}"
+
+
+def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
+    """Every tap of one input as the reference sees it, in the order of the data."""
+    taps: list[dict[str, Array]] = [{}, {}]
+    for reference, found in zip((truth64, truth32), taps, strict=True):
+        reference(case.ids, case.target_ids, case.mask, tap=found.__setitem__)
+    return {
+        name: Truth.of(t64, taps[1][name], case.valid(name), exact=name.endswith(".embedding"))
+        for name, t64 in taps[0].items()
+    }
+
+
+def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None]]:
+    """(path, tap, tensor) of everything that one runtime shows for one input."""
+    shown = engine.taps(case)
+    for name in taps:
+        yield TAPPED, name, shown.get(name)
+    yield PLAIN, "logits", engine.logits(case)
+    for path, logits in engine.cached_logits(case).items():
+        yield path, "logits", logits
+
+
+def _worse(old: Point | None, new: Point, budget: Budget) -> Point:
+    """The two together: all inputs, all failures, the measurement that came nearer to its budget or further past it."""
+    if not new.worst.passed:
+        new = replace(new, failures=(new.case,))
+    if old is None:
+        return new
+    worst = max(old, new, key=lambda p: (not p.worst.passed, p.worst.share(budget)))
+    return replace(worst, inputs=old.inputs + new.inputs, failures=old.failures + new.failures)
+
+
+def _tokens(
+    reference: Reference, engines: Sequence[Engine], cases: Sequence[Case], budgets: Mapping[str, float]
+) -> Iterator[Tokens]:
+    """Greedy and beam search of every runtime, from the rows of the cases that have several."""
+    c = reference.config
+    if not c.has_decoder:
+        return
+    most = max(1, c.max_positions // 2)
+    sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
+    longest = max(map(len, sources)) if c.architecture == "decoder" else 1
+    limit = min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
+    truth = beam_search(reference, sources, BEAM, limit)
+    for engine in engines:
+        budget = budgets[engine.name]
+        greedy = [ids for ids, _ in engine.search(sources, 1, limit)]
+        yield _tokens_row(engine, "greedy", greedy, judge_greedy(reference, sources, greedy, limit, budget))
+        beam = engine.search(sources, BEAM, limit)
+        judged = judge_beam(truth, beam, limit, budget, c.eos_id)
+        yield _tokens_row(engine, f"beam {BEAM}", [ids for ids, _ in beam], judged)
+
+
+def _tokens_row(engine: Engine, search: str, outputs: Sequence[list[int]], judged: Sequence[Judged]) -> Tokens:
+    return Tokens(
+        runtime=engine.name,
+        search=search,
+        sentences=len(outputs),
+        tokens=sum(map(len, outputs)),
+        ties=tuple(j.tie for j in judged if j.tie),
+        problems=tuple(j.problem for j in judged if j.problem),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What ran: interpreter, machine, packages."""
+    found = {"python": platform.python_version(), "machine": platform.platform()}
+    for package in ("numpy", "mlx", "onnx", "onnxruntime", "onnxruntime-gpu"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -1,0 +1,109 @@
+"""MLX as an engine. MLX is imported inside functions: the ONNX side is validated without it too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.validate.cases import Case, slices
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+from . import Unavailable
+
+Array = NDArray
+
+
+class MlxEngine:
+    """The MLX model of a checkpoint on one device: cpu, or gpu (Metal or CUDA)."""
+
+    name = "mlx"
+    precision = "float32"
+
+    def __init__(self, checkpoint: Checkpoint, device: str = "cpu"):
+        if find_spec("mlx") is None:
+            raise Unavailable("validate: runtime mlx is not installed (pip install mlx)")
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read when MLX first multiplies on a CUDA device
+        from mlx_transformer.nn import Transformer
+
+        self._open(device)
+        with self._stream():
+            self.model = Transformer.load(checkpoint.folder)
+
+    @classmethod
+    def of(cls, model: Any, device: str = "cpu") -> MlxEngine:
+        """An engine around a `Transformer` that exists already."""
+        engine = cls.__new__(cls)
+        engine._open(device)
+        engine.model = model
+        return engine
+
+    def _open(self, device: str) -> None:
+        import mlx.core as mx
+
+        if device not in ("cpu", "gpu"):
+            raise UserError(f"validate: mlx:{device}: choose mlx:cpu or mlx:gpu")
+        self.mx, self.device = mx, device
+        self._device = mx.Device(mx.cpu if device == "cpu" else mx.gpu)
+        if not mx.is_available(self._device):
+            raise Unavailable("validate: runtime mlx:gpu: MLX sees no GPU here")
+
+    def _stream(self) -> Any:
+        return self.mx.stream(self._device)
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.model.config
+
+    def details(self) -> dict[str, str]:
+        return {
+            "mlx": self.mx.__version__,
+            "device": str(self._device),
+            "MLX_ENABLE_TF32": os.environ.get("MLX_ENABLE_TF32", "unset"),
+        }
+
+    def parameters(self) -> Iterator[tuple[str, str, Array]]:
+        for name, array in self.model.weights().items():
+            yield "model in memory", name, array
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        found: dict[str, Any] = {}
+        with self._stream():
+            self.model(*_inputs(case), tap=found.__setitem__)
+            self.mx.eval(list(found.values()))
+        return {name: np.array(value) for name, value in found.items()}
+
+    def logits(self, case: Case) -> Array:
+        with self._stream():
+            return np.array(self.model(*_inputs(case)))
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        model, parts = self.model, []
+        if self.config.architecture == "encoder":
+            return {}
+        with self._stream():
+            if case.target_ids is None:
+                ids, mask = case.ids, case.mask
+                cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
+            else:
+                ids = case.target_ids
+                cache = model.start(model.encode(case.ids, case.mask), case.mask)
+            for part in slices(case.prefill, ids.shape[1]):
+                parts.append(np.array(model.step(ids[:, part], cache)))
+        return {"cached": np.concatenate(parts, axis=1)}
+
+    def search(self, sources: Sequence[list[int]], beam: int, max_new_tokens: int) -> list[tuple[list[int], float]]:
+        with self._stream():
+            found = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens)
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+
+
+def _inputs(case: Case) -> tuple[Any, ...]:
+    ids = (case.ids,) if case.target_ids is None else (case.ids, case.target_ids)
+    return (*ids, case.mask)

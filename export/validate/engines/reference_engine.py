@@ -1,0 +1,66 @@
+"""The NumPy reference as an engine: in float32 a runtime like any other, in float64 a test of the comparison itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.reference import Reference
+from export.validate.cases import Case, slices
+from export.validate.decoding import beam_search
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+Array = NDArray
+
+
+class ReferenceEngine:
+    """`device` is the precision here: float32 or float64."""
+
+    name = "reference"
+    device = "cpu"
+
+    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], precision: str = "float32"):
+        if precision not in ("float32", "float64"):
+            raise UserError(f"validate: reference:{precision}: choose reference:float32 or reference:float64")
+        self.config, self.stored, self.precision = config, weights, "float32"
+        self.model = Reference(config, weights, np.dtype(precision))
+
+    def details(self) -> dict[str, str]:
+        return {"numpy": np.__version__, "computed in": str(self.model.dtype)}
+
+    def parameters(self) -> Iterator[tuple[str, str, Array]]:
+        for name, array in self.stored.items():
+            yield "arrays in memory", name, array
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        self.model(case.ids, case.target_ids, case.mask, tap=found.__setitem__)
+        return found
+
+    def logits(self, case: Case) -> Array:
+        return self.model(case.ids, case.target_ids, case.mask)
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        model, parts = self.model, []
+        if self.config.architecture == "encoder":
+            return {}
+        if case.target_ids is None:
+            ids, real, cache = case.ids, case.source_real, model.start(batch=len(case.ids))
+        else:
+            ids, real = case.target_ids, None
+            cache = model.start(model.encode(case.ids, case.mask), case.mask)
+        for part in slices(case.prefill, ids.shape[1]):
+            logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part])
+            parts.append(logits)
+        return {"cached": np.concatenate(parts, axis=1)}
+
+    def search(self, sources: Sequence[list[int]], beam: int, max_new_tokens: int) -> list[tuple[list[int], float]]:
+        found = []
+        for sentence in beam_search(self.model, sources, beam, max_new_tokens):
+            score, best = sentence.finished[0]
+            ids = list(best.tokens)
+            found.append((ids[:-1] if ids[-1] == self.config.eos_id else ids, score))
+        return found
