@@ -1,0 +1,131 @@
+"""Beam search with GNMT length penalty (Wu et al. 2016, section 7), all sentences of a batch at once.
+
+Shapes: B sentences, K = beam, V vocabulary, C = 2K candidates a step.
+
+A step's candidates are the 2K best extensions of a sentence's K live hypotheses: at most K of them end with eos, so K
+live ones always remain. Of the K best candidates those that end (or have reached the length limit) move to the finished
+set, which keeps the K best by log p / lp(length). An ending candidate behind the K best is dropped, as in fairseq and
+transformers. A sentence stops when no live hypothesis can beat the worst finished one any more, or with
+`early_stopping` once K are finished.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .arrays import Array, Arrays, first_of, log_softmax, top_k
+from .options import Hypothesis, Options
+from .steps import BANNED, DEAD, Batch, History, Rules, take_sentences
+
+
+class Beam:
+    """State of one batch. Live hypotheses are (token, parent slot) a step; a finished one is where its path ended."""
+
+    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
+        size, k = len(batch.sources), options.beam
+        self.xp, self.options, self.config, self.width = xp, options, config, k
+        self.rules = Rules(xp, batch, options, config)
+        self.index = np.arange(size)
+        self.limits = xp.asarray(batch.limits.astype(np.int32))
+        self.limit_penalty = xp.asarray(np.asarray(options.penalty(batch.limits), np.float32))
+        self.done = self.limits < 0
+        self.live = xp.full((size, 1), 0.0)  # log p; one hypothesis, the empty one, before the first step
+        self.scores = xp.full((size, k), BANNED)  # finished, best first; BANNED where there is none yet
+        none = xp.asarray(np.zeros((size, k), np.int32))
+        self.ends = {"step": none, "slot": none, "token": none}  # last step, slot before it, last token
+        self.tokens, self.parents = History(xp, size), History(xp, size)
+        self.aside = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
+
+    def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
+        xp, k, v = self.xp, self.width, logits.shape[-1]
+        size, hypotheses = self.live.shape
+        scores = self.rules.apply(log_softmax(xp, logits).reshape(size, hypotheses, v), t) + self.live[:, :, None]
+        scores = scores.reshape(size, hypotheses * v)
+        if hypotheses * v < 2 * k:
+            scores = xp.concatenate([scores, xp.full((size, 2 * k - hypotheses * v), 2 * BANNED)], axis=1)
+        values, flat = top_k(xp, scores, 2 * k)  # (B, C)
+        parent, token = flat // v, flat % v
+        parent = xp.where(parent < hypotheses, parent, 0)  # the filling has no parent
+
+        eos = token == self.config.eos_id
+        at_limit = self.limits <= t + 1
+        self._finish(values, parent, token, eos | at_limit[:, None], t)
+        self.live, pick = first_of(xp, xp.where(eos, 4 * BANNED, values), k)
+        token, parent = (xp.take_along_axis(x, pick, axis=1) for x in (token, parent))
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.done = self.done | at_limit | self._decided(t + 1)
+        rows = (parent + xp.arange(size)[:, None] * k).reshape(-1)
+        return token.reshape(-1), rows
+
+    def _finish(self, values: Array, parent: Array, token: Array, ends: Array, t: int) -> None:
+        """Merge the ending ones of the K best candidates into the finished set."""
+        xp, k = self.xp, self.width
+        fits = ends[:, :k] & (values[:, :k] > DEAD) & ~self.done[:, None]
+        new = xp.where(fits, values[:, :k] / float(self.options.penalty(t + 1)), BANNED)
+        self.scores, pick = first_of(xp, xp.concatenate([self.scores, new], axis=1), k)
+        found = {"step": xp.where(fits, t, 0), "slot": parent[:, :k], "token": token[:, :k]}
+        for name, x in found.items():
+            self.ends[name] = xp.take_along_axis(xp.concatenate([self.ends[name], x], axis=1), pick, axis=1)
+
+    def _decided(self, length: int) -> Array:
+        """(B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
+
+        log p only falls, so the best a live hypothesis can reach is its own log p over the largest penalty ahead:
+        that of the length limit, or for a negative alpha, where lp falls, that of the very next length.
+        """
+        worst = self.scores[:, -1]
+        full = worst > DEAD
+        if self.options.early_stopping:
+            return full
+        ahead = self.limit_penalty if self.options.length_penalty >= 0 else float(self.options.penalty(length + 1))
+        return full & (worst >= self.live[:, 0] / ahead)
+
+    def held(self) -> list[Array]:
+        return [
+            self.done,
+            self.live,
+            self.scores,
+            *self.ends.values(),
+            *self.tokens.steps[-1:],
+            *self.parents.steps[-1:],
+        ]
+
+    def keep(self, live: np.ndarray) -> None:
+        self._put_aside()
+        self.index = self.index[live]
+        self.rules.keep(live)
+        kept = take_sentences(
+            self.xp, live, self.limits, self.limit_penalty, self.done, self.live, self.scores, *self.ends.values()
+        )
+        self.limits, self.limit_penalty, self.done, self.live, self.scores = kept[:5]
+        self.ends = dict(zip(self.ends, kept[5:], strict=True))
+
+    def _put_aside(self) -> None:
+        self.tokens.close(self.index)
+        self.parents.close(self.index)
+        for name, x in {"score": self.scores, **self.ends}.items():
+            self.aside[name][self.index] = self.xp.numpy(x)
+
+    def results(self) -> list[list[Hypothesis]]:
+        self._put_aside()
+        tokens, parents = self.tokens.numpy(0), self.parents.numpy(0)  # (T, B, K)
+        step, slot, last = (self.aside[name].astype(np.int64) for name in ("step", "slot", "token"))  # (B, K)
+        paths = np.zeros((*step.shape, len(tokens)), np.int64)
+        for t in reversed(range(len(tokens))):
+            before = t < step
+            paths[..., t] = np.where(before, np.take_along_axis(tokens[t], slot, axis=1), last)
+            slot = np.where(before, np.take_along_axis(parents[t], slot, axis=1), slot)
+        found = []
+        for path, steps, scores in zip(paths, step, self.aside["score"], strict=True):
+            # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
+            best = [
+                (row[: s + 1].tolist(), float(score))
+                for row, s, score in zip(path, steps, scores, strict=True)
+                if score > DEAD
+            ]
+            eos = self.config.eos_id
+            found.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in best])
+        return [hypotheses[: self.options.n_best] for hypotheses in found]

@@ -1,0 +1,108 @@
+"""Greedy search and sampling: one hypothesis a sentence.
+
+Shapes: B sentences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .arrays import Array, Arrays, log_softmax
+from .options import Hypothesis, Options
+from .steps import BANNED, Batch, History, Rules, take_sentences
+
+
+class Greedy:
+    """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad."""
+
+    width = 1
+
+    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
+        size = len(batch.sources)
+        self.xp, self.options, self.config = xp, options, config
+        self.rules = Rules(xp, batch, options, config)
+        self.index = np.arange(size)
+        self.original = batch.index
+        self.limits = xp.asarray(batch.limits.astype(np.int32))
+        self.done = self.limits < 0
+        self.total = xp.full((size,), 0.0)
+        self.history = History(xp, size)
+        self.scores = np.zeros(size, np.float64)
+
+    def choose(self, logits: Array, t: int) -> tuple[Array, None]:
+        xp = self.xp
+        logp = log_softmax(xp, logits)
+        allowed = self.rules.apply(logp[:, None], t)[:, 0]
+        if self.options.sample:
+            noise = gumbel(self.options.seed, t, self.original[self.index], self.config.vocab_size)
+            token = xp.argmax(likeliest(xp, allowed, self.options) + xp.asarray(noise), axis=1)
+        else:
+            token = xp.argmax(allowed, axis=1)
+        chosen = xp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+        self.total = xp.where(self.done, self.total, self.total + chosen)
+        token = xp.where(self.done, self.config.pad_id, token)
+        self.history.append(token)
+        self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
+        return token, None
+
+    def held(self) -> list[Array]:
+        return [self.done, self.total]
+
+    def keep(self, live: np.ndarray) -> None:
+        self._put_aside()
+        self.index = self.index[live]
+        self.rules.keep(live)
+        self.limits, self.done, self.total = take_sentences(self.xp, live, self.limits, self.done, self.total)
+
+    def results(self) -> list[list[Hypothesis]]:
+        self._put_aside()
+        tokens = self.history.numpy(self.config.pad_id).T  # (B, T)
+        lengths = (tokens != self.config.pad_id).sum(axis=1)  # pad is never generated, it only follows the end
+        found = []
+        for row, length, total in zip(tokens, lengths, self.scores, strict=True):
+            ids = row[:length].tolist()
+            score = float(total / self.options.penalty(int(length)))
+            found.append([Hypothesis(ids[:-1] if ids[-1:] == [self.config.eos_id] else ids, score)])
+        return found
+
+    def _put_aside(self) -> None:
+        self.history.close(self.index)
+        self.scores[self.index] = self.xp.numpy(self.total)
+
+
+def likeliest(xp: Arrays, logp: Array, options: Options) -> Array:
+    """Scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+
+    Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
+    border stay in together.
+    """
+    scores = logp / options.temperature
+    if not (0 < options.top_k < logp.shape[1] or options.top_p < 1):
+        return scores
+    falling = -xp.sort(-scores, axis=1)
+    if 0 < options.top_k < logp.shape[1]:
+        border = falling[:, options.top_k - 1 : options.top_k]
+        scores = xp.where(scores < border, BANNED, scores)
+        falling = xp.where(falling < border, BANNED, falling)
+    if options.top_p < 1:
+        p = xp.exp(log_softmax(xp, falling))
+        inside = (xp.cumsum(p, axis=1) - p) < options.top_p
+        last = xp.sum(xp.where(inside, 1, 0), axis=1, keepdims=True) - 1
+        scores = xp.where(scores < xp.take_along_axis(falling, last, axis=1), BANNED, scores)
+    return scores
+
+
+def gumbel(seed: int, t: int, rows: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Gumbel noise (len(rows), V) for new token number t: argmax(log p + noise) is a draw from p (Gumbel 1954).
+
+    Counter-based (Philox, Salmon et al. 2011): a function of seed, t and the row's index in the caller's list alone.
+    Drawn on the host, so both runtimes see the same numbers.
+    """
+    noise = np.empty((len(rows), vocab_size), np.float32)
+    for i, row in enumerate(rows):
+        counter = np.array([0, 0, t, row], np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=seed, counter=counter))
+        generator.standard_exponential(out=noise[i], dtype=np.float32)
+    return -np.log(np.maximum(noise, np.finfo(np.float32).tiny))

@@ -1,0 +1,164 @@
+"""What a caller may ask of a search, checked in one place for both runtimes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2017, section 6.1)
+
+Ids = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output: its ids (no start token, no closing eos) and score = log p / lp(length), length counting eos."""
+
+    ids: list[int]
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of one search.
+
+    beam: hypotheses kept a step; 1 is greedy search (argmax, the lowest id on ties).
+    min_new_tokens: eos is banned among the first so many tokens. max_new_tokens: most tokens, eos counted; default
+        source length + 50, at most the model's `max_positions`.
+    length_penalty: alpha of lp(n) = ((5 + n) / 6)^alpha (Wu et al. 2016, section 7).
+    n_best: hypotheses returned by `search`, best first.
+    early_stopping: stop a sentence once `beam` hypotheses are finished, though a live one could still win.
+    sample: draw each token; `temperature` divides the logits, then only the `top_k` likeliest tokens stay (0: all),
+        then the likeliest whose probabilities reach `top_p` together. `seed` with the row's index decides the draw, so
+        it does not depend on the batch or the runtime.
+    batch_tokens: bound on rows * beam * (source + new tokens) of one batch, and so on the memory of its caches.
+    """
+
+    beam: int = 1
+    min_new_tokens: int = 0
+    max_new_tokens: int | None = None
+    length_penalty: float = 0.6
+    n_best: int = 1
+    early_stopping: bool = False
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    batch_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        _whole("beam", self.beam, 1)
+        _whole("min_new_tokens", self.min_new_tokens, 0)
+        if self.max_new_tokens is not None:
+            _whole("max_new_tokens", self.max_new_tokens, 1)
+            if self.min_new_tokens > self.max_new_tokens:
+                raise UserError(
+                    f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower one"
+                )
+        _whole("n_best", self.n_best, 1)
+        if self.n_best > self.beam:
+            raise UserError(f"n_best={self.n_best} is more than beam={self.beam}: widen the beam")
+        _number("length_penalty", self.length_penalty)
+        _whole("top_k", self.top_k, 0)
+        _whole("seed", self.seed, 0)
+        _whole("batch_tokens", self.batch_tokens, 1)
+        if _number("temperature", self.temperature) <= 0:
+            raise UserError(f"temperature={self.temperature} must be above 0; for the likeliest token use sample=False")
+        if not 0 < _number("top_p", self.top_p) <= 1:
+            raise UserError(f"top_p={self.top_p} must be above 0 and at most 1")
+        if self.sample and self.beam > 1:
+            raise UserError(f"sample=True draws one hypothesis a row: it can't be used with beam={self.beam}")
+        for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
+            if not self.sample and getattr(self, name) != neutral:
+                raise UserError(f"{name}={getattr(self, name)} has an effect in sampling only: add sample=True")
+
+    def penalty(self, length: float | np.ndarray) -> float | np.ndarray:
+        """lp(length) = ((5 + length) / 6)^alpha."""
+        return ((5.0 + length) / 6.0) ** self.length_penalty
+
+
+def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[np.ndarray]:
+    """The rows as int64 arrays; `UserError` names the row and position of the first id outside 0..vocab_size-1."""
+    rows = []
+    for i, row in enumerate(ids):
+        array = np.asarray(row)
+        if array.ndim != 1:
+            raise UserError(f"{what} row {i}: expected a list of ids, found an array of shape {array.shape}")
+        if array.size == 0:
+            if not empty:
+                raise UserError(f"{what} row {i} is empty: it must hold at least one id (eos)")
+            array = array.astype(np.int64)
+        if array.dtype.kind not in "iu":
+            raise UserError(f"{what} row {i}: ids must be whole numbers, found {array.dtype}")
+        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
+        if bad.size:
+            raise UserError(
+                f"{what} row {i}, position {bad[0]}: id {array[bad[0]]} is outside the vocabulary"
+                f" (0 to {vocab_size - 1})"
+            )
+        rows.append(array.astype(np.int64))
+    return rows
+
+
+def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
+    """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
+    if prefix is None:
+        return [np.zeros(0, np.int64)] * rows
+    if len(prefix) != rows:
+        raise UserError(f"prefix has {len(prefix)} rows for {rows} inputs: give one list (it may be empty) for each")
+    checked = check_ids(prefix, config.vocab_size, "prefix", empty=True)
+    for i, row in enumerate(checked):
+        for name in ("pad_id", "bos_id", "eos_id"):
+            found = np.flatnonzero(row == getattr(config, name))
+            if found.size:
+                raise UserError(f"prefix row {i}, position {found[0]}: {name} {row[found[0]]} can't be forced")
+    return checked
+
+
+def length_limits(
+    sources: Sequence[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
+) -> np.ndarray:
+    """Most new tokens of each row (N,), eos counted.
+
+    `hard`: the runtime has no position past `config.max_positions`. The last new token is never fed back, so a decoder
+    of P positions writes P tokens after its start token; a decoder-only model has its prompt in there too.
+    """
+    lengths = np.array([len(row) for row in sources])
+    prompts = lengths - 1 if config.architecture == "decoder" else np.zeros_like(lengths)
+    room = config.max_positions - prompts
+    longest = lengths if config.has_encoder else prompts + 1
+    for i in np.flatnonzero(longest > config.max_positions) if hard else ():
+        raise UserError(f"source row {i}: {lengths[i]} tokens, the model takes at most {config.max_positions}")
+    if options.max_new_tokens is None:
+        limits = np.where(room >= 1, np.minimum(lengths + EXTRA_TOKENS, room), EXTRA_TOKENS)
+        limits = np.maximum(limits, options.min_new_tokens)
+    else:
+        limits = np.full(len(lengths), options.max_new_tokens)
+    for i in np.flatnonzero(limits > room) if hard else ():
+        name = "min_new_tokens" if options.max_new_tokens is None else "max_new_tokens"
+        raise UserError(
+            f"{name}={limits[i]}: source row {i} leaves room for {room[i]} tokens"
+            f" (max_positions={config.max_positions})"
+        )
+    for i, row in enumerate(prefix):
+        if len(row) > limits[i]:
+            raise UserError(f"prefix row {i}: {len(row)} tokens, but max_new_tokens is {limits[i]}: raise it")
+    return limits
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+        raise UserError(f"{name}={value!r} must be a finite number")
+    return float(value)

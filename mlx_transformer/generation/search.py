@@ -1,0 +1,76 @@
+"""One search for every runtime: check the request, sort and batch the inputs, run, restore the order.
+
+ids -> checked -> sorted by length -> batches within a token budget -> Greedy or Beam over steps.run -> hypotheses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mlx_transformer.spec.errors import UserError
+
+from .beam import Beam
+from .greedy import Greedy
+from .options import Hypothesis, Ids, Options, check_ids, check_prefix, length_limits
+from .steps import Batch, Model, run
+
+
+def generate(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+    """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
+    return [hypotheses[0].ids for hypotheses in search(model, ids, prefix, **options)]
+
+
+def search(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+    """The `n_best` best outputs of each input, best first, in the order of the inputs.
+
+    ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
+    prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
+    options: the fields of `Options`. Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than
+    the model takes, and options that contradict each other.
+    """
+    config = model.config
+    if not config.has_decoder:
+        raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
+    chosen = Options(**options)
+    hard = not model.extends_positions
+    sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
+    forced = check_prefix(prefix, len(sources), config)
+    limits = length_limits(sources, forced, chosen, config, hard)
+    found: list[list[Hypothesis]] = [[] for _ in sources]
+    shared = config.max_positions if hard and not config.has_encoder else None
+    for index in batches(np.array([len(row) for row in sources], int), limits, chosen, shared):
+        batch = Batch(index, [sources[i] for i in index], [forced[i] for i in index], limits[index])
+        strategy = (Beam if chosen.beam > 1 else Greedy)(model.arrays, batch, chosen, config)
+        for i, hypotheses in zip(index, run(model, batch, strategy), strict=True):
+            found[i] = hypotheses
+    for i, hypotheses in enumerate(found):
+        if not hypotheses or not np.isfinite(hypotheses[0].score):
+            raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
+    return found
+
+
+def batches(
+    lengths: np.ndarray, limits: np.ndarray, options: Options, positions: int | None = None
+) -> Iterator[np.ndarray]:
+    """Indices of the inputs that are decoded together: neighbours in length, the longest first.
+
+    A batch holds at most `batch_tokens` positions of cache if every output grows to its limit, and at least one input.
+    positions: most positions of the padded prompt and its continuation (decoder-only models with a position table).
+    """
+    order = np.lexsort((limits, lengths))[::-1]
+    begin = 0
+    while begin < len(order):
+        longest, limit = int(lengths[order[begin]]), 0
+        end = begin
+        while end < len(order):
+            widest = max(limit, int(limits[order[end]]))
+            too_large = (end - begin + 1) * options.beam * (longest + widest) > options.batch_tokens
+            too_long = positions is not None and longest + widest - 1 > positions
+            if end > begin and (too_large or too_long):
+                break
+            limit, end = widest, end + 1
+        yield order[begin:end]
+        begin = end

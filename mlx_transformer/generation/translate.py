@@ -1,0 +1,192 @@
+"""Text in, text out, whatever runtime searches: empty lines, lines that are too long, batches of a stream.
+
+lines -> pieces that the model can take -> ids -> search -> text -> one translation a line, in order
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, get_args
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .options import Hypothesis
+
+Overlong = Literal["error", "truncate", "split"]
+"""What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
+or pieces, cut at sentence ends where there are some, translated one by one and joined with spaces."""
+
+STREAM_LINES = 2000  # read, translated and written at once
+
+_SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a line; score as in `Hypothesis`, summed over the pieces of a line that was split."""
+
+    text: str
+    score: float
+
+
+class Translator:
+    """`search(ids, **options) -> n-best hypotheses of each row`, with a tokenizer on both ends."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tokenizer: Tokenizer | None,
+        search: Callable[..., list[list[Hypothesis]]],
+        where: str = "model",
+    ):
+        """`where` names the model in errors. `UserError` if it cannot translate text."""
+        if config.architecture != "encoder-decoder":
+            raise UserError(f"{where}: translating needs an encoder-decoder, not architecture={config.architecture!r}")
+        if tokenizer is None:
+            raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
+        special = (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        if tokenizer.vocab_size > min(config.source_vocab_size, config.vocab_size):
+            smallest = min(config.source_vocab_size, config.vocab_size)
+            raise UserError(f"{where}: tokenizer of {tokenizer.vocab_size} tokens, but the model has {smallest}")
+        if special != (config.pad_id, config.bos_id, config.eos_id):
+            raise UserError(f"{where}: the ids of pad, bos and eos differ between tokenizer {special} and config")
+        self.config, self.tokenizer, self.search = config, tokenizer, search
+
+    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
+        """The best translation of each line; an empty line stays empty. options: the fields of `Options`."""
+        return [found[0].text for found in self.n_best(lines, overlong=overlong, **options)]
+
+    def n_best(
+        self, lines: Sequence[str], *, overlong: Overlong = "error", first_line: int = 1, **options: Any
+    ) -> list[list[Translation]]:
+        """The `n_best` translations of each line, best first.
+
+        `first_line` is the number of the first line in messages. Raises `UserError` for a line that is too long under
+        the policy "error", and for wrong options.
+        """
+        if isinstance(lines, str):
+            raise UserError("translate takes a list of lines, not one string")
+        if overlong not in get_args(Overlong):
+            raise UserError(f"overlong={overlong!r} is not one of {', '.join(get_args(Overlong))}")
+        owners, rows = [], []
+        for i, ids in enumerate(self.tokenizer.encode_batch(list(lines))):
+            if lines[i].strip():
+                pieces = self._fit(lines[i], ids, first_line + i, overlong)
+                owners += [i] * len(pieces)
+                rows += pieces
+        found: list[list[Translation]] = [[] for _ in lines]
+        for i, hypotheses in zip(owners, self.search(rows, **options), strict=True):
+            texts = self.tokenizer.decode_batch([h.ids for h in hypotheses])
+            new = [Translation(text, h.score) for text, h in zip(texts, hypotheses, strict=True)]
+            found[i] = _joined(found[i], new) if found[i] else new
+        return [translations or [Translation("", 0.0)] for translations in found]
+
+    def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
+        """The ids of the line, or of its pieces, none of them longer than the model takes."""
+        limit = self.config.max_positions
+        if len(ids) <= limit:
+            return [ids]
+        if overlong == "truncate":
+            return [[*ids[: limit - 1], self.config.eos_id]]
+        if overlong == "split":
+            return list(self._pieces(line, ids))
+        raise UserError(
+            f"line {number}: {len(ids)} tokens, the model takes at most {limit};"
+            " shorten it or choose overlong=truncate or overlong=split"
+        )
+
+    def _pieces(self, text: str, ids: list[int]) -> Iterator[list[int]]:
+        """Halve until everything fits, at the sentence end nearest to the middle, else at white space, else anywhere."""
+        limit = self.config.max_positions
+        if len(ids) <= limit:
+            yield ids
+            return
+        if len(text) < 2:
+            yield [*ids[: limit - 1], self.config.eos_id]
+            return
+        middle = len(text) / 2
+        for pattern in (_SENTENCE_END, _SPACE):
+            ends = [match.end() for match in pattern.finditer(text)]
+            cuts = [end for end in ends if text[:end].strip() and text[end:].strip()]
+            if cuts:
+                cut = min(cuts, key=lambda place: abs(place - middle))
+                break
+        else:
+            cut = int(middle)
+        halves = [text[:cut].strip(), text[cut:].strip()]
+        for half, half_ids in zip(halves, self.tokenizer.encode_batch(halves), strict=True):
+            if half:
+                yield from self._pieces(half, half_ids)
+
+
+def _joined(first: list[Translation], second: list[Translation]) -> list[Translation]:
+    """The k-th best of one piece with the k-th best of the next."""
+    return [Translation(f"{a.text} {b.text}", a.score + b.score) for a, b in zip(first, second, strict=False)]
+
+
+def translate_stream(
+    translator: Any, input: Path | None, output: Path | None, *, overlong: Overlong = "error", **options: Any
+) -> None:
+    """Translate a file (default standard input) to a file (default standard output), one line out for each line in.
+
+    Lines end at \\n alone (a \\r before it belongs to the end). Bytes that are no UTF-8 are replaced, with a warning on
+    standard error. n_best > 1: the translations of a line stand on one line, separated by tabs. `translator` is anything
+    with `n_best` as `Translator` has it; it sees some thousand lines at a time.
+    """
+    if input is not None and output is not None and output.exists() and output.samefile(input):
+        raise UserError(f"{output}: is the input as well: choose another output")
+    with ExitStack() as stack:
+        source = stack.enter_context(_open(input, "rb")) if input else sys.stdin.buffer
+        target = stack.enter_context(_open(output, "wb")) if output else sys.stdout.buffer
+        reader, number = _Reader(source, str(input or "standard input")), 1
+        # A person at the keyboard waits for each line.
+        size = 1 if source.isatty() else STREAM_LINES
+        while lines := list(islice(reader, size)):
+            for found in translator.n_best(lines, overlong=overlong, first_line=number, **options):
+                text = "\t".join(_one_line(translation.text, len(found) > 1) for translation in found)
+                target.write(text.encode() + b"\n")
+            target.flush()
+            number += len(lines)
+
+
+def _open(path: Path, mode: str) -> BinaryIO:
+    try:
+        return path.open(mode)  # type: ignore[return-value]
+    except OSError as error:
+        verb = "read" if mode == "rb" else "written"
+        raise UserError(f"{path}: cannot be {verb} ({error.strerror})") from error
+
+
+class _Reader(Iterator[str]):
+    def __init__(self, stream: BinaryIO, name: str):
+        self.stream, self.name, self.number, self.warned = stream, name, 0, False
+
+    def __next__(self) -> str:
+        line = self.stream.readline()
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if line.endswith(b"\n"):
+            line = line[:-1].removesuffix(b"\r")
+        if self.number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            if not self.warned:
+                print(f"{self.name}, line {self.number}: not UTF-8, bad bytes are replaced", file=sys.stderr)
+                self.warned = True
+            return line.decode(errors="replace")
+
+
+def _one_line(text: str, tabs_separate: bool) -> str:
+    return re.sub(r"[\n\t]" if tabs_separate else r"\n", " ", text)

@@ -1,0 +1,139 @@
+"""The search on MLX: its array operations, and `nn.Transformer` as a model of it. The only file here that loads MLX.
+
+Shapes: B sentences, R rows (hypotheses), L prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from . import search as shared
+from .options import Hypothesis, Ids
+from .translate import Translator
+
+if TYPE_CHECKING:
+    from mlx_transformer.nn import Cache, Transformer
+
+
+class MlxArrays:
+    """MLX is lazy: steps are queued with `async_eval`, the host looks at the one before."""
+
+    lazy = True
+
+    def __init__(self) -> None:
+        gpu = mx.default_device() == mx.Device(mx.gpu)
+        self.check_every = 8 if gpu else 1
+        # On a GPU a smaller batch costs nearly the same: drop rows seldom, so that few shapes occur.
+        self.drop_below = 0.5 if gpu else 0.75
+
+    asarray = staticmethod(mx.array)
+    queue = staticmethod(mx.async_eval)
+    max = staticmethod(mx.max)
+    sum = staticmethod(mx.sum)
+    cumsum = staticmethod(mx.cumsum)
+    exp = staticmethod(mx.exp)
+    log = staticmethod(mx.log)
+    sort = staticmethod(mx.sort)
+    where = staticmethod(mx.where)
+    take = staticmethod(mx.take)
+    take_along_axis = staticmethod(mx.take_along_axis)
+    concatenate = staticmethod(mx.concatenate)
+    stack = staticmethod(mx.stack)
+    arange = staticmethod(mx.arange)
+
+    def numpy(self, x: mx.array) -> np.ndarray:
+        return np.array(x)
+
+    def float32(self, x: mx.array) -> mx.array:
+        return x.astype(mx.float32)
+
+    def argmax(self, x: mx.array, axis: int) -> mx.array:
+        return mx.argmax(x, axis=axis).astype(mx.int32)
+
+    def argsort(self, x: mx.array, axis: int) -> mx.array:
+        return mx.argsort(x, axis=axis).astype(mx.int32)
+
+    def full(self, shape: Sequence[int], value: float) -> mx.array:
+        return mx.full(tuple(shape), value, mx.float32)
+
+
+class MlxModel:
+    """`nn.Transformer` as `steps.Model`."""
+
+    def __init__(self, model: Transformer):
+        self.model, self.config, self.arrays = model, model.config, MlxArrays()
+        self.extends_positions = model.config.positions != "learned"
+
+    def start(self, rows: Sequence[np.ndarray]) -> tuple[MlxDecoder, mx.array]:
+        """Encode the sources and feed the start token; decoder-only: read the prompts, padded on the left, at once."""
+        c = self.config
+        longest = max(len(row) for row in rows)
+        ids = np.full((len(rows), longest), c.pad_id, np.int32)
+        tokens = np.zeros(ids.shape, bool)
+        for i, row in enumerate(rows):
+            place = slice(0, len(row)) if c.has_encoder else slice(longest - len(row), longest)
+            ids[i, place], tokens[i, place] = row, True
+        mask = None if tokens.all() else tokens
+        if c.has_encoder:
+            cache = self.model.start(self.model.encode(mx.array(ids), mask), mask)
+            ids = np.full((len(rows), 1), c.bos_id, np.int32)
+        else:
+            cache = self.model.start(prompt_mask=mask)
+        return MlxDecoder(self.model, cache), self.model.step(mx.array(ids), cache, last=True)[:, 0]
+
+
+class MlxDecoder:
+    """One batch in decoding, as `steps.Decoder`."""
+
+    def __init__(self, model: Transformer, cache: Cache):
+        self.model, self.cache = model, cache
+
+    def step(self, ids: mx.array) -> mx.array:
+        return self.model.step(ids[:, None], self.cache)[:, 0]
+
+    def repeat(self, times: int) -> None:
+        self.cache.repeat(times)
+
+    def reorder(self, rows: mx.array) -> None:
+        self.cache.reorder(rows)
+
+    def keep(self, rows: mx.array) -> None:
+        self.cache.keep(rows)
+
+
+def generate(model: Transformer, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+    """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
+    with evaluating(model):
+        return shared.generate(MlxModel(model), ids, prefix, **options)
+
+
+def search(model: Transformer, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+    """The n best outputs of each input with their scores; see `generation.search.search`."""
+    with evaluating(model):
+        return shared.search(MlxModel(model), ids, prefix, **options)
+
+
+@contextmanager
+def evaluating(model: Transformer) -> Iterator[None]:
+    """Without dropout; afterwards the model is in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+class MlxTranslator(Translator):
+    """`translate(lines, beam=..., ...)` with an `nn.Transformer` and its tokenizer."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer | None):
+        super().__init__(model.config, tokenizer, partial(search, model))
