@@ -97,8 +97,11 @@ def determines(source: frozenset[str], target: frozenset[str]) -> bool:
 
 
 def apply_pattern(pattern: str, value: Any, locale: Locale) -> str:
-    """A date, time or datetime by a CLDR pattern; babel parses each pattern once."""
-    return parse_pattern(pattern).apply(value, locale)
+    """A date, time or datetime by a CLDR pattern; empty when a rare locale lacks a name that the pattern asks for."""
+    try:
+        return parse_pattern(pattern).apply(value, locale)  # babel parses each pattern once
+    except (KeyError, ValueError):
+        return ""
 
 
 class Styles(Generic[Value, Style]):

@@ -14,6 +14,7 @@ from babel.numbers import (
     format_decimal,
     format_percent,
     format_scientific,
+    get_currency_precision,
     get_currency_symbol,
 )
 
@@ -76,8 +77,18 @@ def _round_number(random: Random) -> Decimal:
 
 
 def _compact(pair: Pair, length: str, value: Decimal) -> Phrase:
-    # Six fraction digits: a locale that counts by 10^4 or 10^5 needs more of them than one that counts by 10^3.
-    return pair.both(lambda x: format_compact_decimal(value, format_type=length, locale=x, fraction_digits=6))
+    return pair.both(lambda x: format_compact(value, length, x))
+
+
+def format_compact(value: Decimal, length: str, locale: Locale) -> str:
+    """`value` in compact form, in the short one where the locale has no long one (an alias in CLDR's root).
+
+    Six fraction digits: a locale that counts by 10^4 or 10^5 needs more of them than one that counts by 10^3.
+    """
+    known = length if length in locale.compact_decimal_formats else "short"
+    if known not in locale.compact_decimal_formats:
+        return ""
+    return format_compact_decimal(value, format_type=known, locale=locale, fraction_digits=6)
 
 
 def currencies_in_use() -> list[str]:
@@ -107,7 +118,7 @@ def money(pair: Pair) -> Draw:
 
     def name(random: Random) -> Phrase:
         currency, value = code(random), random_decimal(random, 5, 0)
-        cents = random.random() < 0.3
+        cents = random.random() < 0.3 and get_currency_precision(currency) > 0
         if cents:
             value = value + Decimal(random.randint(1, 99)).scaleb(-2)
         elif random.random() < 0.15:
@@ -117,6 +128,8 @@ def money(pair: Pair) -> Draw:
         )
 
     def compact(random: Random) -> Phrase | None:
+        if any("short" not in x.compact_currency_formats for x in (pair.source, pair.target)):
+            return None
         currency, value = random.choice(major or codes), _round_number(random)
         return pair.both(lambda x: format_compact_currency(value, currency, locale=x, fraction_digits=6))
 

@@ -5,7 +5,6 @@ from functools import partial
 from random import Random
 
 from babel import Locale
-from babel.dates import format_interval
 
 from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, apply_pattern, determines, fields
 
@@ -115,11 +114,12 @@ def intervals(pair: Pair):
             cases.append(((*names, "clock"), weight))
 
     def render(case: tuple[str, str, str], ends: tuple) -> Phrase:
-        if "m" not in case[0] and case[2] == "clock" and ends[0].hour == ends[1].hour:
-            return "", ""  # "from 9 to 9"
+        """case: both skeletons and the greatest difference, which is worked out for times."""
+        if case[2] == "clock":
+            return _render_clock(pair, (case[0], case[1]), ends)
         return (
-            format_interval(*ends, case[0], fuzzy=False, locale=pair.source),
-            format_interval(*ends, case[1], fuzzy=False, locale=pair.target),
+            _render_interval(pair.source, case[0], case[2], ends),
+            _render_interval(pair.target, case[1], case[2], ends),
         )
 
     # Only cases of one difference share their values, so only these can clash.
@@ -137,6 +137,27 @@ def intervals(pair: Pair):
         return groups[difference].draw(random, _random_ends(random, difference))
 
     return draw if groups else lambda random: None
+
+
+def _render_interval(locale: Locale, skeleton: str, difference: str, ends: tuple) -> str:
+    """Both ends by the two parts of CLDR's pattern (UTS 35, part 4, "intervalFormats")."""
+    parts = locale.interval_formats[skeleton][difference]
+    return "".join(apply_pattern(part, end, locale) for part, end in zip(parts, ends, strict=True))
+
+
+def _render_clock(pair: Pair, skeletons: Phrase, ends: tuple[datetime.time, datetime.time]) -> Phrase:
+    start, end = ends
+    if start.hour == end.hour:
+        if "m" not in skeletons[0]:
+            return "", ""  # "from 9 to 9"
+        differences = ["m", "m"]
+    else:
+        half = "a" if (start.hour < 12) != (end.hour < 12) else "h"
+        differences = [half if "h" in skeleton else "H" for skeleton in skeletons]
+    return (
+        _render_interval(pair.source, skeletons[0], differences[0], ends),
+        _render_interval(pair.target, skeletons[1], differences[1], ends),
+    )
 
 
 def _ends_look(ends: tuple[datetime.date, datetime.date]) -> tuple:
