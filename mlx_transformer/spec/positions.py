@@ -6,13 +6,13 @@ Both sides take their tables from here; `export/reference.py` writes the formula
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from .config import TransformerConfig
 
 
-def sinusoids(length: int, d_model: int, layout: str = "sinusoidal") -> NDArray[np.float32]:
-    """Sinusoidal position encodings (length, d_model), float32 (section 3.5).
+def sinusoids(length: int, d_model: int, layout: str = "sinusoidal", dtype: DTypeLike = np.float32) -> NDArray:
+    """Sinusoidal position encodings (length, d_model) (section 3.5); float32 in models, float64 to study them.
 
     `sinusoidal`: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same): pairs side by side, as in the paper.
     `sinusoidal_concat`: all sines, then all cosines, of frequencies 10000^(-j / (d/2 - 1)), as in tensor2tensor; its
@@ -26,7 +26,7 @@ def sinusoids(length: int, d_model: int, layout: str = "sinusoidal") -> NDArray[
     else:
         angle = position * 10000.0 ** (-2 * half / d_model)
         table = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(length, d_model)
-    return table.astype(np.float32)
+    return table.astype(dtype)
 
 
 def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

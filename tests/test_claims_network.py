@@ -1,0 +1,187 @@
+"""What the notes claim about embeddings, norms, residuals, the feed-forward net, stacks, classifier and decoding."""
+
+import mlx.core as mx
+import mlx.optimizers
+import numpy as np
+import pytest
+from mlx import nn
+
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.feedforward import FeedForward
+from mlx_transformer.nn.norms import LayerNorm, RMSNorm
+from mlx_transformer.nn.taps import no_tap
+from mlx_transformer.spec.config import TransformerConfig
+
+
+def tiny(seed: int = 0, **changes) -> Transformer:
+    mx.random.seed(seed)
+    return Transformer(TransformerConfig.preset("tiny", 24, **{"d_model": 32, "d_ff": 64, **changes}))
+
+
+def test_an_embedding_is_a_one_hot_product() -> None:
+    model = tiny(scale_embeddings=False)
+    ids = mx.array([[5, 0, 23, 5]])
+    one_hot = (ids[..., None] == mx.arange(24)).astype(mx.float32)
+    assert mx.array_equal(model.embed_source(ids), one_hot @ model.embedding.weight).item()
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([50.147, 3314.825, 8463.361, 8.021], [-0.8433, 0.1031, 1.5957, -0.8555]),
+        ([1242.223, 688.123, 434.944, 149.442], [1.5253, 0.1478, -0.4817, -1.1914]),
+        ([9.370, 4606.674, 944.705, 21189.444], [-0.7813, -0.2435, -0.6719, 1.6967]),
+    ],
+)
+def test_layer_norm_numbers(row: list[float], expected: list[float]) -> None:
+    norm = LayerNorm(TransformerConfig(vocab_size=8, d_model=4, heads=1))
+    np.testing.assert_allclose(np.array(norm(mx.array([row])))[0], expected, atol=5.1e-5)
+    norm.weight, norm.bias = mx.array([1.0, 2.0, 3.0, 4.0]), mx.array([0.0, 10.0, 0.0, -10.0])  # learned gamma, beta
+    learned = np.array(expected) * [1, 2, 3, 4] + [0, 10, 0, -10]
+    np.testing.assert_allclose(np.array(norm(mx.array([row])))[0], learned, atol=4 * 5.1e-5)
+
+
+def test_rms_norm_is_its_formula() -> None:
+    norm = RMSNorm(TransformerConfig(vocab_size=8, d_model=4, heads=1, norm_epsilon=1e-3))
+    norm.weight = mx.array([1.0, 2.0, 3.0, 4.0])
+    x = np.array([[1.0, -2.0, 3.0, 0.5]])
+    expected = x / np.sqrt(np.mean(x**2) + 1e-3) * [1, 2, 3, 4]
+    np.testing.assert_allclose(np.array(norm(mx.array(x.astype(np.float32)))), expected, rtol=1e-6)
+
+
+def test_layer_norm_ignores_batch_mates_and_batch_norm_does_not() -> None:
+    mx.random.seed(0)
+    sample, mates, others = (mx.random.normal((n, 6, 16)) for n in (1, 3, 3))
+    padding = mx.zeros((1, 4, 16))
+    layer_norm = LayerNorm(TransformerConfig(vocab_size=8, d_model=16, heads=1))
+    batch_norm = nn.BatchNorm(16)
+
+    def alone_among(norm, others, pad=False):
+        batch = mx.concatenate([sample, 5 * others])
+        if pad:
+            batch = mx.concatenate([batch, mx.repeat(padding, 4, axis=0)], axis=1)
+        return np.array(norm(batch)[0, :6])
+
+    reference = alone_among(layer_norm, mates)
+    np.testing.assert_array_equal(reference, alone_among(layer_norm, others))
+    np.testing.assert_array_equal(reference, alone_among(layer_norm, mates, pad=True))
+    reference = alone_among(batch_norm, mates)
+    assert np.abs(reference - alone_among(batch_norm, others)).max() > 0.05
+    assert np.abs(reference - alone_among(batch_norm, mates, pad=True)).max() > 0.05
+
+
+def test_each_sub_layer_is_norm_of_x_plus_sublayer_of_x() -> None:
+    model = tiny().eval()
+    seen: dict[str, mx.array] = {}
+    ids = mx.array([[5, 6, 7, 2]])
+    model(ids, ids, tap=seen.__setitem__)
+    layer, x = model.decoder.layers[0], seen["decoder.embedding"]
+    for sub_layer in ("self_attention", "cross_attention", "feed_forward"):
+        x = layer[f"{sub_layer}_norm"](x + seen[f"decoder.layers.0.{sub_layer}"])
+    assert mx.array_equal(x, seen["decoder.layers.0"]).item()
+
+
+def test_residuals_keep_the_gradient_alive_at_depth() -> None:
+    def gradient_norm(depth: int, residual: bool) -> float:
+        """Of a random projection of the stack's output, by its input; mean of the logarithm over four seeds."""
+        norms = []
+        for seed in range(4):
+            model = tiny(seed, architecture="encoder", encoder_layers=depth, decoder_layers=0, d_model=32, dropout=0.0)
+            x, direction = mx.random.normal((1, 8, 32)), mx.random.normal((1, 8, 32))
+
+            def output(x, model=model, direction=direction):
+                for layer in model.encoder.layers:
+                    x = layer(x) if residual else layer.transform(layer.attend_self(x, None, None, no_tap), no_tap)
+                return mx.sum(x * direction)
+
+            norms.append(mx.linalg.norm(mx.grad(output)(x)).item())
+        return float(np.exp(np.mean(np.log(norms))))
+
+    shallow, deep = gradient_norm(2, True), gradient_norm(24, True)
+    assert deep > 0.05 * shallow
+    bare_shallow, bare_deep = gradient_norm(2, False), gradient_norm(24, False)
+    assert bare_deep < 1e-3 * bare_shallow
+    assert bare_deep < 1e-3 * deep
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_feed_forward_commutes_with_permutations(gated: bool) -> None:
+    mx.random.seed(0)
+    network = FeedForward(TransformerConfig(vocab_size=8, d_model=32, heads=4, d_ff=64, gated=gated)).eval()
+    x = mx.random.normal((2, 7, 32))
+    order = mx.array([6, 2, 0, 5, 1, 3, 4])
+    np.testing.assert_allclose(np.array(network(x[:, order])), np.array(network(x)[:, order]), atol=1e-6)
+    changed = np.array(network(x.at[:, 3].add(1.0)) - network(x))
+    assert np.abs(changed[:, [0, 1, 2, 4, 5, 6]]).max() < 1e-6
+    assert np.abs(changed[:, 3]).max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "none"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_never_changes_a_result(kind: str, side: str) -> None:
+    model = tiny(positions=kind).eval()
+    source, target = [5, 6, 7, 8, 2], [1, 9, 10, 11]
+    alone = np.array(model([source], [target]))
+    pad, fill = [0] * 3, [9] * 3  # padding positions may hold anything
+    mask = [[False] * 3 + [True] * 5] if side == "left" else [[True] * 5 + [False] * 3]
+    mask.append([True] * 8)
+    for filling in (pad, fill):
+        row = filling + source if side == "left" else source + filling
+        padded = np.array(model([row, [7] * 8], [[*target, 0, 0], [1] * 6], mask))
+        np.testing.assert_allclose(padded[:1, :4], alone, atol=2e-5)
+
+
+def test_a_two_plus_two_stack_trains() -> None:
+    """It learns to copy five random words out of nine: the loss falls from log(9) and more to almost nothing."""
+    model = tiny(dropout=0.0)
+    optimizer = mlx.optimizers.Adam(3e-3, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
+
+    def loss(model, source, target):
+        logits = model(source, target[:, :-1])
+        return mx.mean(nn.losses.cross_entropy(logits, target[:, 1:]))
+
+    step = nn.value_and_grad(model, loss)
+    losses = []
+    for _ in range(150):
+        words = mx.random.randint(3, 12, (32, 5))
+        target = mx.concatenate([mx.full((32, 1), 1), words, mx.full((32, 1), 2)], axis=1)
+        value, gradients = step(model, words, target)
+        optimizer.update(model, gradients)
+        mx.eval(model.state, optimizer.state)
+        losses.append(value.item())
+    assert losses[0] > 2.2
+    assert losses[-1] < 0.3, losses[::10]
+
+
+def test_the_classifier_gives_word_probabilities() -> None:
+    model = tiny().eval()
+    source, target = [[5, 6, 7, 2]], [[1, 9, 10]]
+    logits = model(source, target)
+    np.testing.assert_allclose(
+        np.array(logits), np.array(model.hidden(source, target) @ model.output_matrix().T), atol=1e-5
+    )
+    probabilities = mx.softmax(logits, axis=-1)
+    assert probabilities.shape == (1, 3, 24)
+    np.testing.assert_allclose(np.array(probabilities.sum(-1)), 1, rtol=1e-6)
+    assert mx.array_equal(mx.argmax(probabilities, -1), mx.argmax(logits, -1)).item()
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_greedy_decoding_step_by_step(placement: str) -> None:
+    """From the start token on: cached steps, uncached steps and the teacher-forced pass over the result agree."""
+    model = tiny(norm_placement=placement, positions="rotary").eval()
+    source = mx.array([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]])
+    mask = np.array([[True] * 5, [True] * 3 + [False] * 2])
+    memory = model.encode(source, mask)
+    cache = model.start(memory, mask)
+    tokens, stepped, end = mx.array([[1], [1]]), [], 12
+    while tokens.shape[1] < end and not mx.all(mx.any(tokens == model.config.eos_id, axis=1)).item():
+        logits = model.step(tokens[:, -1:], cache)
+        np.testing.assert_allclose(
+            np.array(logits[:, -1]), np.array(model.decode(tokens, memory, mask)[:, -1]), atol=2e-5
+        )
+        stepped.append(logits)
+        tokens = mx.concatenate([tokens, mx.argmax(logits, axis=-1)], axis=1)
+    forced = np.array(model.decode(tokens[:, :-1], memory, mask))
+    np.testing.assert_allclose(np.array(mx.concatenate(stepped, axis=1)), forced, atol=2e-5)
+    assert np.array_equal(forced.argmax(-1), np.array(tokens[:, 1:]))

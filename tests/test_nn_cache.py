@@ -1,0 +1,158 @@
+"""Decoding with a cache gives what decoding without one gives, however rows are repeated, reordered and dropped."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.cache import LayerCache, room_for
+from mlx_transformer.spec.config import CHOICES, TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+TOLERANCE = dict(rtol=0, atol=2e-5)
+
+
+def model_of(**changes) -> Transformer:
+    mx.random.seed(0)
+    values = dict(vocab_size=31, d_model=16, heads=4, key_value_heads=2, d_ff=24, encoder_layers=1, decoder_layers=2)
+    return Transformer(TransformerConfig(**{**values, **changes})).eval()
+
+
+def decoder_only(**changes) -> Transformer:
+    return model_of(architecture="decoder", encoder_layers=0, tie_embeddings="target-output", **changes)
+
+
+def random_ids(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(3, 31, shape)
+
+
+@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_steps_of_any_length_equal_the_full_pass(positions: str, placement: str) -> None:
+    model = model_of(positions=positions, norm_placement=placement)
+    source, target = random_ids(3, 6), random_ids(3, 12)
+    mask = np.arange(6) >= np.array([[0], [2], [0]])
+    mask[2, 4:] = False
+    memory = model.encode(source, mask)
+    full = np.array(model.decode(target, memory, mask))
+    np.testing.assert_array_equal(full, np.array(model(source, target, mask)))
+    for lengths in ([1] * 12, [12], [5, 1, 1, 4, 1]):
+        cache, parts, start = model.start(memory, mask), [], 0
+        for length in lengths:
+            parts.append(model.step(target[:, start : start + length], cache))
+            start += length
+        assert cache.offset == 12
+        np.testing.assert_allclose(np.array(mx.concatenate(parts, axis=1)), full, **TOLERANCE)
+
+
+def test_growth_across_chunk_borders() -> None:
+    assert [room_for(n) for n in (1, 32, 33, 64, 129, 256, 257, 512, 513)] == [32, 32, 64, 64, 256, 256, 512, 512, 768]
+    model = decoder_only(decoder_layers=1)
+    ids = random_ids(2, 530)
+    full = np.array(model(ids))
+    cache, parts = model.start(), []
+    for a, b in ((0, 31), (31, 32), (32, 33), (33, 255), (255, 256), (256, 257), (257, 511), (511, 513), (513, 530)):
+        parts.append(model.step(ids[:, a:b], cache))
+        mx.eval(parts[-1])
+        assert cache.layers[0].keys.shape[2] == room_for(b)
+    np.testing.assert_allclose(np.array(mx.concatenate(parts, axis=1)), full, **TOLERANCE)
+
+
+def test_a_step_writes_in_place() -> None:
+    """Peak memory of a step stays far below a second copy of the buffers: the slice update is done in the buffer."""
+    layer = LayerCache()
+    rows = mx.random.normal((4, 8, 200, 64))
+    layer.extend(rows, rows)
+    mx.eval(layer.keys, layer.values)
+    one = mx.random.normal((4, 8, 1, 64))
+    mx.eval(one)
+    size = layer.keys.nbytes
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    k, v = layer.extend(one, one)
+    total = mx.sum(k[:, :, -1]) + mx.sum(v[:, :, -1])
+    del k, v
+    mx.eval(total, layer.keys, layer.values)
+    assert mx.get_peak_memory() - before < size / 4
+
+
+@pytest.mark.parametrize("positions", CHOICES["positions"])
+def test_left_padded_prompts(positions: str) -> None:
+    """Prefill and steps of a ragged batch equal each prompt decoded alone, without padding and without a cache."""
+    model = decoder_only(positions=positions, max_positions=32)
+    prompts, extra = [random_ids(n) for n in (5, 2, 7)], random_ids(3, 4)
+    padded, mask = np.zeros((3, 7), dtype=int), np.zeros((3, 7), dtype=bool)
+    for i, prompt in enumerate(prompts):
+        padded[i, 7 - len(prompt) :], mask[i, 7 - len(prompt) :] = prompt, True
+    for given_mask in (mask, mx.array(mask)):
+        cache = model.start(prompt_mask=given_mask)
+        last = model.step(padded, cache, last=True)
+        assert last.shape == (3, 1, 31)
+        parts = [
+            last,
+            model.step(extra[:, :1], cache),
+            model.step(extra[:, 1:3], cache),
+            model.step(extra[:, 3:], cache),
+        ]
+        found = np.array(mx.concatenate(parts, axis=1))
+        for i, prompt in enumerate(prompts):
+            alone = np.array(model([[*prompt, *extra[i]]]))[0, len(prompt) - 1 :]
+            np.testing.assert_allclose(found[i], alone, **TOLERANCE)
+    full = decoder_only(positions=positions, max_positions=32)(padded, mask)
+    np.testing.assert_allclose(np.array(full[:, -1:]), np.array(last), **TOLERANCE)
+
+
+def test_prompts_padded_elsewhere_are_refused() -> None:
+    for mask in ([[True, False]], [[False, False]], [[True, False, True]]):
+        with pytest.raises(UserError, match="padded on the left"):
+            decoder_only().start(prompt_mask=mask)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_beams_share_a_sentence(positions: str) -> None:
+    """Repeat, reorder within sentences, drop a sentence: each hypothesis' logits are those of its own full pass."""
+    model = model_of(positions=positions)
+    source, beams = random_ids(3, 6), 4
+    mask = np.arange(6) < np.array([[6], [3], [5]])
+    memory = model.encode(source, mask)
+    rng = np.random.default_rng(0)
+    cache = model.start(memory, mask)
+    hypotheses, sentences = np.ones((3, 1), dtype=int), np.arange(3)
+    model.step(hypotheses, cache)
+    cache.repeat(beams)
+    hypotheses, sentences = np.repeat(hypotheses, beams, axis=0), np.repeat(sentences, beams)
+    for step in range(40):  # past a border of the cache's buckets
+        rows = np.arange(len(hypotheses)) // beams * beams + rng.integers(0, beams, len(hypotheses))
+        cache.reorder(mx.array(rows))
+        hypotheses = hypotheses[rows]
+        if step == 5:
+            rows = np.flatnonzero(sentences != 1)  # sentence 1 is finished
+            cache.keep(mx.array(rows))
+            hypotheses, sentences = hypotheses[rows], sentences[rows]
+        new = rng.integers(3, 31, (len(hypotheses), 1))
+        hypotheses = np.concatenate([hypotheses, new], axis=1)
+        logits = model.step(new, cache)
+        assert cache.cross[0][0].shape[0] == len(hypotheses) // beams  # never repeated
+        if step % 13 == 0 or step == 6:
+            own = mx.array(sentences)
+            alone = model.decode(hypotheses, memory[own], mask[sentences])[:, -1:]
+            np.testing.assert_allclose(np.array(logits), np.array(alone), **TOLERANCE)
+    assert cache.layers[0].keys.shape[2] <= 64
+
+
+def test_beams_after_a_left_padded_prompt() -> None:
+    model = decoder_only()
+    ids, mask = random_ids(2, 5), np.array([[True] * 5, [False, False, True, True, True]])
+    cache = model.start(prompt_mask=mask)
+    model.step(ids, cache)
+    cache.repeat(3)
+    new = random_ids(6, 1)
+    logits = np.array(model.step(new, cache))
+    cache.keep(mx.array([3, 4, 5]))
+    after = np.array(model.step(new[3:], cache))
+    for row in range(6):
+        prompt = ids[row // 3][mask[row // 3]]
+        alone = np.array(model([[*prompt, *new[row], *new[row]]]))[0]
+        np.testing.assert_allclose(logits[row, 0], alone[-2], **TOLERANCE)
+        if row >= 3:
+            np.testing.assert_allclose(after[row - 3, 0], alone[-1], **TOLERANCE)
