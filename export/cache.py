@@ -1,0 +1,65 @@
+"""What decoding remembers: every layer's keys and values, so that a step computes only its new positions.
+
+Shapes: R rows (sentences x beams), B sentences, K key-value heads, L new positions, P past positions, d one head.
+
+Here a cache is a view of a graph's inputs: `past_key_values.*` come in, `present.*` (what `extend` leaves) go out. The
+runtime repeats, reorders and drops rows between two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from .masks import Mask, causal_mask, causal_padding_mask, padding_mask
+from .primitives import Op, size
+
+KeyValues = tuple[ir.Value, ir.Value]
+"""Keys (rows, K, length, d_k) and values (rows, K, length, d_v)."""
+
+
+class LayerCache:
+    """Self-attention keys and values of one layer."""
+
+    def __init__(self, keys: ir.Value | None = None, values: ir.Value | None = None) -> None:
+        self.keys = keys
+        self.values = values
+
+    def extend(self, op: Op, k: ir.Value, v: ir.Value) -> KeyValues:
+        """Append (R, K, L, d); returns all keys and values so far, (R, K, P+L, d)."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = k, v
+        else:
+            self.keys = op.Concat(self.keys, k, axis=2)
+            self.values = op.Concat(self.values, v, axis=2)
+        return self.keys, self.values
+
+
+class Cache:
+    """State of one batch's decoding; made from a graph's inputs, advanced by `Transformer.step`."""
+
+    def __init__(
+        self,
+        op: Op,
+        layers: Sequence[LayerCache],
+        cross: Sequence[KeyValues] | None = None,
+        source_tokens: ir.Value | None = None,
+        tokens: ir.Value | None = None,
+    ):
+        keys = layers[0].keys
+        self.offset = None if keys is None else size(op, keys, 2)
+        """Positions decoded so far, padding included (scalar); None without a past."""
+        self.layers = layers
+        self.tokens = tokens
+        """Decoder-only: past and new tokens (R, P+L), 0 on padding."""
+        self.cross = cross
+        self.cross_mask: Mask = None
+        if source_tokens is not None:
+            self.cross_mask = padding_mask(op, source_tokens)
+
+    def self_mask(self, op: Op, length: ir.Value) -> Mask:
+        """Mask for `length` new positions over themselves and everything cached; the same in every layer."""
+        if self.tokens is not None:
+            return causal_padding_mask(op, self.tokens, length)
+        return causal_mask(op, length, length if self.offset is None else op.Add(self.offset, length))

@@ -1,0 +1,199 @@
+"""Encoder and decoder layers, and the stacks of N of them (section 3.1, figure 1).
+
+Shapes: B batch, S source, T target, L either, D model.
+
+    post-norm, the paper's            pre-norm
+    x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .attention import Attention
+from .cache import KeyValues, LayerCache
+from .feedforward import FeedForward
+from .masks import Mask
+from .norms import make_norm
+from .positions import Positions, Rotation, rotation
+from .primitives import Op, extent, scoped
+from .taps import Tap, no_tap, within
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward; a residual connection and a norm around each."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.pre_norm = config.norm_placement == "pre"
+        self.self_attention = Attention(config)
+        self.self_attention_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = make_norm(config)
+
+    def forward(
+        self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap
+    ) -> ir.Value:
+        """(B, L, D) -> (B, L, D)."""
+        if self.pre_norm:
+            x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, tap))
+            x = op.Add(x, self.transform(op, self.feed_forward_norm(op, x), tap))
+        else:
+            x = self.self_attention_norm(op, op.Add(x, self.attend_self(op, x, mask, rotation, tap)))
+            x = self.feed_forward_norm(op, op.Add(x, self.transform(op, x, tap)))
+        tap("", x)
+        return x
+
+    def attend_self(self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, tap: Tap) -> ir.Value:
+        k, v = self.self_attention.keys_values(op, x, rotation)
+        y = self.self_attention.attend(op, x, k, v, mask, rotation)
+        tap("self_attention", y)
+        return y
+
+    def transform(self, op: Op, x: ir.Value, tap: Tap) -> ir.Value:
+        y = self.feed_forward(op, x)
+        tap("feed_forward", y)
+        return y
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.pre_norm = config.norm_placement == "pre"
+        self.self_attention = Attention(config)
+        self.self_attention_norm = make_norm(config)
+        self.has_cross = config.has_encoder
+        if self.has_cross:
+            self.cross_attention = Attention(config)
+            self.cross_attention_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = make_norm(config)
+
+    def forward(
+        self,
+        op: Op,
+        x: ir.Value,
+        mask: Mask = None,
+        rotation: Rotation = None,
+        cross: KeyValues | None = None,
+        cross_mask: Mask = None,
+        past: LayerCache | None = None,
+        tap: Tap = no_tap,
+    ) -> ir.Value:
+        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: those of earlier steps."""
+        if self.pre_norm:
+            x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, past, tap))
+            if cross is not None:
+                x = op.Add(x, self.attend_cross(op, self.cross_attention_norm(op, x), cross, cross_mask, tap))
+            x = op.Add(x, self.transform(op, self.feed_forward_norm(op, x), tap))
+        else:
+            x = self.self_attention_norm(op, op.Add(x, self.attend_self(op, x, mask, rotation, past, tap)))
+            if cross is not None:
+                x = self.cross_attention_norm(op, op.Add(x, self.attend_cross(op, x, cross, cross_mask, tap)))
+            x = self.feed_forward_norm(op, op.Add(x, self.transform(op, x, tap)))
+        tap("", x)
+        return x
+
+    def attend_self(
+        self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap
+    ) -> ir.Value:
+        k, v = self.self_attention.keys_values(op, x, rotation)
+        if past is not None:
+            k, v = past.extend(op, k, v)
+        y = self.self_attention.attend(op, x, k, v, mask, rotation)
+        tap("self_attention", y)
+        return y
+
+    @scoped
+    def cross_keys_values(self, op: Op, memory: ir.Value) -> KeyValues:
+        """A step of its own only so that its nodes and parameters are named within this layer."""
+        return self.cross_attention.keys_values(op, memory)
+
+    def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Mask, tap: Tap) -> ir.Value:
+        k, v = cross
+        # In a beam search the hypotheses of one sentence are its queries: (B*beams, T, D) -> (B, beams*T, D), so that
+        # the sentence's keys and values are neither repeated nor read twice. Without beams nothing changes.
+        by_sentence = op.Concat(op.Shape(mask, start=0, end=1), [-1, extent(x, 2)], axis=0)
+        y = self.cross_attention.attend(op, op.Reshape(x, by_sentence), k, v, mask)
+        y = op.Reshape(y, op.Shape(x))
+        tap("cross_attention", y)
+        return y
+
+    def transform(self, op: Op, x: ir.Value, tap: Tap) -> ir.Value:
+        y = self.feed_forward(op, x)
+        tap("feed_forward", y)
+        return y
+
+
+class Encoder(nn.Module):
+    """Positions, N encoder layers."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
+        if config.norm_placement == "pre":
+            self.norm = make_norm(config)
+
+    def forward(
+        self, op: Op, x: ir.Value, position_ids: ir.Value, mask: Mask = None, tap: Tap = no_tap
+    ) -> ir.Value:
+        """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
+        x = self.positions(op, x, position_ids)
+        tap("embedding", x)
+        angles = rotation(op, self.config, position_ids)
+        for i, layer in enumerate(self.layers):
+            x = layer(op, x, mask, angles, within(tap, f"layers.{i}"))
+        if self.config.norm_placement == "pre":
+            x = self.norm(op, x)
+            tap("norm", x)
+        return x
+
+
+class Decoder(nn.Module):
+    """Positions, N decoder layers."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.positions = Positions(config)
+        self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.decoder_layers)])
+        if config.norm_placement == "pre":
+            self.norm = make_norm(config)
+
+    def forward(
+        self,
+        op: Op,
+        x: ir.Value,
+        position_ids: ir.Value,
+        mask: Mask = None,
+        cross: Sequence[KeyValues] | None = None,
+        cross_mask: Mask = None,
+        past: Sequence[LayerCache] | None = None,
+        tap: Tap = no_tap,
+    ) -> ir.Value:
+        """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
+        x = self.positions(op, x, position_ids)
+        tap("embedding", x)
+        angles = rotation(op, self.config, position_ids)
+        for i, layer in enumerate(self.layers):
+            layer_cross = None if cross is None else cross[i]
+            layer_past = None if past is None else past[i]
+            x = layer(op, x, mask, angles, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
+        if self.config.norm_placement == "pre":
+            x = self.norm(op, x)
+            tap("norm", x)
+        return x
+
+    @scoped
+    def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
+        """Every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed once."""
+        return [layer.cross_keys_values(op, memory) for layer in self.layers]

@@ -1,0 +1,46 @@
+"""Normalisation of each position over its features.
+
+Shapes: D model; inputs (..., D).
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .primitives import Op, Parameter
+
+
+class LayerNorm(nn.Module):
+    """weight * (x - mean) / sqrt(variance + epsilon) + bias, variance with 1/D (Ba et al. 2016; section 3.1)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.weight = Parameter([config.d_model])
+        self.bias = Parameter([config.d_model])
+        self.epsilon = config.norm_epsilon
+
+    def forward(self, op: Op, x: ir.Value) -> ir.Value:
+        return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """weight * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019).
+
+    RMSNormalization is an operator from opset 23 on; this chain is the one that ONNX Runtime fuses into a single kernel.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.weight = Parameter([config.d_model])
+        self.epsilon = config.norm_epsilon
+
+    def forward(self, op: Op, x: ir.Value) -> ir.Value:
+        mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
+        return op.Mul(op.Div(x, op.Sqrt(op.Add(mean_square, self.epsilon))), self.weight)
+
+
+def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
+    return LayerNorm(config) if config.norm == "layernorm" else RMSNorm(config)

@@ -1,0 +1,86 @@
+"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys.
+
+Shapes: B batch, L positions, D model, d_k one head. Tables come from `spec/positions.py`, bit for bit the same as the
+MLX side's, and have `max_positions` rows: a position past them is an error of the Gather.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.positions import rotary_tables, sinusoids
+
+from .primitives import Op, Parameter, table
+
+Rotation = tuple[ir.Value, ir.Value] | None
+"""cos and sin, (L, d_k/2) or (B, 1, L, d_k/2); None where positions are not rotary."""
+
+
+def positions_of(op: Op, length: ir.Value, tokens: ir.Value | None = None) -> ir.Value:
+    """0, 1, 2, ... (L,), or with tokens (B, L) the number of tokens before (B, L): padding takes no position."""
+    if tokens is None:
+        return op.Range(0, length, 1)
+    return op.Max(op.Sub(op.CumSum(tokens, 1), 1), 0)
+
+
+def positions_after(op: Op, offset: ir.Value, length: ir.Value) -> ir.Value:
+    """`length` positions from `offset` on (L,)."""
+    return op.Range(offset, op.Add(offset, length), 1)
+
+
+class Positions(nn.Module):
+    """x + position rows (section 3.5); nothing for rotary or none. Parameter `weight` only if learned."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        self.kind = config.positions
+        if self.kind == "learned":
+            self.weight = Parameter([config.max_positions, config.d_model])
+
+    def forward(self, op: Op, x: ir.Value, position_ids: ir.Value) -> ir.Value:
+        """(B, L, D) -> (B, L, D)."""
+        if self.kind in ("rotary", "none"):
+            return x
+        rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
+        return op.Add(x, op.Gather(rows, position_ids, axis=0))
+
+
+def rotation(op: Op, config: TransformerConfig, position_ids: ir.Value) -> Rotation:
+    """The angles of these positions, once for all layers; None unless positions are rotary."""
+    if config.positions != "rotary":
+        return None
+    cos, sin = (op.Gather(rows, position_ids, axis=0) for rows in rotary_table(op, config))
+    return (cos, sin) if rank(position_ids) == 1 else (op.Unsqueeze(cos, [1]), op.Unsqueeze(sin, [1]))
+
+
+def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
+    """Turn each pair (x_i, x_{i + d_k/2}) of (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
+    if rotation is None:
+        return x
+    cos, sin = rotation
+    x1, x2 = op.Split(x, axis=-1, num_outputs=2, _outputs=2)
+    turned1 = op.Sub(op.Mul(x1, cos), op.Mul(x2, sin))
+    turned2 = op.Add(op.Mul(x2, cos), op.Mul(x1, sin))
+    return op.Concat(turned1, turned2, axis=-1)
+
+
+def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
+    """(max_positions, D)."""
+    return table(op, "positions.sinusoids", lambda: sinusoids(config.max_positions, config.d_model, config.positions))
+
+
+def rotary_table(op: Op, config: TransformerConfig) -> tuple[ir.Value, ir.Value]:
+    """cos and sin, each (max_positions, d_k/2)."""
+    return (
+        table(op, "positions.cos", lambda: rotary_tables(config.max_positions, config)[0]),
+        table(op, "positions.sin", lambda: rotary_tables(config.max_positions, config)[1]),
+    )
+
+
+def rank(x: ir.Value) -> int:
+    if x.shape is None:
+        raise ValueError(f"{x.name}: its rank is unknown")
+    return len(x.shape)

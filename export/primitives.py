@@ -1,0 +1,107 @@
+"""What `mlx.nn` gives the other side: the base class of modules, Linear and Embedding, and tables of constants.
+
+An initializer is called what the checkpoint calls it, and a graph holds only the parameters that it uses. Weights stay
+(out, in), bit for bit.
+
+Shapes: L positions, D width in, O width out, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnxscript import GraphBuilder, nn
+
+Op = Any
+"""The builder's dispatcher: `op.MatMul(x, w)` adds a node. Every method below takes it first."""
+
+
+class Parameter(nn.Parameter):
+    """An initializer of the outermost graph, float32; `name_parameters` gives it its full name."""
+
+    def _realize(self, builder: GraphBuilder) -> Parameter:
+        # The inherited form takes the name from the scope, which is another one inside an If's branches.
+        builder.root.graph.initializers.setdefault(str(self.name), self)
+        return self
+
+
+def name_parameters(model: nn.Module) -> None:
+    """Call every parameter by its way through the modules: encoder.layers.0.self_attention.query_proj.weight."""
+    for name, parameter in model.named_parameters():
+        parameter.name = name
+
+
+def scoped(method: Callable[..., Any]) -> Callable[..., Any]:
+    """For methods other than `forward`: nodes and parameters are named within the module, as `forward`'s are."""
+
+    @functools.wraps(method)
+    def call(self: nn.Module, op: Op, *args: Any, **named: Any) -> Any:
+        op.builder.push_module(self.name or "", type(self).__qualname__)
+        try:
+            for parameter in self.parameters(recurse=False):
+                parameter._realize(op.builder)
+            return method(self, op, *args, **named)
+        finally:
+            op.builder.pop_module()
+
+    return call
+
+
+class Linear(nn.Module):
+    """y = x W^T + b."""
+
+    def __init__(self, width: int, out: int, bias: bool = True):
+        super().__init__()
+        self.weight = Parameter([out, width])
+        self.bias = Parameter([out]) if bias else None
+
+    def forward(self, op: Op, x: ir.Value) -> ir.Value:
+        """(..., D) -> (..., O)."""
+        y = matmul_transposed(op, x, self.weight)
+        return y if self.bias is None else op.Add(y, self.bias)
+
+
+class Embedding(nn.Module):
+    """Rows of a table; the same table transposed is a classifier."""
+
+    def __init__(self, vocab_size: int, width: int):
+        super().__init__()
+        self.weight = Parameter([vocab_size, width])
+
+    def forward(self, op: Op, ids: ir.Value) -> ir.Value:
+        """Integers (B, L) -> (B, L, D)."""
+        return op.Gather(self.weight, ids, axis=0)
+
+    @scoped
+    def as_linear(self, op: Op, x: ir.Value) -> ir.Value:
+        """(B, L, D) -> (B, L, V)."""
+        return matmul_transposed(op, x, self.weight)
+
+
+def matmul_transposed(op: Op, x: ir.Value, weight: ir.Value) -> ir.Value:
+    """x W^T. Runtimes fold the Transpose of an initializer when they load; in the outer graph, where all of them do."""
+    return op.MatMul(x, op.builder.root.op.Transpose(weight, perm=[1, 0], _name=f"{weight.name}/Transpose"))
+
+
+def table(op: Op, name: str, make: Callable[[], NDArray]) -> ir.Value:
+    """A constant by its full name, made at its first use in a graph."""
+    root = op.builder.root
+    found = root.graph.initializers.get(name)
+    return root.initializer(ir.tensor(make(), name=name), qualify=False) if found is None else found
+
+
+def size(op: Op, x: ir.Value, axis: int) -> ir.Value:
+    """Extent of one dynamic axis, a scalar int64."""
+    return op.Gather(op.Shape(x), axis, axis=0)
+
+
+def extent(x: ir.Value, axis: int) -> int:
+    """Extent of one fixed axis, known while building."""
+    found = None if x.shape is None else x.shape[axis]
+    if not isinstance(found, int):
+        raise ValueError(f"{x.name}: axis {axis} of shape {x.shape} is not fixed")
+    return found
