@@ -105,7 +105,7 @@ class Translator:
         )
 
     def _pieces(self, text: str, ids: list[int]) -> Iterator[list[int]]:
-        """Halve until everything fits, at the sentence end nearest to the middle, else at white space, else anywhere."""
+        """Halve until all fits, at the sentence end nearest to the middle, else at white space, else anywhere."""
         limit = self.config.max_positions
         if len(ids) <= limit:
             yield ids
@@ -139,13 +139,13 @@ def translate_stream(
     """Translate a file (default standard input) to a file (default standard output), one line out for each line in.
 
     Lines end at \\n alone (a \\r before it belongs to the end). Bytes that are no UTF-8 are replaced, with a warning on
-    standard error. n_best > 1: the translations of a line stand on one line, separated by tabs. `translator` is anything
-    with `n_best` as `Translator` has it; it sees some thousand lines at a time.
+    standard error. n_best > 1: the translations of a line stand on one line, separated by tabs. `translator` is
+    anything with `n_best` as `Translator` has it; it sees some thousand lines at a time.
     """
-    if input is not None and output is not None and output.exists() and output.samefile(input):
-        raise UserError(f"{output}: is the input as well: choose another output")
     with ExitStack() as stack:
         source = stack.enter_context(_open(input, "rb")) if input else sys.stdin.buffer
+        if input and output and output.exists() and output.samefile(input):
+            raise UserError(f"{output}: is the input as well: choose another output")
         target = stack.enter_context(_open(output, "wb")) if output else sys.stdout.buffer
         reader, number = _Reader(source, str(input or "standard input")), 1
         # A person at the keyboard waits for each line.
