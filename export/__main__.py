@@ -1,0 +1,88 @@
+"""`python -m export build CHECKPOINT OUT`, `python -m export translate ONNX`: the ONNX side where there is no MLX."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import get_args
+
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.translate import Overlong, translate_stream
+from mlx_transformer.spec.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0, or 2 for what the user can mend (one line on standard error)."""
+    chosen = vars(_parser().parse_args(arguments))
+    command = chosen.pop("command")
+    try:
+        (_build if command == "build" else _translate)(**chosen)
+    except UserError as error:
+        print(f"python -m export: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("python -m export: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return 0
+
+
+def _build(checkpoint: Path, out: Path) -> None:
+    from .package import export_onnx
+
+    export_onnx(checkpoint, out)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    print(f"{out}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+
+
+def _translate(
+    model: Path, input: Path | None, output: Path | None, overlong: Overlong, threads: int | None, **options
+):
+    from .runtime import OnnxTransformer
+
+    Options(**options)  # before the model is read
+    translate_stream(OnnxTransformer(model, threads=threads), input, output, overlong=overlong, **options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m export", description="Export to ONNX, and translate with ONNX Runtime."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    build = commands.add_parser("build", help="write a checkpoint as an ONNX folder")
+    build.add_argument("checkpoint", type=Path, help="checkpoint folder (config.json, model.safetensors)")
+    build.add_argument("out", type=Path, help="folder to write; consumers load it as it is")
+
+    translate = commands.add_parser("translate", help="one line in, one line out")
+    default = Options()
+    translate.add_argument("model", type=Path, metavar="ONNX", help="exported folder")
+    translate.add_argument("--input", type=Path, help="text, one sentence a line (default: standard input)")
+    translate.add_argument("--output", type=Path, help="where to write (default: standard output)")
+    translate.add_argument("--beam", type=int, default=default.beam, help="hypotheses kept a step; 1 is greedy")
+    translate.add_argument(
+        "--length-penalty", type=float, default=default.length_penalty, help="alpha of GNMT's penalty"
+    )
+    translate.add_argument("--n-best", type=int, default=default.n_best, help="translations a line, separated by tabs")
+    translate.add_argument("--min-new-tokens", type=int, default=default.min_new_tokens, help="shortest output")
+    translate.add_argument("--max-new-tokens", type=int, help="longest output (default: source length + 50)")
+    translate.add_argument("--early-stopping", action="store_true", help="stop once BEAM hypotheses are finished")
+    translate.add_argument("--sample", action="store_true", help="draw tokens at random instead of taking the best")
+    translate.add_argument(
+        "--temperature", type=float, default=default.temperature, help="of sampling; below 1 is safer"
+    )
+    translate.add_argument(
+        "--top-k", type=int, default=default.top_k, help="sample from the k likeliest tokens; 0: all"
+    )
+    translate.add_argument("--top-p", type=float, default=default.top_p, help="sample from tokens of this probability")
+    translate.add_argument("--seed", type=int, default=default.seed, help="seed of sampling")
+    translate.add_argument("--overlong", choices=get_args(Overlong), default="error", help="lines that are too long")
+    translate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

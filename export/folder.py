@@ -1,0 +1,111 @@
+"""An exported folder, opened: which graphs it has, what model they are, where its tokenizer is.
+
+Reads our own folders and those that Optimum writes for Marian models: config.json, tokenizer.json and, in `onnx/` or
+beside them, encoder_model.onnx with either decoder_model.onnx and decoder_with_past_model.onnx, or
+decoder_model_merged.onnx.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC, is_onnx_folder
+
+ENCODER, FIRST, NEXT, MERGED = "encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"
+ALONE = "model"
+
+
+@dataclass(frozen=True)
+class OnnxFolder:
+    """`graphs`: name -> file, those that are needed to run the model and no others."""
+
+    path: Path
+    config: TransformerConfig
+    graphs: dict[str, Path]
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        path = self.path / "tokenizer.json"
+        return path if path.is_file() else None
+
+
+def open_folder(path: str | Path) -> OnnxFolder:
+    """Find the graphs and the config; `UserError` says what is missing or of the wrong kind."""
+    path = Path(path)
+    if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
+        path = path.parent
+    if not is_onnx_folder(path):
+        raise UserError(
+            f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: python -m export build {path} OUT"
+        )
+    config = _config(path)
+    place = path / "onnx" if (path / "onnx").is_dir() else path
+    files = {name: place / f"{name}.onnx" for name in (ENCODER, FIRST, NEXT, MERGED, ALONE)}
+    there = {name for name, file in files.items() if file.is_file()}
+    if config.architecture != "encoder-decoder":
+        needed = [ALONE]
+    # The pair computes the source's keys and values once and shares them among beams; the merged graph copies them.
+    elif there >= {FIRST, NEXT} or MERGED not in there:
+        needed = [ENCODER, FIRST, NEXT]
+    else:
+        needed = [ENCODER, MERGED]
+    missing = [files[name].name for name in needed if name not in there]
+    if missing:
+        raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
+    return OnnxFolder(path, config, {name: files[name] for name in needed})
+
+
+def _config(path: Path) -> TransformerConfig:
+    for file in (path / SPEC, path / "onnx" / SPEC):
+        if file.is_file():
+            try:
+                return TransformerConfig.from_json(_read(file))
+            except UserError as error:
+                raise UserError(f"{file}: {error}") from error
+    file = path / "config.json"
+    try:
+        values = json.loads(_read(file))
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error})") from error
+    return _from_marian(file, values)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read ({error})") from error
+
+
+def _from_marian(file: Path, values: Any) -> TransformerConfig:
+    """What running needs of a Hugging Face Marian config: ids, sizes, positions. The graphs hold all the rest."""
+    if not isinstance(values, dict) or values.get("model_type") != "marian":
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        raise UserError(
+            f"{file}: model_type {kind!r} can't be run here: export with `python -m export build` (or Marian)"
+        )
+    try:
+        return TransformerConfig(
+            vocab_size=values.get("decoder_vocab_size") or values["vocab_size"],
+            source_vocab_size=values["vocab_size"],
+            d_model=values["d_model"],
+            encoder_layers=values["encoder_layers"],
+            decoder_layers=values["decoder_layers"],
+            heads=values["decoder_attention_heads"],
+            d_ff=values["decoder_ffn_dim"],
+            positions="sinusoidal_concat",
+            max_positions=values["max_position_embeddings"],
+            tie_embeddings="none",
+            pad_id=values["pad_token_id"],
+            bos_id=values["decoder_start_token_id"],
+            eos_id=values["eos_token_id"],
+        )
+    except KeyError as error:
+        raise UserError(f"{file}: {error.args[0]} is missing") from error
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error

@@ -1,0 +1,147 @@
+"""An exported model, run by ONNX Runtime: ids to ids, text to text. Needs numpy, onnxruntime and tokenizers.
+
+    model = OnnxTransformer("onnx-folder")
+    model.translate(["Good morning."], beam=4)
+
+Shapes: B batch, S source, T target, L either, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
+from mlx_transformer.generation.search import generate, search
+from mlx_transformer.generation.translate import Overlong, Translation, Translator
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .folder import OnnxFolder, open_folder
+from .sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+
+CPU = "CPUExecutionProvider"
+
+
+def session_options(threads: int | None = None) -> ort.SessionOptions:
+    """As sessions here are opened. threads: of one operator; None lets ONNX Runtime take the machine's cores."""
+    if threads is not None and threads < 1:
+        raise UserError(f"threads={threads} must be at least 1, or left out")
+    options = ort.SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    # A model has several sessions that run in turn: without this the resting one's threads keep the cores busy, and
+    # greedy decoding of one sentence takes up to twice as long.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return options
+
+
+def open_session(
+    file: str | Path, providers: Sequence[Any] | None = None, options: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
+    """`UserError` if the file can't be loaded or a provider isn't there. Providers: default CPU."""
+    providers = list(providers) if providers else [CPU]
+    available = ort.get_available_providers()
+    for provider in providers:
+        name = provider if isinstance(provider, str) else provider[0]
+        if name not in available:
+            raise UserError(f"provider {name} is not in this onnxruntime; it has {', '.join(available)}")
+    try:
+        # SkipLayerNormalization is several times slower on CPU than the Add and LayerNormalization it replaces.
+        return ort.InferenceSession(
+            str(file), options or session_options(), providers=providers, disabled_optimizers=["SkipLayerNormFusion"]
+        )
+    except Exception as error:  # onnxruntime's exceptions have no common base of their own
+        raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error
+
+
+class OnnxTransformer:
+    """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one."""
+
+    def __init__(self, folder: str | Path, providers: Sequence[Any] | None = None, threads: int | None = None):
+        """providers: ONNX Runtime's execution providers, default CPU. threads: see `session_options`."""
+        self.folder: OnnxFolder = open_folder(folder)
+        self.config = self.folder.config
+        options = session_options(threads)
+        self.sessions = {name: open_session(file, providers, options) for name, file in self.folder.graphs.items()}
+        kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
+        self.graphs = kinds[self.config.architecture](self.config, self.sessions)
+
+    def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+        """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
+        return generate(self.graphs, ids, prefix, **options)  # type: ignore[arg-type] - an encoder alone is refused there
+
+    def search(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+        """The n best outputs of each input with their scores."""
+        return search(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+
+    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
+        """One translation for each line, in order; an empty line stays empty. options: as for `generate`."""
+        return self.translator.translate(lines, overlong=overlong, **options)
+
+    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
+        """The `n_best` translations of each line with their scores."""
+        return self.translator.n_best(lines, **options)
+
+    @cached_property
+    def translator(self) -> Translator:
+        path = self.folder.tokenizer_path
+        return Translator(self.config, Tokenizer.load(path) if path else None, self.search, str(self.folder.path))
+
+    def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""
+        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs)
+        ids = self._ids(ids, self.config.source_vocab_size)
+        return graphs.encode(ids, _mask(mask, ids))
+
+    def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
+        """Teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
+        ids = self._ids(target_ids, self.config.vocab_size)
+        return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden[..., 0]))
+
+    def logits(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
+        """Logits (B, L, V) of an encoder alone or a decoder alone (padding on the left)."""
+        graphs = self._of(EncoderGraphs, CausalGraphs)
+        ids = self._ids(ids, self.config.vocab_size)
+        return graphs.logits(ids, _mask(mask, ids))
+
+    def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
+        """A cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
+        if hidden is None:
+            if mask is None:
+                raise UserError("start: a decoder alone needs the mask of its first tokens (all ones without padding)")
+            return self._of(CausalGraphs).begin(np.asarray(mask).astype(np.int64))
+        return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden[..., 0]))
+
+    def step(self, ids: Any, cache: OnnxCache) -> NDArray[np.float32]:
+        """Logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
+        return self._of(EncoderDecoderGraphs, CausalGraphs).step(self._ids(ids, self.config.vocab_size), cache)
+
+    def _of(self, *kinds: type) -> Any:
+        if not isinstance(self.graphs, kinds):
+            raise UserError(f"{self.folder.path}: architecture={self.config.architecture!r} has no such pass")
+        return self.graphs
+
+    def _ids(self, ids: Any, vocab_size: int) -> NDArray[np.int64]:
+        rows = check_ids(ids, vocab_size, "ids")
+        if len({len(row) for row in rows}) != 1:
+            raise UserError("ids: rows have different lengths; pad them and pass a mask")
+        if len(rows[0]) > self.config.max_positions:
+            raise UserError(f"ids: {len(rows[0])} tokens, the model takes at most {self.config.max_positions}")
+        return np.stack(rows)
+
+
+def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:
+    if mask is None:
+        return np.ones(like.shape, np.int64)
+    mask = np.asarray(mask).astype(np.int64)
+    if mask.shape != like.shape:
+        raise UserError(f"mask: its shape {mask.shape} differs from that of the ids, {like.shape}")
+    return mask
