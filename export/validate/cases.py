@@ -55,6 +55,11 @@ class Case:
         """(B,S): which source positions are tokens."""
         return np.ones(self.ids.shape, bool) if self.mask is None else self.mask
 
+    @property
+    def prompt_mask(self) -> Bits | None:
+        """The mask of a decoder's prompts, which are padded on the left; causal attention needs none for the right."""
+        return self.mask if self.mask is not None and self.mask[:, -1].all() else None
+
     def valid(self, tap: str) -> Bits:
         """(B,L): the positions of a tap that count. Targets are causal and unpadded: each of theirs counts."""
         decoder = self.target_ids is not None and (tap == "logits" or tap.startswith("decoder."))

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,13 +27,25 @@ from .cases import Case, fresh_seed, grid, tokenised
 from .decoding import Judged, beam_search, judge_beam, judge_greedy
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Tokens, Weights
-from .rule import Budget, Truth, budget_for, measure
+from .rule import Deviation, Measurement, Natural, Truth, budget_for
 
 Array = NDArray
 
 BEAM = 4
 MOST_NEW_TOKENS = 20
 MOST_SENTENCES = 8
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One tensor of one runtime for one input, not judged yet: that takes the natural errors of all inputs."""
+
+    engine: Engine
+    path: str
+    tap: str
+    case: str
+    deviation: Deviation
+    natural: Natural
 
 
 def compare(
@@ -73,17 +85,14 @@ def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Se
     c = checkpoint.config
     truth64, truth32 = Reference(c, stored), Reference(c, stored, np.float32)
     weights = [check for engine in engines for check in _weights(engine, stored)]
-    points: dict[tuple[str, str, str], Point] = {}
-    logit_budget = dict.fromkeys((e.name for e in engines), 0.0)
+    taken: list[Sample] = []
     for case in cases:
         truths = _truths(truth64, truth32, case)
         for engine in engines:
-            budget = budget_for(engine.precision, engine.device)
-            logit_budget[engine.name] = max(logit_budget[engine.name], budget.max * truths["logits"].max)
             for path, tap, got in _outputs(engine, case, truths):
-                key = (engine.name, path, tap)
-                found = Point(*key, measure(got, truths[tap], budget), case.name, 1, ())
-                points[key] = _worse(points.get(key), found, budget)
+                deviation = Deviation.of(got, truths[tap])
+                taken.append(Sample(engine, path, tap, case.name, deviation, truths[tap].natural))
+    points, limits = _judged(taken)
     return Report(
         checkpoint=str(checkpoint.folder),
         onnx="",
@@ -94,8 +103,8 @@ def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Se
         absent=(),
         inputs=tuple(f"{case.name} {case.ids.shape}" for case in cases),
         weights=tuple(weights),
-        points=tuple(points.values()),
-        tokens=tuple(_tokens(truth64, engines, cases, logit_budget)),
+        points=tuple(points),
+        tokens=tuple(_tokens(truth64, engines, cases, limits)),
         seconds=time.perf_counter() - begin,
         versions=versions(),
     )
@@ -151,18 +160,36 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
         yield path, "logits", logits
 
 
-def _worse(old: Point | None, new: Point, budget: Budget) -> Point:
-    """The two together: all inputs, all failures, the measurement that came nearer to its budget or further past it."""
-    if not new.worst.passed:
-        new = replace(new, failures=(new.case,))
-    if old is None:
-        return new
-    worst = max(old, new, key=lambda p: (not p.worst.passed, p.worst.share(budget)))
-    return replace(worst, inputs=old.inputs + new.inputs, failures=old.failures + new.failures)
+def _judged(taken: Sequence[Sample]) -> tuple[list[Point], dict[str, float]]:
+    """Points in the order of the data, and for each runtime the largest error that a logit may have."""
+    parts: dict[str, list[Natural]] = {}
+    for sample in taken:
+        parts.setdefault(sample.tap, []).append(sample.natural)
+    pools = {tap: Natural.pooled(natural) for tap, natural in parts.items()}
+    points: dict[tuple[str, str, str], Point] = {}
+    limits: dict[str, float] = {}
+    for sample in taken:
+        engine, tap = sample.engine, sample.tap
+        budget = budget_for(engine.precision, engine.device)
+        found = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
+        failures = () if found.passed else (sample.case,)
+        point = Point(engine.name, sample.path, tap, found, sample.case, 1, failures)
+        key = (engine.name, sample.path, tap)
+        points[key] = _worse(points[key], point) if key in points else point
+        if tap == "logits":
+            limit = budget.max * sample.natural.limits(pools[tap])[1]
+            limits[engine.name] = max(limits.get(engine.name, 0.0), limit)
+    return list(points.values()), limits
+
+
+def _worse(a: Point, b: Point) -> Point:
+    """The two together: all inputs, all failures, the measurement that used up more of its budget."""
+    worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
+    return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)
 
 
 def _tokens(
-    reference: Reference, engines: Sequence[Engine], cases: Sequence[Case], budgets: Mapping[str, float]
+    reference: Reference, engines: Sequence[Engine], cases: Sequence[Case], limits: Mapping[str, float]
 ) -> Iterator[Tokens]:
     """Greedy and beam search of every runtime, from the rows of the cases that have several."""
     c = reference.config
@@ -174,7 +201,7 @@ def _tokens(
     limit = min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
     truth = beam_search(reference, sources, BEAM, limit)
     for engine in engines:
-        budget = budgets[engine.name]
+        budget = limits[engine.name]
         greedy = [ids for ids, _ in engine.search(sources, 1, limit)]
         yield _tokens_row(engine, "greedy", greedy, judge_greedy(reference, sources, greedy, limit, budget))
         beam = engine.search(sources, BEAM, limit)

@@ -183,7 +183,7 @@ def _points_table(report: Report) -> Table:
     for point in report.points:
         label = point.tap if point.path == TAPPED else f"{point.tap}, {point.path}"
         m = point.worst
-        ratios = "bits equal" if point.passed and m.bits else f"{m.rms_ratio:5.2f} {m.max_ratio:5.2f}"
+        ratios = "bits equal" if m.deviation.same_bits else f"{m.rms_ratio:5.2f} {m.max_ratio:5.2f}"
         rows.setdefault(label, {})[point.runtime] = _mark(point.passed, ratios)
     for label in sorted(rows, key=lambda label: ", " in label):
         table.add_row(label, *(rows[label].get(name, "") for name in runtimes))
@@ -206,13 +206,10 @@ def _mark(passed: bool, text: str) -> Text:
 
 
 def _place(point: Point) -> str:
-    m = point.worst
-    if m.detail:
-        what = m.detail
-    else:
-        what = f"rms {m.rms_ratio:.3g} and max {m.max_ratio:.3g} times float32's own error"
-    where = f" at {list(m.index)}: {m.got:.9g}, expected {m.expected:.9g} ({m.ulp:.3g} ulp)" if m.index else ""
-    return f"{point.tap} ({point.path}, {point.case}): {what}{where}"
+    d = point.worst.deviation
+    ratios = f"rms {point.worst.rms_ratio:.3g} and max {point.worst.max_ratio:.3g} times float32's own error"
+    where = f" at {list(d.index)}: {d.got:.9g}, expected {d.expected:.9g} ({d.ulp:.3g} ulp)" if d.index else ""
+    return f"{point.tap} ({point.path}, {point.case}): {d.detail or ratios}{where}"
 
 
 def _plain(value: Any) -> Any:

@@ -89,7 +89,7 @@ class MlxEngine:
             return {}
         with self._stream():
             if case.target_ids is None:
-                ids, mask = case.ids, case.mask
+                ids, mask = case.ids, case.prompt_mask
                 cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
             else:
                 ids = case.target_ids

@@ -48,7 +48,7 @@ class ReferenceEngine:
         if self.config.architecture == "encoder":
             return {}
         if case.target_ids is None:
-            ids, real, cache = case.ids, case.source_real, model.start(batch=len(case.ids))
+            ids, real, cache = case.ids, case.prompt_mask, model.start(batch=len(case.ids))
         else:
             ids, real = case.target_ids, None
             cache = model.start(model.encode(case.ids, case.mask), case.mask)
