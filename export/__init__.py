@@ -1,1 +1,28 @@
-"""The ONNX side: NumPy and onnx, never MLX."""
+"""The ONNX side: NumPy and onnx, never MLX.
+
+export_onnx(checkpoint, out)      write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js
+OnnxTransformer(folder)           run them: .generate(list_of_id_lists), .translate(list_of_strings)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .package import export_onnx
+    from .runtime import OnnxTransformer
+
+# Loaded on first use: building needs no ONNX Runtime, running no onnx.
+_HOMES = {"export_onnx": "package", "OnnxTransformer": "runtime"}
+__all__ = ["export_onnx", "OnnxTransformer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

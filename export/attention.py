@@ -1,6 +1,6 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v widths of one head's keys and values.
+Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and d_v: one head's keys and values.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class Attention(nn.Module):
         return rotate(op, k, rotation), v
 
     @scoped
-    def attend(
-        self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, rotation: Rotation = None
-    ) -> ir.Value:
+    def attend(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, rotation: Rotation = None) -> ir.Value:
         """Queries from x (B, T, D) over these keys and values -> (B, T, D)."""
         q = split_heads(op, self.query_proj(op, x), self.heads)
         q = rotate(op, q, rotation)

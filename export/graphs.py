@@ -1,4 +1,4 @@
-"""Which graphs exist, with their inputs, outputs and dynamic axes. Names are those that Optimum and transformers.js expect.
+"""Which graphs exist, their inputs, outputs and dynamic axes, by the names that Optimum and transformers.js expect.
 
     encoder-decoder   encoder_model, decoder_model, decoder_with_past_model, decoder_model_merged
     decoder           model
@@ -23,7 +23,6 @@ from mlx_transformer.spec.config import TransformerConfig
 from .cache import Cache, KeyValues, LayerCache
 from .model import Transformer
 from .primitives import Op
-from .taps import no_tap
 
 OPSET = 20
 IR_VERSION = 9

@@ -36,9 +36,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
 
-    def forward(
-        self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap
-    ) -> ir.Value:
+    def forward(self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> ir.Value:
         """(B, L, D) -> (B, L, D)."""
         if self.pre_norm:
             x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, tap))
@@ -143,9 +141,7 @@ class Encoder(nn.Module):
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
-    def forward(
-        self, op: Op, x: ir.Value, position_ids: ir.Value, mask: Mask = None, tap: Tap = no_tap
-    ) -> ir.Value:
+    def forward(self, op: Op, x: ir.Value, position_ids: ir.Value, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
         x = self.positions(op, x, position_ids)
         tap("embedding", x)

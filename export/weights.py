@@ -5,7 +5,7 @@ The graphs of a decoder share one file. Offsets are aligned to 64 bytes, a cache
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,9 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
 def _parameter(checkpoint: Checkpoint, name: str) -> np.ndarray:
     array = checkpoint.tensor(name)
     if array.dtype != np.float32:
-        raise UserError(f"{checkpoint.folder}: {name} is {array.dtype}; export writes float32: save it in that precision")
+        raise UserError(
+            f"{checkpoint.folder}: {name} is {array.dtype}; export writes float32: save it in that precision"
+        )
     return array
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,27 +75,42 @@ def save_checkpoint(
     """
     folder = Path(folder)
     check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder))
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+    with replace_folder(folder, "checkpoint") as temporary:
         written = {CONFIG: config.to_json(), **({TOKENIZER: tokenizer_json} if tokenizer_json else {}), **(texts or {})}
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
             save_file({key: np.ascontiguousarray(array) for key, array in group.items()}, temporary / name)
-        files = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
-        manifest = {"format": FORMAT, "files": files}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        for path in temporary.iterdir():
+        write_manifest(temporary)
+    return folder
+
+
+@contextmanager
+def replace_folder(folder: Path, what: str) -> Iterator[Path]:
+    """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
+
+    Raises `UserError` ("the {what} could not be written") when the disk refuses. `folder` is untouched after any error.
+    """
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
-        _flush(temporary)
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder}: the {what} could not be written ({error}); free the disk and try again") from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(f"{folder}: the checkpoint could not be written ({error}); free the disk and try again") from error
-    return folder
+
+
+def write_manifest(folder: Path) -> None:
+    """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`."""
+    files = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    manifest = {"format": FORMAT, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:

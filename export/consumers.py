@@ -1,0 +1,132 @@
+"""The JSON files by which Optimum (ORTModelForSeq2SeqLM and its kin) and transformers.js recognise a model.
+
+They name the closest published architecture, whose cache has the same layout; the graphs alone decide what is computed.
+Our own description of the model is mlx_transformer.json.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mlx_transformer.spec.config import TransformerConfig
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+
+
+def configs(config: TransformerConfig, external: list[str]) -> dict[str, dict[str, Any]]:
+    """{file name: contents}. `external`: graph files that a data file of their own name goes with."""
+    kinds = {"encoder-decoder": _marian, "decoder": _llama, "encoder": _bert}
+    shared = {
+        "pad_token_id": config.pad_id,
+        "bos_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "max_position_embeddings": config.max_positions,
+        "torch_dtype": "float32",
+        # In a browser the default would be 8-bit weights. A data file's name is the graph's and "_data".
+        "transformers.js_config": {"dtype": "fp32", "use_external_data_format": dict.fromkeys(external, 1)},
+    }
+    found = {"config.json": {**kinds[config.architecture](config), **shared}}
+    if config.has_decoder:
+        found["generation_config.json"] = _generation(config)
+    return found
+
+
+def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any]:
+    """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is."""
+    contents = {entry["id"]: entry["content"] for entry in json.loads(tokenizer).get("added_tokens", [])}
+    roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
+    special = {role: contents[id] for role, id in roles.items() if id in contents}
+    if "<unk>" in contents.values():
+        special["unk_token"] = "<unk>"
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": config.max_positions,
+        "padding_side": "left" if config.architecture == "decoder" else "right",
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # "</s>" in a text is text
+    }
+
+
+def _marian(c: TransformerConfig) -> dict[str, Any]:
+    heads, width = _cache_sizes(c)
+    return {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "vocab_size": c.vocab_size,
+        "decoder_vocab_size": c.vocab_size,
+        "d_model": width,
+        "hidden_size": width,
+        "num_hidden_layers": c.encoder_layers,
+        "encoder_layers": c.encoder_layers,
+        "decoder_layers": c.decoder_layers,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": c.d_ff,
+        "decoder_ffn_dim": c.d_ff,
+        "activation_function": ACTIVATIONS[c.activation],
+        "scale_embedding": c.scale_embeddings,
+        "share_encoder_decoder_embeddings": c.tie_embeddings == "all",
+        "tie_word_embeddings": c.tie_embeddings != "none",
+        "decoder_start_token_id": c.bos_id,
+        "forced_eos_token_id": None,
+        "use_cache": True,
+    }
+
+
+def _llama(c: TransformerConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": c.vocab_size,
+        # Optimum takes hidden_size / num_attention_heads for the width of a cached head.
+        "hidden_size": c.heads * c.d_k,
+        "intermediate_size": c.d_ff,
+        "num_hidden_layers": c.decoder_layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.key_value_heads,
+        "head_dim": c.d_k,
+        "hidden_act": ACTIVATIONS[c.activation],
+        "tie_word_embeddings": c.tie_embeddings != "none",
+        "use_cache": True,
+    }
+
+
+def _bert(c: TransformerConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.d_model,
+        "intermediate_size": c.d_ff,
+        "num_hidden_layers": c.encoder_layers,
+        "num_attention_heads": c.heads,
+        "hidden_act": ACTIVATIONS[c.activation],
+        "tie_word_embeddings": c.tie_embeddings != "none",
+    }
+
+
+def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
+    """(heads, heads * width of one) of the cached keys: Marian consumers make their first, empty cache from these.
+
+    Only for unequal d_k and d_v can they not (Optimum's merged decoder; its use_merged=False and transformers.js can).
+    """
+    return c.key_value_heads, c.key_value_heads * c.d_k
+
+
+def _generation(c: TransformerConfig) -> dict[str, Any]:
+    """Greedy as ours: pad and bos are never chosen, nothing is forced."""
+    return {
+        "pad_token_id": c.pad_id,
+        "bos_token_id": c.bos_id,
+        "eos_token_id": c.eos_id,
+        **({"decoder_start_token_id": c.bos_id} if c.has_encoder else {}),
+        "bad_words_ids": [[id] for id in sorted({c.pad_id, c.bos_id})],
+        "max_length": c.max_positions,
+        "do_sample": False,
+        "num_beams": 1,
+        "use_cache": True,
+    }

@@ -1,0 +1,101 @@
+"""The folder that consumers load, written from a checkpoint with NumPy alone.
+
+    OUT/config.json, generation_config.json            for Optimum and transformers.js (`consumers.py`)
+    OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer
+    OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
+    OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
+
+The weights of an encoder-decoder are in two data files, because a consumer in a browser fetches one file a graph, named
+after it: encoder_model.onnx_data, and decoder_model_merged.onnx_data, which the other two decoder graphs share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, replace_folder, write_manifest
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.spec.versions import versions
+
+from . import consumers
+from .graphs import OPSET, build, graph_names
+from .weights import fill
+
+FORMAT = 1
+GRAPHS = "onnx"
+
+
+def export_onnx(checkpoint: str | Path, out: str | Path, *, taps: bool = False, external_threshold: int = 1024) -> Path:
+    """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
+
+    `out` is made new, or replaced if it is empty or an earlier export; it appears only when it is complete. `taps`: the
+    graphs have every named point of the network as a further output, for validation. Tensors of more than
+    `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a
+    folder that holds something else, a full disk).
+    """
+    opened = open_checkpoint(checkpoint)
+    out = Path(out)
+    _check_free(out)
+    config = opened.config
+    with replace_folder(out, "ONNX folder") as folder:
+        graphs = folder / GRAPHS
+        graphs.mkdir()
+        external = _write_graphs(opened, graphs, taps, external_threshold)
+        texts: dict[str, Any] = consumers.configs(config, external)
+        if opened.tokenizer_path:
+            tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+            (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+            texts["tokenizer_config.json"] = consumers.tokenizer_config(config, tokenizer)
+        texts[SPEC] = {
+            "format": FORMAT,
+            "config": config.to_dict(),
+            "source": {WEIGHTS: {"sha256": _digest(opened.folder / WEIGHTS)}},
+            "opset": OPSET,
+            "versions": versions(),
+        }
+        for name, values in texts.items():
+            (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_manifest(graphs)
+    return out
+
+
+def _write_graphs(checkpoint: Checkpoint, folder: Path, taps: bool, external_threshold: int) -> list[str]:
+    """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
+    external = []
+    for owner, names in data_owners(checkpoint.config).items():
+        models = {name: build(checkpoint.config, name, taps) for name in names}
+        if fill(models.values(), checkpoint, folder / f"{owner}.onnx_data", external_threshold):
+            external.append(f"{owner}.onnx")
+        for name, model in models.items():
+            path = folder / f"{name}.onnx"
+            path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+            onnx.checker.check_model(path, full_check=True)
+    return external
+
+
+def data_owners(config: TransformerConfig) -> dict[str, list[str]]:
+    """{graph whose name the data file has: graphs that use this file}."""
+    names = graph_names(config)
+    if len(names) == 1:
+        return {names[0]: names}
+    return {"encoder_model": names[:1], "decoder_model_merged": names[1:]}
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give a folder to write the ONNX models to")
+    if out.is_dir() and any(out.iterdir()) and not (out / SPEC).is_file():
+        raise UserError(f"{out}: holds files that are no earlier export; give another folder, or empty this one")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
