@@ -185,3 +185,23 @@ def test_greedy_decoding_step_by_step(placement: str) -> None:
     forced = np.array(model.decode(tokens[:, :-1], memory, mask))
     np.testing.assert_allclose(np.array(mx.concatenate(stepped, axis=1)), forced, atol=2e-5)
     assert np.array_equal(forced.argmax(-1), np.array(tokens[:, 1:]))
+
+
+def test_greedy_generation_runs_from_the_start_to_the_end_token() -> None:
+    """Each generated token is the most probable one of the teacher-forced pass; the end token ends its row."""
+    model = tiny(1, output_bias=True, tie_embeddings="none", norm_placement="pre").eval()
+    pad, bos, eos = model.config.pad_id, model.config.bos_id, model.config.eos_id
+    model.output_proj.bias[eos] = 2.5  # so that some rows end by themselves
+    sources = [[5, 6, 7, eos], [9, 10, 11, 12, 13, eos], [20, eos], [7, 7, 8, eos]]
+    outputs = model.generate(sources, max_new_tokens=9)
+    ended = 0
+    for source, output in zip(sources, outputs, strict=True):
+        logits = np.array(model([source], [[bos, *output]]))[0]
+        logits[:, [pad, bos]] = -np.inf  # never generated
+        expected = logits.argmax(-1).tolist()
+        assert expected[: len(output)] == output
+        assert eos not in output
+        if len(output) < 9:
+            assert expected[len(output)] == eos
+            ended += 1
+    assert 0 < ended < 4

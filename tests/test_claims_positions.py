@@ -122,10 +122,8 @@ def test_an_offset_is_a_rotation() -> None:
 def test_frequency_falls_as_in_a_counter() -> None:
     assert position_study.counter_bits(3) == "000 001 010 011 100 101 110 111".split()
     counted = itertools.pairwise(position_study.counter_bits(3))
-    changes = np.sum(
-        [[a != b for a, b in zip(before, after, strict=True)] for before, after in counted], axis=0
-    ).tolist()
-    assert changes == [1, 3, 7]  # the last digit is the fastest; in the encoding it is the first feature
+    changes = sum(np.array(list(before)) != np.array(list(after)) for before, after in counted)
+    assert changes.tolist() == [1, 3, 7]  # the last digit is the fastest; in the encoding it is the first feature
     crossings = position_study.zero_crossings(1000, 32)
     assert crossings[0] == 317  # 999 / pi
     fast = crossings[crossings > 0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -161,9 +161,9 @@ class Transformer(nn.Module):
     def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
         if self.config.tie_embeddings == "none":
-            y = self.output_proj(hidden)
+            y = cast(nn.Linear, self._output())(hidden)
         else:
-            y = self._output().as_linear(hidden)
+            y = cast(nn.Embedding, self._output()).as_linear(hidden)
             y = y + self.output_proj.bias if self.config.output_bias else y
         if tap is not None:
             tap("logits", y)
@@ -206,8 +206,7 @@ class Transformer(nn.Module):
 
     def weights(self) -> dict[str, np.ndarray]:
         """Every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as float32."""
-        found = dict(tree_flatten(self.parameters()))
-        return {name: np.array(_for_numpy(value)) for name, value in found.items()}
+        return {name: np.array(_for_numpy(value)) for name, value in named_parameters(self)}
 
     @classmethod
     def from_weights(cls, config: TransformerConfig, weights: Mapping[str, np.ndarray]) -> Transformer:
@@ -225,8 +224,9 @@ class Transformer(nn.Module):
     def _filled(cls, config: TransformerConfig, weights: list[tuple[str, mx.array]]) -> Transformer:
         model = cls(config)  # its own first weights are never computed: MLX is lazy
         model.load_weights(weights, strict=True)
+        model.eval()
         mx.eval(model.parameters())
-        return model.eval()
+        return model
 
     def _needs(self, part: str, method: str) -> None:
         if not getattr(self.config, part):
@@ -246,13 +246,18 @@ def initialise(model: Transformer) -> None:
     matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
     normal, xavier = nn.init.normal(std=model.config.d_model**-0.5), nn.init.glorot_uniform()
     fresh = []
-    for name, value in tree_flatten(model.parameters()):
+    for name, value in named_parameters(model):
         if value.ndim == 2:
             table = "embedding" in name or name.endswith("positions.weight")
-            fresh.append((name, (normal if table else xavier)(value)))
+            fresh.append((name, normal(value) if table else xavier(value, 1.0)))
         elif name.endswith("_proj.bias"):
             fresh.append((name, mx.zeros_like(value)))
     model.load_weights(fresh, strict=False)
+
+
+def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """(name, array) of every parameter, in the modules' order."""
+    return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
 
 
 def load_model(folder: str | Path) -> Transformer:
