@@ -39,8 +39,8 @@ class Arrays(Protocol):
     def max(self, x: Array, axis: int, keepdims: bool = False) -> Array: ...
     def sum(self, x: Array, axis: int, keepdims: bool = False) -> Array: ...
     def cumsum(self, x: Array, axis: int) -> Array: ...
-    def exp(self, x: Array) -> Array: ...
-    def log(self, x: Array) -> Array: ...
+    def softmax(self, x: Array, axis: int) -> Array: ...
+    def logsumexp(self, x: Array, axis: int, keepdims: bool = False) -> Array: ...
     def sort(self, x: Array, axis: int) -> Array: ...
     def argsort(self, x: Array, axis: int) -> Array: ...
     def where(self, condition: Array, x: Any, y: Any) -> Array: ...
@@ -67,8 +67,6 @@ class NumpyArrays:
     max = staticmethod(np.max)
     sum = staticmethod(np.sum)
     cumsum = staticmethod(np.cumsum)
-    exp = staticmethod(np.exp)
-    log = staticmethod(np.log)
     sort = staticmethod(np.sort)
     argsort = staticmethod(np.argsort)
     where = staticmethod(np.where)
@@ -84,15 +82,16 @@ class NumpyArrays:
     def float32(self, x: np.ndarray) -> np.ndarray:
         return x.astype(np.float32, copy=False)
 
+    def softmax(self, x: np.ndarray, axis: int) -> np.ndarray:
+        return np.exp(x - self.logsumexp(x, axis, keepdims=True))
+
+    def logsumexp(self, x: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
+        largest = np.max(x, axis=axis, keepdims=True)
+        found = np.log(np.sum(np.exp(x - largest), axis=axis, keepdims=True)) + largest
+        return found if keepdims else np.squeeze(found, axis)
+
     def full(self, shape: Sequence[int], value: float) -> np.ndarray:
         return np.full(shape, value, np.float32)
-
-
-def log_softmax(xp: Arrays, logits: Array) -> Array:
-    """log softmax over the last axis, in float32 whatever the logits' type."""
-    shifted = xp.float32(logits)
-    shifted = shifted - xp.max(shifted, axis=-1, keepdims=True)
-    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
 
 
 def top_k(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:

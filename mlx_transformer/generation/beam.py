@@ -15,7 +15,7 @@ import numpy as np
 
 from mlx_transformer.spec.config import TransformerConfig
 
-from .arrays import Array, Arrays, first_of, log_softmax, top_k
+from .arrays import Array, Arrays, first_of, top_k
 from .options import Hypothesis, Options
 from .steps import BANNED, DEAD, Batch, History, Rules, take_sentences
 
@@ -41,8 +41,10 @@ class Beam:
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
         xp, k, v = self.xp, self.width, logits.shape[-1]
         size, hypotheses = self.live.shape
-        scores = self.rules.apply(log_softmax(xp, logits).reshape(size, hypotheses, v), t) + self.live[:, :, None]
-        scores = scores.reshape(size, hypotheses * v)
+        logits = xp.float32(logits).reshape(size, hypotheses, v)
+        # log p of hypothesis and token: logit less the softmax's normaliser, plus log p of the hypothesis so far.
+        scores = logits + (self.live - xp.logsumexp(logits, axis=-1))[:, :, None]
+        scores = self.rules.apply(scores, t).reshape(size, hypotheses * v)
         if hypotheses * v < 2 * k:
             scores = xp.concatenate([scores, xp.full((size, 2 * k - hypotheses * v), 2 * BANNED)], axis=1)
         values, flat = top_k(xp, scores, 2 * k)  # (B, C)

@@ -9,19 +9,22 @@ import numpy as np
 
 from mlx_transformer.spec.config import TransformerConfig
 
-from .arrays import Array, Arrays, log_softmax
+from .arrays import Array, Arrays
 from .options import Hypothesis, Options
 from .steps import BANNED, Batch, History, Rules, take_sentences
 
 
 class Greedy:
-    """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad."""
+    """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad.
+
+    `scored`: log p of the output is wanted. Otherwise its score is only finite or not, as the logits are.
+    """
 
     width = 1
 
-    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
+    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig, scored: bool = True):
         size = len(batch.sources)
-        self.xp, self.options, self.config = xp, options, config
+        self.xp, self.options, self.config, self.scored = xp, options, config, scored
         self.rules = Rules(xp, batch, options, config)
         self.index = np.arange(size)
         self.original = batch.index
@@ -33,14 +36,16 @@ class Greedy:
 
     def choose(self, logits: Array, t: int) -> tuple[Array, None]:
         xp = self.xp
-        logp = log_softmax(xp, logits)
-        allowed = self.rules.apply(logp[:, None], t)[:, 0]
+        logits = xp.float32(logits)
+        allowed = self.rules.apply(logits[:, None], t)[:, 0]
         if self.options.sample:
             noise = gumbel(self.options.seed, t, self.original[self.index], self.config.vocab_size)
             token = xp.argmax(likeliest(xp, allowed, self.options) + xp.asarray(noise), axis=1)
         else:
             token = xp.argmax(allowed, axis=1)
-        chosen = xp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+        chosen = xp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        if self.scored:
+            chosen = chosen - xp.logsumexp(logits, axis=-1)
         self.total = xp.where(self.done, self.total, self.total + chosen)
         token = xp.where(self.done, self.config.pad_id, token)
         self.history.append(token)
@@ -72,22 +77,22 @@ class Greedy:
         self.scores[self.index] = self.xp.numpy(self.total)
 
 
-def likeliest(xp: Arrays, logp: Array, options: Options) -> Array:
+def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
     """Scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
 
     Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
     border stay in together.
     """
-    scores = logp / options.temperature
-    if not (0 < options.top_k < logp.shape[1] or options.top_p < 1):
+    scores = logits / options.temperature
+    if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):
         return scores
     falling = -xp.sort(-scores, axis=1)
-    if 0 < options.top_k < logp.shape[1]:
+    if 0 < options.top_k < logits.shape[1]:
         border = falling[:, options.top_k - 1 : options.top_k]
         scores = xp.where(scores < border, BANNED, scores)
         falling = xp.where(falling < border, BANNED, falling)
     if options.top_p < 1:
-        p = xp.exp(log_softmax(xp, falling))
+        p = xp.softmax(falling, axis=1)
         inside = (xp.cumsum(p, axis=1) - p) < options.top_p
         last = xp.sum(xp.where(inside, 1, 0), axis=1, keepdims=True) - 1
         scores = xp.where(scores < xp.take_along_axis(falling, last, axis=1), BANNED, scores)

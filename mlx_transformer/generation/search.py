@@ -20,7 +20,7 @@ from .steps import Batch, Model, run
 
 def generate(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
-    return [hypotheses[0].ids for hypotheses in search(model, ids, prefix, **options)]
+    return [hypotheses[0].ids for hypotheses in _search(model, ids, prefix, Options(**options), scored=False)]
 
 
 def search(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
@@ -31,10 +31,13 @@ def search(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) ->
     options: the fields of `Options`. Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than
     the model takes, and options that contradict each other.
     """
+    return _search(model, ids, prefix, Options(**options), scored=True)
+
+
+def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool) -> list[list[Hypothesis]]:
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
-    chosen = Options(**options)
     hard = not model.extends_positions
     sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
     forced = check_prefix(prefix, len(sources), config)
@@ -43,7 +46,8 @@ def search(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) ->
     shared = config.max_positions if hard and not config.has_encoder else None
     for index in batches(np.array([len(row) for row in sources], int), limits, chosen, shared):
         batch = Batch(index, [sources[i] for i in index], [forced[i] for i in index], limits[index])
-        strategy = (Beam if chosen.beam > 1 else Greedy)(model.arrays, batch, chosen, config)
+        given = model.arrays, batch, chosen, config
+        strategy = Beam(*given) if chosen.beam > 1 else Greedy(*given, scored)
         for i, hypotheses in zip(index, run(model, batch, strategy), strict=True):
             found[i] = hypotheses
     for i, hypotheses in enumerate(found):
