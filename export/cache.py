@@ -35,6 +35,12 @@ class LayerCache:
             self.values = op.Concat(self.values, v, axis=2)
         return self.keys, self.values
 
+    def held(self) -> KeyValues:
+        """All keys and values so far, once there are some."""
+        if self.keys is None or self.values is None:
+            raise ValueError("an empty layer cache holds nothing")
+        return self.keys, self.values
+
 
 class Cache:
     """State of one batch's decoding; made from a graph's inputs, advanced by `Transformer.step`."""

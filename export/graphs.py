@@ -134,7 +134,7 @@ def decoder_model(config: TransformerConfig) -> Graph:
     layers = [LayerCache() for _ in range(config.decoder_layers)]
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
     g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
-    _presents(g, config, "decoder", [(layer.keys, layer.values) for layer in layers], TARGET)
+    _presents(g, config, "decoder", [layer.held() for layer in layers], TARGET)
     _presents(g, config, "encoder", cross, SOURCE)
     return g
 
@@ -155,7 +155,7 @@ def decoder_with_past_model(config: TransformerConfig) -> Graph:
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
     logits = Transformer(config).step(g.op, input_ids, cache, tap=g.tap)
     g.output("logits", logits, BATCH, TARGET, config.vocab_size)
-    _presents(g, config, "decoder", [(layer.keys, layer.values) for layer in layers], TOTAL)
+    _presents(g, config, "decoder", [layer.held() for layer in layers], TOTAL)
     return g
 
 
@@ -187,11 +187,10 @@ def decoder_model_merged(config: TransformerConfig) -> Graph:
     count = 2 * config.decoder_layers
     flat = g.op.If(use_cache_branch, then_branch=reuse, else_branch=compute, _outputs=count)
     cross = [(flat[2 * i], flat[2 * i + 1]) for i in range(config.decoder_layers)]
-    _presents(g, config, "encoder", cross, SOURCE)
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
     g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
-    _presents(g, config, "decoder", [(layer.keys, layer.values) for layer in layers], TOTAL)
-    g.graph.outputs.sort(key=lambda value: value.name != "logits")
+    _presents(g, config, "decoder", [layer.held() for layer in layers], TOTAL)
+    _presents(g, config, "encoder", cross, SOURCE)
     return g
 
 
@@ -217,7 +216,7 @@ def causal_model(config: TransformerConfig) -> Graph:
     cache = Cache(g.op, layers, tokens=attention_mask)
     logits = Transformer(config).step(g.op, input_ids, cache, position_ids=position_ids, tap=g.tap)
     g.output("logits", logits, BATCH, target, config.vocab_size)
-    _presents(g, config, None, [(layer.keys, layer.values) for layer in layers], total)
+    _presents(g, config, None, [layer.held() for layer in layers], total)
     return g
 
 
@@ -269,7 +268,7 @@ def _presents(
     g: Graph,
     config: TransformerConfig,
     part: str | None,
-    pairs: Sequence[tuple[ir.Value | None, ir.Value | None]],
+    pairs: Sequence[KeyValues],
     length: str,
 ) -> None:
     """All keys and values as outputs present.N[.part].{key,value}."""

@@ -9,6 +9,7 @@ Shapes: B batch, S source, T target, L either, D model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import onnx_ir as ir
 from onnxscript import nn
@@ -192,4 +193,4 @@ class Decoder(nn.Module):
     @scoped
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
         """Every layer's keys and values of the encoder's output (B, S, D): the same at every step, so computed once."""
-        return [layer.cross_keys_values(op, memory) for layer in self.layers]
+        return [cast(DecoderLayer, layer).cross_keys_values(op, memory) for layer in self.layers]

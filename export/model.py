@@ -65,9 +65,8 @@ class Transformer(nn.Module):
         x = self.embed_target(op, ids)
         mask = cache.self_mask(op, length)
         if position_ids is None:
-            position_ids = (
-                positions_of(op, length) if cache.offset is None else positions_after(op, cache.offset, length)
-            )
+            offset = cache.offset
+            position_ids = positions_of(op, length) if offset is None else positions_after(op, offset, length)
         scope = within(tap, "decoder")
         x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
         return self.logits(op, x, tap=tap)

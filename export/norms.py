@@ -29,7 +29,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """weight * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019).
 
-    RMSNormalization is an operator from opset 23 on; this chain is the one that ONNX Runtime fuses into a single kernel.
+    RMSNormalization is an operator from opset 23 on; this chain is the one that ONNX Runtime fuses into one kernel.
     """
 
     def __init__(self, config: TransformerConfig):

@@ -1,10 +1,11 @@
-"""External data: parameters go from the checkpoint to `NAME.onnx_data` one by one, so memory holds one tensor at a time.
+"""External data: parameters go from the checkpoint to `NAME.onnx_data` one by one; memory holds one tensor at a time.
 
 The graphs of a decoder share one file. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import onnx_ir as ir
 
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
+
+from .primitives import extent
 
 ALIGNMENT = 64
 CONSTANT = 64
@@ -62,4 +65,4 @@ def _bytes(value: ir.Value) -> int:
     """Size of an initializer, filled or not (parameters are float32)."""
     if value.const_value is not None:
         return value.const_value.nbytes
-    return 4 * int(np.prod([int(extent) for extent in value.shape or []]))
+    return 4 * math.prod(extent(value, axis) for axis in range(len(value.shape or [])))
