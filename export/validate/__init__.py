@@ -5,7 +5,8 @@ report = compare("run/model", "run/onnx")
 report.print()
 """
 
+from .command import validate_command
 from .compare import compare, compare_engines
 from .report import Report
 
-__all__ = ["Report", "compare", "compare_engines"]
+__all__ = ["Report", "compare", "compare_engines", "validate_command"]

@@ -9,12 +9,9 @@ tokens     greedy and beam search, free-running
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,7 @@ from numpy.typing import NDArray
 
 from export.reference import Reference
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.spec.versions import versions
 
 from .cases import Case, fresh_seed, grid, tokenised
 from .decoding import Judged, beam_search, judge_beam, judge_greedy
@@ -71,7 +69,7 @@ def compare(
                 raise
             absent.append(name)
     if not engines:
-        raise Unavailable(f"validate: none of the runtimes {', '.join(runtimes or DEFAULT)} is available here")
+        raise Unavailable(f"none of the runtimes {', '.join(runtimes or DEFAULT)} is available here")
     seed = fresh_seed() if seed is None else seed
     texts = tokenised(opened.tokenizer_path, opened.config)
     report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
@@ -218,12 +216,3 @@ def _tokens_row(engine: Engine, search: str, outputs: Sequence[list[int]], judge
         ties=tuple(j.tie for j in judged if j.tie),
         problems=tuple(j.problem for j in judged if j.problem),
     )
-
-
-def versions() -> dict[str, str]:
-    """What ran: interpreter, machine, packages."""
-    found = {"python": platform.python_version(), "machine": platform.platform()}
-    for package in ("numpy", "mlx", "onnx", "onnxruntime", "onnxruntime-gpu"):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from mlx_transformer.spec.errors import UserError
+
 from .rule import Budget, Measurement
 
 EQUAL, MISMATCH = "equal", "mismatch"
@@ -147,8 +149,12 @@ class Report:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
     def write(self, path: str | Path) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(self.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: the report can't be written ({error.strerror})") from error
 
     def print(self, console: Console | None = None) -> None:
         """Verdict first, then what supports it."""

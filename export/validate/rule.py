@@ -50,7 +50,7 @@ def budget_for(precision: str, device: str) -> Budget:
         return BUDGETS[precision, device]
     except KeyError:
         known = ", ".join(f"{p} on {d}" for p, d in BUDGETS)
-        raise UserError(f"validate: no calibrated budget for {precision} on {device} (known: {known})") from None
+        raise UserError(f"no calibrated budget for {precision} on {device} (known: {known})") from None
 
 
 @dataclass(frozen=True)

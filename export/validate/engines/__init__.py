@@ -66,7 +66,7 @@ def _onnxruntime(device: str, checkpoint: Checkpoint, onnx: Path | None) -> Engi
     from .onnxruntime_engine import OnnxRuntimeEngine
 
     if onnx is None:
-        raise UserError("validate: onnxruntime needs the folder of an exported model")
+        raise UserError("onnxruntime needs the folder of an exported model")
     return OnnxRuntimeEngine(checkpoint, onnx, device or "cpu")
 
 
@@ -88,5 +88,5 @@ def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None) -> Engine:
     """The engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run."""
     kind, _, device = name.partition(":")
     if kind not in ENGINES:
-        raise UserError(f"validate: unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
+        raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
     return ENGINES[kind](device, checkpoint, onnx)

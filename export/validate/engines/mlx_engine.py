@@ -28,7 +28,7 @@ class MlxEngine:
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu"):
         if find_spec("mlx") is None:
-            raise Unavailable("validate: runtime mlx is not installed (pip install mlx)")
+            raise Unavailable("runtime mlx is not installed (pip install mlx)")
         os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read when MLX first multiplies on a CUDA device
         from mlx_transformer.nn import Transformer
 
@@ -48,11 +48,11 @@ class MlxEngine:
         import mlx.core as mx
 
         if device not in ("cpu", "gpu"):
-            raise UserError(f"validate: mlx:{device}: choose mlx:cpu or mlx:gpu")
+            raise UserError(f"mlx:{device}: choose mlx:cpu or mlx:gpu")
         self.mx, self.device = mx, device
         self._device = mx.Device(mx.cpu if device == "cpu" else mx.gpu)
         if not mx.is_available(self._device):
-            raise Unavailable("validate: runtime mlx:gpu: MLX sees no GPU here")
+            raise Unavailable("runtime mlx:gpu: MLX sees no GPU here")
 
     def _stream(self) -> Any:
         return self.mx.stream(self._device)

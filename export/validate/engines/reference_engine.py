@@ -24,7 +24,7 @@ class ReferenceEngine:
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], precision: str = "float32"):
         if precision not in ("float32", "float64"):
-            raise UserError(f"validate: reference:{precision}: choose reference:float32 or reference:float64")
+            raise UserError(f"reference:{precision}: choose reference:float32 or reference:float64")
         self.config, self.stored, self.precision = config, weights, "float32"
         self.model = Reference(config, weights, np.dtype(precision))
 

@@ -1,0 +1,37 @@
+"""The command `validate`, for the command line of either side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mlx_transformer.spec.errors import UserError
+
+from .compare import compare
+from .engines import Unavailable
+from .report import EXIT_BAD_INPUT, EXIT_UNAVAILABLE
+
+
+def validate_command(
+    checkpoint: str | Path,
+    onnx: str | Path,
+    json: str | Path | None = None,
+    runtimes: Sequence[str] | None = None,
+    seed: int | None = None,
+    console: Console | None = None,
+) -> int:
+    """Compare, print the report, write it as JSON where asked; the exit status (see `report`).
+
+    Errors are one line on standard error.
+    """
+    try:
+        report = compare(checkpoint, onnx, runtimes, seed)
+        report.print(console)
+        if json is not None:
+            report.write(json)
+    except UserError as error:
+        Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False, highlight=False)
+        return EXIT_UNAVAILABLE if isinstance(error, Unavailable) else EXIT_BAD_INPUT
+    return report.exit_code
