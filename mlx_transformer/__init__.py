@@ -1,1 +1,45 @@
-"""Train a Transformer with MLX; importing this package loads no MLX."""
+"""Train a Transformer with MLX. The names below are resolved on first use: importing the package loads no MLX.
+
+import mlx_transformer
+model, tokenizer = mlx_transformer.load("quickstart/model")
+logits = model(source_ids, target_ids, source_mask)                 # (B, T, V)
+ids = model.generate(tokenizer.encode_batch(["5 March 2024"]), beam=4)
+print(tokenizer.decode_batch(ids))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .nn import Transformer
+    from .nn.loading import load
+    from .spec.config import TransformerConfig
+    from .spec.errors import UserError
+    from .spec.tokenizer import Tokenizer
+
+try:
+    __version__ = version("mlx-transformer")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0+unknown"
+
+_HOMES = {
+    "Transformer": "nn",
+    "load": "nn.loading",
+    "TransformerConfig": "spec.config",
+    "Tokenizer": "spec.tokenizer",
+    "UserError": "spec.errors",
+}
+__all__ = ["load", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -201,7 +201,9 @@ def _problems(c: TransformerConfig) -> list[str]:
     check(c.heads % c.key_value_heads == 0, f"heads={c.heads} is not a multiple of key_value_heads={c.key_value_heads}")
     for id_name in ("pad_id", "bos_id", "eos_id"):
         smallest = min(c.vocab_size, c.source_vocab_size) if c.architecture == "encoder-decoder" else c.vocab_size
-        check(getattr(c, id_name) < smallest, f"{id_name}={getattr(c, id_name)} is outside the vocabulary of {smallest}")
+        check(
+            getattr(c, id_name) < smallest, f"{id_name}={getattr(c, id_name)} is outside the vocabulary of {smallest}"
+        )
     distinct = len({c.pad_id, c.bos_id, c.eos_id}) == 3
     # Marian starts its decoder with the padding token, so bos may equal pad; the others may not coincide.
     check(distinct or (c.bos_id == c.pad_id != c.eos_id), "eos_id must differ from pad_id and bos_id")

@@ -1,0 +1,221 @@
+"""The command line: the one place, with quickstart.py, that joins the MLX side and the ONNX side.
+
+Each command imports what it needs when it runs, so `--help` is instant and the ONNX commands work without MLX.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .spec.errors import UserError
+
+app = typer.Typer(
+    name="mlx-transformer",
+    help="Train a Transformer with MLX, deploy it as ONNX, and prove that both compute the same function.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Backend(StrEnum):
+    mlx = "mlx"
+    onnx = "onnx"
+
+
+class Overlong(StrEnum):
+    error = "error"
+    truncate = "truncate"
+    split = "split"
+
+
+Model = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
+Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
+Beam = Annotated[int, typer.Option(help="Hypotheses kept a sentence; 1 is greedy.")]
+LengthPenalty = Annotated[float, typer.Option(help="Alpha of the GNMT length penalty; 0 compares bare probabilities.")]
+MinNew = Annotated[int, typer.Option(help="Fewest new tokens a sentence, its end token counted.")]
+MaxNew = Annotated[int | None, typer.Option(help="Most new tokens a sentence.", show_default="source length + 50")]
+BackendOption = Annotated[Backend | None, typer.Option(help="Runtime.", show_default="what MODEL is made for")]
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder for everything it makes.")] = Path("quickstart"),
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed of corpus, weights and dropout.")] = 1,
+) -> None:
+    """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes."""
+    from .quickstart import run
+
+    raise typer.Exit(run(out, minutes, seed))
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="The run's folder; the trained model is OUT/model.")],
+    recipe: Annotated[str | None, typer.Argument(help="A TOML recipe or the name of a built-in one.")] = None,
+    corpus: Annotated[str | None, typer.Option(help="Built-in corpus, e.g. cldr:en-de.")] = None,
+    source: Annotated[str | None, typer.Option(help="Source sentences, one a line.")] = None,
+    target: Annotated[str | None, typer.Option(help="Their translations, line by line.")] = None,
+    valid_source: Annotated[str | None, typer.Option(help="Source sentences for validation.")] = None,
+    valid_target: Annotated[str | None, typer.Option(help="Their translations.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Target tokens a batch.", show_default="2000")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for so many steps.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Train for so many passes over the data.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train for so many minutes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of data order, weights and dropout.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
+) -> None:
+    """Train an encoder-decoder on parallel text or on the built-in corpus."""
+    from .training.recipe import load_recipe
+    from .training.trainer import Trainer
+
+    if corpus is not None and (source is not None or target is not None):
+        raise UserError("--corpus and --source/--target exclude each other")
+    files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    data = {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files}
+    training = {"steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
+    chosen = load_recipe(recipe, {"data": data, "model": {"preset": preset}, "training": training})
+    result = Trainer(chosen, out, resume).run()
+    state = result.state
+    print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
+    if result.interrupted is not None:
+        print("interrupted; continue with --resume", file=sys.stderr)
+        raise typer.Exit(128 + result.interrupted)
+
+
+@app.command()
+def translate(
+    model: Model,
+    input: Annotated[
+        Path | None, typer.Option("--input", help="Text, one sentence a line.", show_default="stdin")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Where to write.", show_default="stdout")] = None,
+    beam: Beam = 1,
+    length_penalty: LengthPenalty = 0.6,
+    n_best: Annotated[int, typer.Option(help="Translations a sentence, tab-separated on its line, best first.")] = 1,
+    min_new_tokens: MinNew = 0,
+    max_new_tokens: MaxNew = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random instead of taking the best.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of sampling; below 1 is safer.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    overlong: Annotated[
+        Overlong, typer.Option(help="What to do with a line longer than the model takes.")
+    ] = Overlong.error,
+    backend: BackendOption = None,
+) -> None:
+    """Translate text: one line in, one line out."""
+    from .generation.translate import translate_stream
+
+    translator = _translator(model, backend)
+    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best}
+    options |= {"min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens, "seed": seed}
+    options |= {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    translate_stream(translator, input, output, overlong=overlong.value, **options)
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
+    reference: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    beam: Beam = 1,
+    length_penalty: LengthPenalty = 0.6,
+    max_new_tokens: MaxNew = None,
+    backend: BackendOption = None,
+) -> None:
+    """Score translations: JSON with sacreBLEU (and its signature), chrF and exact match."""
+    from .data.corpus import read_parallel
+    from .scoring import score
+
+    text = read_parallel(source, reference)
+    options = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    hypotheses = _translator(model, backend).translate(text.source, **options)
+    print(json.dumps({"model": str(model), **options, **score(hypotheses, text.target)}, indent=2, ensure_ascii=False))
+
+
+@app.command()
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="Folder to write; consumers load it as it is.")],
+) -> None:
+    """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
+    from export import export_onnx
+
+    export_onnx(checkpoint, out)
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in files)
+    print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")
+
+
+@app.command()
+def validate(
+    checkpoint: Checkpoint,
+    onnx: Onnx,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the inputs.", show_default="fresh")] = None,
+) -> None:
+    """Prove that MLX, ONNX Runtime and a float64 reference compute the same function (exit 1 if not)."""
+    from export.validate import validate_command
+
+    raise typer.Exit(validate_command(checkpoint, onnx, json_file, seed=seed))
+
+
+@app.command()
+def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder or an ONNX folder.")]) -> None:
+    """Describe a folder: what it is, its config, sizes and parameters."""
+    from .info import describe
+
+    Console(highlight=False).print(describe(path))
+
+
+def _translator(model: Path, backend: Backend | None) -> Any:
+    """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
+    from .spec.folders import is_onnx_folder
+
+    onnx = is_onnx_folder(model)
+    if backend is Backend.onnx and not onnx:
+        raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
+    if backend is Backend.mlx and onnx:
+        raise UserError(f"{model}: an ONNX folder runs with --backend onnx; MLX needs the checkpoint folder")
+    if onnx:
+        from export import OnnxTransformer
+
+        return OnnxTransformer(model)
+    from .generation.with_mlx import MlxTranslator
+    from .nn.loading import load
+
+    return MlxTranslator(*load(model))
+
+
+def main() -> None:
+    """Entry point: every error a person can cause is one line on standard error and exit 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"mlx-transformer: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("mlx-transformer: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(141) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "mlx":
+            raise
+        print("mlx-transformer: MLX is not installed; ONNX folders work without it (python -m export)", file=sys.stderr)
+        raise SystemExit(2) from None

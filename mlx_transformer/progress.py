@@ -1,0 +1,61 @@
+"""What long work shows: a rich progress bar on a terminal, plain lines in a log. Always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Reporter:
+    """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
+
+    `update` takes the share of the work done in [0, 1] and a short status; in a log it prints at most one line every
+    `log_seconds`. `line` is for events and is always printed.
+    """
+
+    def __init__(self, title: str, log_seconds: float = 10.0):
+        self.title, self.log_seconds = title, log_seconds
+        self.console = Console(file=sys.stderr, highlight=False)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._last, self._begin = 0.0, time.monotonic()
+
+    def __enter__(self) -> Reporter:
+        self._begin = time.monotonic()
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+            times = (
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self._progress = Progress(*columns, *times, console=self.console, transient=False)
+            self._task = self._progress.add_task(self.title, total=1.0, status="")
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, share: float, status: str) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=min(1.0, share), status=status)
+            return
+        now = time.monotonic()
+        if now - self._last >= self.log_seconds:
+            self._last = now
+            spent = now - self._begin
+            left = f"  left {spent / share - spent:.0f} s" if share > 0.01 else ""
+            self.line(f"{self.title} {100 * share:3.0f} %  {status}{left}")
+
+    def line(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)

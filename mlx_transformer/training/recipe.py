@@ -1,0 +1,177 @@
+"""What a training run does: a TOML recipe, overridden by flags, checked as a whole.
+
+[data]      corpus or source/target files, vocabulary, batch sizes
+[model]     preset and single fields of TransformerConfig
+[training]  length of the run, learning rate, regularisation, intervals
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ..spec.config import PRESETS
+from ..spec.errors import UserError
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    corpus: str | None = None
+    """Built-in corpus, e.g. cldr:en-de; or give source and target."""
+    source: str | None = None
+    target: str | None = None
+    valid_source: str | None = None
+    valid_target: str | None = None
+    train_pairs: int = 60_000
+    """Pairs of the built-in corpus to compose."""
+    vocab_size: int = 8000
+    batch_tokens: int = 2000
+    """Target tokens a batch (padding included)."""
+    max_length: int = 256
+    """Longer pairs are left out of training and counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    epochs: float | None = None
+    steps: int | None = None
+    minutes: float | None = None
+    """The run ends at the first of these that is reached; at least one must be given."""
+    warmup_steps: int = 4000
+    learning_rate_scale: float = 1.0
+    """Factor on the paper's schedule (formula 3)."""
+    cooldown: float = 0.0
+    """Share of the run, at its end, over which the learning rate falls linearly to zero."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    label_smoothing: float = 0.1
+    clip_norm: float = 1.0
+    """Largest gradient norm; 0 leaves gradients alone."""
+    seed: int = 1
+    valid_every: int = 0
+    """Steps between validations; 0: once an epoch."""
+    valid_sentences: int = 200
+    """Validation lines that are translated for the score (the loss takes all)."""
+    checkpoint_seconds: float = 300.0
+    """Seconds between checkpoints of a running epoch; one is always written at its end."""
+    keep: int = 2
+    """Checkpoints kept."""
+    log_every: int = 50
+    stop_after_bad_steps: int = 20
+    """End the run after so many steps in a row whose gradient is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    preset: str = "small"
+    model: dict[str, Any] = field(default_factory=dict)
+    """Fields of TransformerConfig that differ from the preset."""
+    data: DataOptions = field(default_factory=DataOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise UserError("recipe: " + "; ".join(problems))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "recipe") -> Recipe:
+        """From the nested tables of a TOML file; every unknown or ill-typed key is listed."""
+        values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
+        problems: list[str] = []
+        for name in values:
+            if name not in ("data", "model", "training"):
+                problems.append(f"unknown table [{name}] (tables: data, model, training)")
+            elif not isinstance(values[name], dict):
+                problems.append(f"{name} must be a table")
+        if not problems:
+            model = values.get("model", {})
+            preset = model.pop("preset", "small")
+            data = _checked(DataOptions, "data", values.get("data", {}), problems)
+            training = _checked(TrainingOptions, "training", values.get("training", {}), problems)
+        if problems:
+            raise UserError(f"{where}: " + "; ".join(problems))
+        return cls(preset=preset, model=model, data=DataOptions(**data), training=TrainingOptions(**training))
+
+
+def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]]) -> Recipe:
+    """The recipe of a TOML file, of a built-in name, or (None) the defaults, with `overrides` by table on top."""
+    values: dict[str, Any] = {}
+    where = "flags"
+    if path is not None:
+        file = Path(path)
+        built_in = RECIPES / f"{path}.toml"
+        if not file.is_file() and built_in.is_file():
+            file = built_in
+        if not file.is_file():
+            names = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
+            raise UserError(f"{path}: no such recipe file, and no built-in recipe of that name ({names})")
+        where = str(path)
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: not a TOML recipe ({error})") from error
+    for table, changes in overrides.items():
+        given = {key: value for key, value in changes.items() if value is not None}
+        if isinstance(values.setdefault(table, {}), dict):
+            values[table].update(given)
+    return Recipe.from_dict(values, where)
+
+
+def _checked(kind: type, table: str, values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    for key, value in values.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
+            problems.append(f"unknown key {table}.{key}" + (f" (did you mean {near[0]}?)" if near else ""))
+            continue
+        accepted = hints[key].__args__ if hasattr(hints[key], "__args__") else (hints[key],)
+        fits = isinstance(value, accepted) or (float in accepted and isinstance(value, int))
+        if not fits or isinstance(value, bool):
+            names = " or ".join(t.__name__ for t in accepted if t is not type(None))
+            problems.append(f"{table}.{key} = {value!r} must be of type {names}")
+    return values
+
+
+def _problems(recipe: Recipe):
+    d, t = recipe.data, recipe.training
+    if recipe.preset not in PRESETS:
+        yield f"unknown preset {recipe.preset!r}: choose one of {', '.join(PRESETS)}"
+    if (d.corpus is None) == (d.source is None and d.target is None):
+        yield "give either a corpus (such as cldr:en-de) or source and target files"
+    if (d.source is None) != (d.target is None):
+        yield "source and target files go together"
+    if (d.valid_source is None) != (d.valid_target is None):
+        yield "valid_source and valid_target files go together"
+    if t.epochs is None and t.steps is None and t.minutes is None:
+        yield "say how long to train: epochs, steps or minutes"
+    for name in ("epochs", "steps", "minutes"):
+        value = getattr(t, name)
+        if value is not None and not 0 < value < float("inf"):
+            yield f"training.{name} = {value} must be positive"
+    for table, names in (
+        (d, ("train_pairs", "batch_tokens", "max_length")),
+        (t, ("warmup_steps", "keep", "log_every")),
+    ):
+        for name in names:
+            if getattr(table, name) < 1:
+                yield f"{name} = {getattr(table, name)} must be at least 1"
+    for name in ("label_smoothing", "cooldown", "beta1", "beta2"):
+        if not 0 <= getattr(t, name) <= (1 if name == "cooldown" else 0.9999999):
+            yield f"training.{name} = {getattr(t, name)} is out of range"
+    for name in ("learning_rate_scale", "epsilon"):
+        if getattr(t, name) <= 0:
+            yield f"training.{name} = {getattr(t, name)} must be positive"
+    for name in ("clip_norm", "valid_every", "valid_sentences", "seed", "checkpoint_seconds"):
+        if getattr(t, name) < 0:
+            yield f"training.{name} = {getattr(t, name)} must not be negative"
