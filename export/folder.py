@@ -64,9 +64,9 @@ def _config(path: Path) -> TransformerConfig:
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
             try:
-                return TransformerConfig.from_json(_read(file))
-            except UserError as error:
-                raise UserError(f"{file}: {error}") from error
+                return TransformerConfig.from_dict(json.loads(_read(file))["config"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
     try:
         values = json.loads(_read(file))
