@@ -1,10 +1,11 @@
 """Fast matrix products for MLX on Linux CPUs; does nothing on macOS, with CUDA, or where the parts are missing.
 
-MLX's Linux wheel is linked to the reference BLAS, 15 to 60 times slower than OpenBLAS at float32 matmul. OpenBLAS comes
-from PyPI as `scipy-openblas32`, built for the same 32-bit integer interface but with prefixed names (`scipy_cblas_sgemm`),
-so preloading it changes nothing. Instead the three `cblas_*gemm` slots of libmlx.so's own jump table (the ELF relocations
-of type JUMP_SLOT, in which the dynamic linker keeps the addresses of imported functions) are pointed at OpenBLAS.
-Nothing on disk is touched and no other library in the process is affected. MLX_TRANSFORMER_BLAS=wheel leaves MLX as it is.
+MLX's Linux wheel is linked to the reference BLAS, 15 to 60 times slower than OpenBLAS at float32 matmul. OpenBLAS
+comes from PyPI as `scipy-openblas32`, built for the same 32-bit integer interface but with prefixed names
+(`scipy_cblas_sgemm`), so preloading it changes nothing. Instead the three `cblas_*gemm` slots of libmlx.so's own jump
+table (the ELF relocations of type JUMP_SLOT, in which the dynamic linker keeps the addresses of imported functions)
+are pointed at OpenBLAS. Nothing on disk is touched and no other library in the process is affected.
+MLX_TRANSFORMER_BLAS=wheel leaves MLX as it is.
 """
 
 from __future__ import annotations

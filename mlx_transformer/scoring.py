@@ -11,8 +11,8 @@ from .spec.errors import UserError
 def score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """Corpus scores of equally many lines.
 
-    `bleu` and `chrf` are percentages (sacreBLEU 13a, cased, one reference; Post 2018, Popovic 2015); `exact_match` is the
-    share of lines that equal their reference to the letter, in percent. Raises `UserError` on unequal counts.
+    `bleu` and `chrf` are percentages (sacreBLEU 13a, cased, one reference; Post 2018, Popovic 2015); `exact_match` is
+    the share of lines that equal their reference to the letter, in percent. Raises `UserError` on unequal counts.
     """
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} translations but {len(references)} references: they must be equally many")

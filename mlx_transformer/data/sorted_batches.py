@@ -7,6 +7,8 @@ lengths alone, so that every epoch has the same number of batches.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from .batches import EpochBatches, TokenBatches
@@ -38,7 +40,7 @@ class SortedBatches(TokenBatches):
         self._cuts = cuts
         self.shapes = [
             (-(-(b - a) // row_multiple) * row_multiple, int(source_lengths[a:b].max()), int(target_lengths[a:b].max()))
-            for a, b in zip(cuts, cuts[1:], strict=False)
+            for a, b in itertools.pairwise(cuts)
         ]
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """A checkpoint is a folder: config.json, model.safetensors, tokenizer.json (if any) and manifest.json with digests.
 
-Written durably: everything goes to a temporary folder beside the target, is flushed to disk, and appears under its name
-by one rename; a kill at any moment leaves the old state or the new one. Read with NumPy alone, tensor by tensor, so that
-a reader never needs the whole model in memory twice. No pickle anywhere.
+Written durably: everything goes to a temporary folder beside the target, is flushed to disk, and appears under its
+name by one rename; a kill at any moment leaves the old state or the new one. Read with NumPy alone, tensor by tensor,
+so that a reader never needs the whole model in memory twice. No pickle anywhere.
 """
 
 from __future__ import annotations

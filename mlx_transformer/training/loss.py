@@ -4,8 +4,9 @@ N target positions (B*T flattened), V vocabulary, D model. With z = h W^T + b, s
 
     nll_i = lse_i - (1 - e) z_i[y_i] - e mean_v z_i[v]
 
-No one-hot matrix is built and each logit is exponentiated once: the backward pass reuses the softmax of the forward pass,
-which is what costs time on CPUs. dz = softmax(z) - (1 - e) onehot(y) - e/V, of which only the softmax is ever (N, V).
+No one-hot matrix is built and each logit is exponentiated once: the backward pass reuses the softmax of the forward
+pass, which is what costs time on CPUs. dz = softmax(z) - (1 - e) onehot(y) - e/V, of which only the softmax is ever
+(N, V).
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ def noam(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) -> floa
 def cooldown(progress: float, share: float) -> float:
     """Factor that falls linearly from 1 to 0 over the last `share` of the run; `progress` in [0, 1]. Share 0: always 1.
 
-    The paper stops training at a high rate and averages checkpoints instead; a falling rate does the same for short runs.
+    The paper stops training at a high rate and averages checkpoints instead; a falling rate does the same for short
+    runs.
     """
     if share <= 0 or progress <= 1 - share:
         return 1.0

@@ -1,8 +1,8 @@
 """One optimizer step: loss, gradients, clipping, Adam.
 
-On a GPU the whole step is one compiled function. On Linux CPUs `mx.compile` starts a C++ compiler at run time and gains
-nothing, while one MLX stream runs on one core: there the batch is split in as many parts as there are cores, each on its
-own stream, and the gradients (each already divided by the whole batch's token count) are summed.
+On a GPU the whole step is one compiled function. On Linux CPUs `mx.compile` starts a C++ compiler at run time and
+gains nothing, while one MLX stream runs on one core: there the batch is split in as many parts as there are cores,
+each on its own stream, and the gradients (each already divided by the whole batch's token count) are summed.
 """
 
 from __future__ import annotations
