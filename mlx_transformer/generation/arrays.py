@@ -87,7 +87,8 @@ class NumpyArrays:
 
     def logsumexp(self, x: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
         largest = np.max(x, axis=axis, keepdims=True)
-        found = np.log(np.sum(np.exp(x - largest), axis=axis, keepdims=True)) + largest
+        shifted = x - largest
+        found = np.log(np.sum(np.exp(shifted, out=shifted), axis=axis, keepdims=True)) + largest
         return found if keepdims else np.squeeze(found, axis)
 
     def full(self, shape: Sequence[int], value: float) -> np.ndarray:

@@ -68,6 +68,8 @@ class Options:
         _number("length_penalty", self.length_penalty)
         _whole("top_k", self.top_k, 0)
         _whole("seed", self.seed, 0)
+        if self.seed >= 2**64:
+            raise UserError(f"seed={self.seed} must be below 2^64")
         _whole("batch_tokens", self.batch_tokens, 1)
         if _number("temperature", self.temperature) <= 0:
             raise UserError(f"temperature={self.temperature} must be above 0; for the likeliest token use sample=False")

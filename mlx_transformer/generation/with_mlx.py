@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from . import search as shared
+from .arrays import Arrays
 from .options import Hypothesis, Ids
 from .translate import Translator
 
@@ -69,7 +70,8 @@ class MlxModel:
     """`nn.Transformer` as `steps.Model`."""
 
     def __init__(self, model: Transformer):
-        self.model, self.config, self.arrays = model, model.config, MlxArrays()
+        self.model, self.config = model, model.config
+        self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
         self.extends_positions = model.config.positions != "learned"
 
     def start(self, rows: Sequence[np.ndarray]) -> tuple[MlxDecoder, mx.array]:
