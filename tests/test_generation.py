@@ -58,9 +58,9 @@ def test_ragged_prefixes_with_a_beam():
 @pytest.mark.parametrize("vocab_size", [4000, 4111])
 def test_a_large_vocabulary_takes_the_blocked_top_k(vocab_size):
     toy = Toy(vocab_size=vocab_size, seed=1, eos_bias=4.0)
-    found = search(toy, ROWS, beam=4, n_best=4, max_new_tokens=6)
-    for row, hypotheses in zip(ROWS, found, strict=True):
-        close(hypotheses, plain_beam(toy, row, 4, 6, 0.6))
+    found = search(toy, ROWS[:3], beam=4, n_best=4, max_new_tokens=5)
+    for row, hypotheses in zip(ROWS[:3], found, strict=True):
+        close(hypotheses, plain_beam(toy, row, 4, 5, 0.6))
 
 
 def test_default_limit_is_fifty_more_than_the_source_up_to_the_model():
