@@ -23,8 +23,8 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 Array = NDArray
 Bits = NDArray[np.bool_]
 
-# Logits of one case stay below this many numbers (64 MB in float64): the longest target is cut to fit.
-MOST_LOGITS = 1 << 23
+# Logits of one case stay below this many numbers (32 MB in float64): the longest target is cut to fit.
+MOST_LOGITS = 1 << 22
 
 SENTENCES = (
     "Attention is all you need.",

@@ -52,18 +52,20 @@ def compare(
     runtimes: Sequence[str] | None = None,
     seed: int | None = None,
     longest: int | None = None,
+    threads: int | None = None,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX and ONNX Runtime, and one of them that isn't
     installed is listed in the report. A named one that isn't there raises `Unavailable`. `seed` repeats a run;
-    `longest` bounds the longest input. Raises `UserError` for folders that are no such models.
+    `longest` bounds the longest input, `threads` those of ONNX Runtime. Raises `UserError` for folders that are no such
+    models.
     """
     opened = open_checkpoint(checkpoint)
     engines, absent = [], []
     for name in runtimes if runtimes is not None else DEFAULT:
         try:
-            engines.append(open_engine(name, opened, None if onnx is None else Path(onnx)))
+            engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
         except Unavailable:
             if runtimes is not None:
                 raise

@@ -139,7 +139,9 @@ def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c:
     length = len(s.live[0].tokens) + 1
     penalty = ((5 + length) / 6) ** alpha
     scores = _allowed(_log_softmax(logits), c) + np.array([[h.log_p] for h in s.live])
-    order = np.argsort(-scores, axis=None, kind="stable")[: 3 * beam]  # ties: first hypothesis, lowest id
+    last = np.partition(scores, -min(3 * beam, scores.size), axis=None)[-min(3 * beam, scores.size)]
+    best = np.flatnonzero(scores >= last)
+    order = best[np.argsort(-scores.reshape(-1)[best], kind="stable")]  # ties: first hypothesis, lowest id
     candidates = []
     for parent, token in zip(*np.unravel_index(order, scores.shape), strict=True):
         if np.isfinite(scores[parent, token]):

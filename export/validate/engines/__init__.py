@@ -1,7 +1,7 @@
 """Engines: one small protocol for everything that can run a Transformer, so that a comparison knows none of them.
 
-A runtime is asked for by name, its device after a colon: "mlx", "onnxruntime", "onnxruntime:cpu", "reference". A name
-that cannot run here raises `Unavailable`; the command line exits with status 3.
+A runtime is asked for by name, with options after colons: "mlx:cpu", "mlx:gpu", "onnxruntime", "onnxruntime:cpu:none"
+(no graph optimisation), "reference:float32". One that cannot run here raises `Unavailable`: exit status 3.
 """
 
 from __future__ import annotations
@@ -56,37 +56,44 @@ class Engine(Protocol):
         ...
 
 
-def _mlx(device: str, checkpoint: Checkpoint, onnx: Path | None) -> Engine:
+def _mlx(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .mlx_engine import MlxEngine
 
-    return MlxEngine(checkpoint, device or "cpu")
+    return MlxEngine(checkpoint, *options)
 
 
-def _onnxruntime(device: str, checkpoint: Checkpoint, onnx: Path | None) -> Engine:
+def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .onnxruntime_engine import OnnxRuntimeEngine
 
     if onnx is None:
         raise UserError("onnxruntime needs the folder of an exported model")
-    return OnnxRuntimeEngine(checkpoint, onnx, device or "cpu")
+    return OnnxRuntimeEngine(checkpoint, onnx, *options, threads=threads)
 
 
-def _reference(device: str, checkpoint: Checkpoint, onnx: Path | None) -> Engine:
+def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .reference_engine import ReferenceEngine
 
-    return ReferenceEngine(checkpoint.config, dict(checkpoint.tensors()), device or "float32")
+    return ReferenceEngine(checkpoint.config, dict(checkpoint.tensors()), *options)
 
 
-ENGINES: dict[str, Callable[[str, Checkpoint, Path | None], Engine]] = {
-    "mlx": _mlx,
-    "onnxruntime": _onnxruntime,
-    "reference": _reference,
+# How an engine is opened, and what may follow its name.
+ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
+    "mlx": (_mlx, ("device",)),
+    "onnxruntime": (_onnxruntime, ("provider", "optimisation")),
+    "reference": (_reference, ("precision",)),
 }
 DEFAULT = ("mlx", "onnxruntime")
 
 
-def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None) -> Engine:
-    """The engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run."""
-    kind, _, device = name.partition(":")
+def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None, threads: int | None = None) -> Engine:
+    """The engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
+
+    `threads`: of one operator in ONNX Runtime; default: the machine's cores. MLX and NumPy have no such setting.
+    """
+    kind, *options = name.split(":")
     if kind not in ENGINES:
         raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
-    return ENGINES[kind](device, checkpoint, onnx)
+    make, known = ENGINES[kind]
+    if len(options) > len(known):
+        raise UserError(f"runtime {name!r}: {kind} takes only {':'.join((kind, *known))}")
+    return make(options, checkpoint, onnx, threads)

@@ -1,0 +1,32 @@
+"""Small models with random weights, written as a checkpoint folder and exported, for comparisons."""
+
+from pathlib import Path
+
+import numpy as np
+
+from export.package import export_onnx
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.parameters import parameter_shapes
+
+
+def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
+    """Every parameter random, norms and biases too, at scales that keep activations of order one."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in parameter_shapes(config).items():
+        values = rng.standard_normal(shape)
+        if len(shape) == 1:
+            values = 0.1 * values + (1 if name.endswith("norm.weight") else 0)
+        elif "embedding" in name or "positions" in name:
+            values *= config.d_model**-0.5
+        else:
+            values *= shape[1] ** -0.5
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+def write_model(config: TransformerConfig, folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """(checkpoint folder, ONNX folder)"""
+    save_checkpoint(folder / "model", config, random_weights(config, seed))
+    return folder / "model", export_onnx(folder / "model", folder / "onnx")

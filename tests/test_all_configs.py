@@ -1,0 +1,222 @@
+"""Every model that `TransformerConfig` accepts is the same function in MLX, in ONNX Runtime and in the reference.
+
+`make test` runs a fixed set in which every pair of choices occurs together; `make test-slow` draws configs at random.
+Combinations that make no sense are refused, each by its name.
+"""
+
+import itertools
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import write_model
+
+from export.validate import compare
+from mlx_transformer.spec.config import CHOICES, TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+BASE: dict[str, Any] = dict(vocab_size=40, d_model=16, heads=4, d_ff=24, max_positions=24)
+# Values of a factor are sets of fields, so that what belongs together (sizes that go with a shape) stays together.
+FACTORS: dict[str, list[dict[str, Any]]] = {
+    "architecture": [
+        dict(architecture="encoder-decoder", encoder_layers=2, decoder_layers=1),
+        dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2),
+        dict(architecture="encoder", encoder_layers=2, decoder_layers=0),
+        dict(architecture="decoder", encoder_layers=0, decoder_layers=2),
+    ],
+    **{
+        name: [{name: value} for value in CHOICES[name]]
+        for name in ("norm_placement", "norm", "activation", "positions", "tie_embeddings")
+    },
+    **{
+        name: [{name: False}, {name: True}]
+        for name in ("gated", "attention_bias", "feed_forward_bias", "output_bias", "scale_embeddings")
+    },
+    "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],
+    "widths": [{}, dict(d_k=6, d_v=3), dict(d_k=2, d_v=8), dict(d_model=20, heads=3, d_k=4, d_v=5)],
+    "vocabulary": [{}, dict(source_vocab_size=53), dict(vocab_size=7)],
+    "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0)],
+    "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
+}
+Choice = tuple[int, ...]
+
+
+def fields_of(choice: Choice) -> dict[str, Any]:
+    merged = dict(BASE)
+    for values, index in zip(FACTORS.values(), choice, strict=True):
+        merged |= values[index]
+    return merged
+
+
+def config_of(choice: Choice) -> TransformerConfig | None:
+    try:
+        return TransformerConfig(**fields_of(choice))
+    except UserError:
+        return None
+
+
+def pairs_of(choice: Choice) -> set[tuple[tuple[int, int], tuple[int, int]]]:
+    return set(itertools.combinations(enumerate(choice), 2))
+
+
+def covering(seed: int = 0) -> list[Choice]:
+    """Accepted choices in which every pair of values that some accepted choice has occurs at least once (greedily)."""
+    rng = random.Random(seed)
+    counts = [len(values) for values in FACTORS.values()]
+    pool = [choice for choice in (tuple(map(rng.randrange, counts)) for _ in range(6000)) if config_of(choice)]
+    missing = set().union(*map(pairs_of, pool))
+    chosen = []
+    while missing:
+        best = max(pool, key=lambda choice: len(pairs_of(choice) & missing))
+        chosen.append(best)
+        missing -= pairs_of(best)
+    return chosen
+
+
+COVERING = covering()
+
+
+def name_of(choice: Choice) -> str:
+    fields = fields_of(choice)
+    return "-".join([*(fields[name] for name in CHOICES), *(name for name in FACTORS if fields.get(name) is True)])
+
+
+def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None:
+    checkpoint, onnx = write_model(config, folder, seed)
+    report = compare(checkpoint, onnx, ["mlx", "onnxruntime"], seed, threads=1)
+    assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
+
+
+def test_the_fixed_set_has_every_choice_of_every_field() -> None:
+    configs = [config_of(choice) for choice in COVERING]
+    for name, allowed in CHOICES.items():
+        assert {getattr(config, name) for config in configs} == set(allowed)
+    pairs = {(c.positions, c.architecture, c.norm_placement) for c in configs if c is not None}
+    assert len({(positions, architecture) for positions, architecture, _ in pairs}) == 5 * 3
+
+
+@pytest.mark.parametrize("choice", COVERING, ids=name_of)
+def test_runtimes_agree(choice: Choice, tmp_path: Path) -> None:
+    config = config_of(choice)
+    assert config is not None
+    assert_agreement(config, tmp_path, seed=sum(choice))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TransformerConfig:
+    """Any config that is accepted, over all fields, at sizes that run in a fraction of a second."""
+    architecture = draw(st.sampled_from(CHOICES["architecture"]))
+    ties = {
+        "encoder-decoder": CHOICES["tie_embeddings"],
+        "encoder": ("none", "all"),
+        "decoder": ("none", "target-output"),
+    }
+    tie, positions = draw(st.sampled_from(ties[architecture])), draw(st.sampled_from(CHOICES["positions"]))
+    vocab_size = draw(st.integers(6, 70))
+    untied = architecture == "encoder-decoder" and tie != "all"
+    key_value_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    d_k = draw(st.integers(1, 12))
+    pad_id, bos_id, eos_id = draw(st.permutations(range(6)))[:3]
+    return TransformerConfig(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        source_vocab_size=draw(st.integers(6, 70)) if untied else vocab_size,
+        d_model=2 * draw(st.integers(4, 20)),
+        encoder_layers=0 if architecture == "decoder" else draw(st.integers(1, 3)),
+        decoder_layers=0 if architecture == "encoder" else draw(st.integers(1, 3)),
+        heads=key_value_heads * group,
+        key_value_heads=key_value_heads,
+        d_k=2 * d_k if positions == "rotary" else d_k,
+        d_v=draw(st.integers(1, 12)),
+        d_ff=draw(st.integers(1, 40)),
+        **{name: draw(st.sampled_from(CHOICES[name])) for name in ("norm_placement", "norm", "activation")},
+        **{
+            name: draw(st.booleans())
+            for name in ("gated", "attention_bias", "feed_forward_bias", "output_bias", "scale_embeddings")
+        },
+        norm_epsilon=draw(st.sampled_from([1e-3, 1e-5, 1e-6, 1e-12])),
+        positions=positions,
+        max_positions=draw(st.integers(1, 40)),
+        rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
+        tie_embeddings=tie,
+        dropout=draw(st.sampled_from([0.0, 0.3])),
+        attention_dropout=draw(st.sampled_from([0.0, 0.3])),
+        activation_dropout=draw(st.sampled_from([0.0, 0.3])),
+        pad_id=pad_id,
+        bos_id=pad_id if draw(st.booleans()) else bos_id,
+        eos_id=eos_id,
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=220)
+@given(config=configs(), seed=st.integers(0, 2**32 - 1))
+def test_runtimes_agree_on_any_config(config: TransformerConfig, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert_agreement(config, Path(folder), seed)
+
+
+ENCODER = dict(architecture="encoder", decoder_layers=0)
+DECODER = dict(architecture="decoder", encoder_layers=0, tie_embeddings="none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *[({name: "other"}, f"{name}='other' is not one of {', '.join(CHOICES[name])}") for name in CHOICES],
+        *[
+            ({name: value}, f"{name}={value!r} must be a whole number of at least 1")
+            for name in ("vocab_size", "source_vocab_size", "d_model", "heads", "key_value_heads", "d_k", "d_v", "d_ff")
+            for value in (0, 2.0)
+        ],
+        (dict(max_positions=True), "max_positions=True must be a whole number of at least 1"),
+        *[
+            ({name: -1}, f"{name}=-1 must be a whole number of at least 0")
+            for name in ("encoder_layers", "decoder_layers", "pad_id", "bos_id", "eos_id")
+        ],
+        *[
+            ({name: 1}, f"{name}=1 must be true or false")
+            for name in ("gated", "attention_bias", "feed_forward_bias", "output_bias", "scale_embeddings")
+        ],
+        *[({name: 1.0}, f"{name}=1.0 must be in [0, 1)") for name in ("dropout", "attention_dropout")],
+        (dict(activation_dropout=-0.1), "activation_dropout=-0.1 must be in [0, 1)"),
+        (dict(dropout="0.1"), "dropout='0.1' must be a number"),
+        (dict(norm_epsilon=0), "norm_epsilon=0 must be positive and finite"),
+        (dict(rotary_base=float("inf")), "rotary_base=inf must be positive and finite"),
+        (dict(norm_epsilon=float("nan")), "norm_epsilon=nan must be positive and finite"),
+        (dict(heads=3), "d_model=16 is not a multiple of heads=3: give d_k and d_v"),
+        (dict(key_value_heads=3), "heads=4 is not a multiple of key_value_heads=3"),
+        (dict(eos_id=40), "eos_id=40 is outside the vocabulary of 40"),
+        (dict(pad_id=35, source_vocab_size=30, tie_embeddings="none"), "pad_id=35 is outside the vocabulary of 30"),
+        (dict(eos_id=1), "eos_id must differ from pad_id and bos_id"),
+        (dict(pad_id=2), "eos_id must differ from pad_id and bos_id"),
+        (dict(positions="rotary", d_k=3, d_v=4), "positions='rotary' turns pairs: d_k=3 must be even"),
+        (dict(d_model=15, d_k=4, d_v=4), "positions='sinusoidal' needs an even d_model, not 15"),
+        (dict(d_model=2, heads=1, positions="sinusoidal_concat"), "d_model must be at least 4"),
+        (dict(encoder_layers=0), "an encoder-decoder needs encoder_layers of at least 1"),
+        (dict(decoder_layers=0), "an encoder-decoder needs decoder_layers of at least 1"),
+        (dict(source_vocab_size=41), "tie_embeddings='all' needs source_vocab_size=41 equal to vocab_size"),
+        (ENCODER | dict(source_vocab_size=41), "an architecture of 'encoder' alone has one vocabulary"),
+        (ENCODER | dict(encoder_layers=0), "an encoder needs encoder_layers of at least 1"),
+        (ENCODER | dict(decoder_layers=1), "decoder_layers=1: an encoder has no decoder (give 0)"),
+        (ENCODER | dict(tie_embeddings="target-output"), "an encoder has no target embedding (use 'all' or 'none')"),
+        (DECODER | dict(source_vocab_size=41), "an architecture of 'decoder' alone has one vocabulary"),
+        (DECODER | dict(decoder_layers=0), "a decoder needs decoder_layers of at least 1"),
+        (DECODER | dict(encoder_layers=1), "encoder_layers=1: a decoder has no encoder (give 0)"),
+        (DECODER | dict(tie_embeddings="all"), "a decoder has no source embedding (use 'target-output' or 'none')"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TransformerConfig(**{**BASE, **changes})
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("TransformerConfig: ")
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    with pytest.raises(UserError, match=r"heads=0 .*; d_ff=-2 .*; gated=3 .*; dropout=2 "):
+        TransformerConfig(**{**BASE, **dict(heads=0, d_ff=-2, gated=3, dropout=2)})
