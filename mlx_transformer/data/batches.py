@@ -4,8 +4,9 @@ Shapes: B rows, S source length, T target length. Every pair belongs to one buck
 a bucket always gives the same B, so a compiled step sees at most `max_shapes` shapes. Buckets that could not fill
 one batch are merged into the cheapest larger one.
 
-The pairs of a bucket are dealt evenly over its batches, so the last batch is no runt; rows that stay free are
-padding only (source, target_in and target_out all `pad_id`) and count no tokens.
+Pairs that would leave a bucket's last batch mostly empty move up to the next larger bucket, others in each epoch.
+The rest is dealt evenly over the bucket's batches, so the last batch is no runt; rows that stay free are padding
+only (source, target_in and target_out all `pad_id`) and count no tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,7 +89,29 @@ class TokenBatches:
         used, bucket_of = np.unique(merged[cell_of], return_inverse=True)
         self.shapes: list[Shape] = [(int(rows[c]), int(cells[c, 0]), int(cells[c, 1])) for c in used]
         self._members = [kept[bucket_of == b] for b in range(len(used))]  # pair indices of each bucket
-        self._parts = [-(-len(members) // shape[0]) for members, shape in zip(self._members, self.shapes, strict=True)]
+        self._plan_sizes()
+
+    def _plan_sizes(self) -> None:
+        """How many pairs each bucket passes on to which larger one, and how many batches it has: as in every epoch.
+
+        A remainder r of a bucket moves when its rows in the larger bucket are fewer slots than a batch of its own.
+        """
+        buckets = range(len(self.shapes))
+        self._upward: list[tuple[int, int]] = [(0, 0)] * len(buckets)  # (pairs, bucket they go to)
+        self._parts = [0] * len(buckets)  # batches
+        self._order = sorted(buckets, key=lambda b: self.shapes[b][1] + self.shapes[b][2])  # small to large
+        sizes = [len(members) for members in self._members]
+        for bucket in self._order:
+            rows, source, target = self.shapes[bucket]
+            rest = sizes[bucket] % rows
+            larger = [b for b in buckets if b != bucket and self.shapes[b][1] >= source and self.shapes[b][2] >= target]
+            if rest and larger:
+                slots, nearest = min((self.shapes[b][1] + self.shapes[b][2], b) for b in larger)
+                if rest * slots < rows * (source + target):
+                    self._upward[bucket] = (rest, nearest)
+                    sizes[bucket] -= rest
+                    sizes[nearest] += rest
+            self._parts[bucket] = -(-sizes[bucket] // rows)
 
     def __len__(self) -> int:
         """Batches an epoch: the same for every epoch."""
@@ -102,11 +125,14 @@ class TokenBatches:
         """
         seeds = np.random.SeedSequence((self.seed, epoch))
         random = np.random.RandomState(np.random.MT19937(seeds))
-        plan = [
-            (bucket, part)
-            for bucket, (members, parts) in enumerate(zip(self._members, self._parts, strict=True))
-            for part in np.array_split(random.permutation(members), parts)
-        ]
+        arrived: list[list[np.ndarray]] = [[members] for members in self._members]
+        plan = []
+        for bucket in self._order:
+            members = random.permutation(np.concatenate(arrived[bucket]))
+            moved, larger = self._upward[bucket]
+            arrived[larger].append(members[:moved])
+            if self._parts[bucket]:
+                plan += [(bucket, part) for part in np.array_split(members[moved:], self._parts[bucket])]
         return EpochBatches(self, [plan[i] for i in random.permutation(len(plan))])
 
     def at_step(self, step: int) -> Batch:

@@ -26,7 +26,7 @@ DEFAULT_KIND_WEIGHTS = {
 }
 KINDS = tuple(DEFAULT_KIND_WEIGHTS)
 NAME_SHARE = 3  # each name of a kind stands alone once in training, in at most a third of the kind's phrases
-PATIENCE = 3000  # draws without a new phrase after which a kind counts as exhausted
+PATIENCE = 300  # draws without a new phrase after which a kind counts as exhausted
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from random import Random
 
 from babel.dates import get_day_names, get_month_names, get_quarter_names
 
-from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, apply_pattern, common_names, join_list
+from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, apply_pattern, common_names, join_list, unambiguous
 from mlx_transformer.data.cldr.measures import available, format_measure
 from mlx_transformer.data.cldr.numbers import Draw, choose, random_decimal
 from mlx_transformer.data.cldr.times import common_pattern, random_moment
@@ -27,11 +27,14 @@ class Names:
 
 
 def all_names(pair: Pair) -> Names:
-    """All names that CLDR has in both locales."""
-    return Names(
-        common_names(dict(pair.source.territories), dict(pair.target.territories), NO_TERRITORIES),
-        common_names(dict(pair.source.languages), dict(pair.target.languages), NO_LANGUAGES),
-    )
+    """All names that CLDR has in both locales.
+
+    Without those that stand for a territory and a language with different translations ("Tokelau").
+    """
+    territories = common_names(dict(pair.source.territories), dict(pair.target.territories), NO_TERRITORIES)
+    languages = common_names(dict(pair.source.languages), dict(pair.target.languages), NO_LANGUAGES)
+    clear = set(unambiguous(territories + languages))
+    return Names([name for name in territories if name in clear], [name for name in languages if name in clear])
 
 
 def joiner(pair: Pair) -> Join:

@@ -1,0 +1,306 @@
+"""The built-in corpus: exact, unambiguous, disjoint, reproducible; and what it refuses."""
+
+import datetime
+import hashlib
+import random
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from babel import Locale
+
+from mlx_transformer.data.cldr import DEFAULT_KIND_WEIGHTS, KINDS, build, measures, parse_spec, write
+from mlx_transformer.data.cldr.locales import Styles, common_names, determines, fields, join_list, unambiguous
+from mlx_transformer.data.cldr.measures import format_measure, format_relative
+from mlx_transformer.data.cldr.names import all_names
+from mlx_transformer.data.cldr.numbers import currencies_in_use, random_decimal
+from mlx_transformer.data.cldr.times import date_styles, own_clock
+from mlx_transformer.data.corpus import read_lines, read_parallel
+from mlx_transformer.spec.errors import UserError
+
+EN, DE = Locale.parse("en"), Locale.parse("de")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return build("cldr:en-de", train_pairs=6000, held_out_per_kind=30, valid_per_kind=10, seed=1)
+
+
+def test_sizes_and_kinds(corpus):
+    assert len(corpus.train) == 6000
+    assert len(corpus.held_out) == 300
+    assert len(corpus.valid) == 100
+    assert Counter(corpus.held_out.kinds) == dict.fromkeys(KINDS, 30)
+    assert Counter(corpus.valid.kinds) == dict.fromkeys(KINDS, 10)
+    assert corpus.held_out.kinds[:10] == list(KINDS)  # taking turns: any part has all kinds
+    shares = Counter(corpus.train.kinds)
+    total = sum(DEFAULT_KIND_WEIGHTS.values())
+    assert all(abs(shares[kind] - 6000 * weight / total) <= 60 for kind, weight in DEFAULT_KIND_WEIGHTS.items())
+
+
+def test_sets_share_neither_source_nor_target(corpus):
+    sets = (corpus.train, corpus.valid, corpus.held_out)
+    for i, one in enumerate(sets):
+        for other in sets[i + 1 :]:
+            assert not set(one.source) & set(other.source)
+            assert not set(one.target) & set(other.target)
+
+
+def test_a_source_has_one_target_and_comes_once(corpus):
+    sources = corpus.train.source + corpus.valid.source + corpus.held_out.source
+    assert len(set(sources)) == len(sources)
+
+
+def test_same_arguments_same_bytes(corpus):
+    again = build("cldr:EN-de", train_pairs=6000, held_out_per_kind=30, valid_per_kind=10, seed=1)
+    assert again == corpus
+    other = build("cldr:en-de", train_pairs=500, held_out_per_kind=5, valid_per_kind=5, seed=2)
+    assert other.train.digests != build(train_pairs=500, held_out_per_kind=5, valid_per_kind=5, seed=3).train.digests
+    assert (
+        hashlib.sha256("".join(f"{s}\n" for s in other.train.source).encode()).hexdigest()
+        == (other.train.digests["source"])
+    )
+
+
+def test_every_held_out_name_stands_alone_in_training(corpus):
+    alone = {
+        kind: {s for s, k in zip(corpus.train.source, corpus.train.kinds, strict=True) if k == kind}
+        for kind in ("territory", "language")
+    }
+    territories = {code: name for code, name in EN.territories.items() if name in alone["territory"]}
+    languages = {code: name for code, name in EN.languages.items() if name in alone["language"]}
+    assert len(territories) > 200
+    assert len(languages) > 300
+    known = set(territories.values()) | set(languages.values())
+    for source, kind in zip(corpus.held_out.source, corpus.held_out.kinds, strict=True):
+        if kind in ("territory", "language"):
+            assert source not in known  # a combination, not a name
+            rest = source
+            for name in sorted(known, key=len, reverse=True):
+                rest = rest.replace(name, "")
+            assert rest.replace(" and ", "").replace(" or ", "").strip(" ,()andor") == "", source
+
+
+def test_phrases_are_real_translations(corpus):
+    pairs = dict(zip(corpus.train.source, corpus.train.target, strict=True))
+    months = {EN.months["format"]["wide"][m]: DE.months["format"]["wide"][m] for m in range(1, 13)}
+    checked = 0
+    for source, target in pairs.items():
+        for month, monat in months.items():
+            if month in source.split() and month != "May":
+                assert monat in target, (source, target)
+                checked += 1
+    assert checked > 300
+    assert sum("US dollar" in s and "US-Dollar" in t for s, t in pairs.items()) > 3
+    assert all("US-Dollar" in t for s, t in pairs.items() if "US dollar" in s)
+    assert max(map(len, pairs)) < 120
+    assert 12 <= sorted(map(len, pairs))[len(pairs) // 2] <= 40
+
+
+def test_digits_agree_where_the_form_is_the_same(corpus):
+    """Decimals, measures and named amounts show the same digits on both sides."""
+
+    def digits(text: str) -> str:
+        return "".join(c for c in text if c in "0123456789")  # not the 2 of km²
+
+    for text in (corpus.train, corpus.held_out):
+        for source, target, kind in zip(text.source, text.target, text.kinds, strict=True):
+            if kind in ("unit", "relative"):
+                assert digits(source) == digits(target), (source, target)
+            if kind in ("number", "currency") and not source.rstrip("0123456789").endswith("K"):
+                assert digits(source) in digits(target), (source, target)
+
+
+@pytest.mark.parametrize(
+    "spec", ["cldr:de-en", "cldr:en-ja", "cldr:zh_Hant-ru", "cldr:pt_BR-ar", "cldr:fr-en", "cldr:en-en_GB"]
+)
+def test_other_locales(spec):
+    corpus = build(spec, train_pairs=800, held_out_per_kind=10, valid_per_kind=5)
+    assert corpus.spec == spec
+    assert len(corpus.train) == 800
+    assert set(corpus.held_out.kinds) == set(KINDS)
+    for text in (corpus.train, corpus.held_out):
+        assert all(s.strip() and t.strip() and "\n" not in s + t for s, t in zip(text.source, text.target, strict=True))
+
+
+def test_write_and_read_back(corpus, tmp_path):
+    written = write(corpus, tmp_path / "new" / "folder")
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}.{end}" for name in ("train", "valid", "heldout") for end in ("en", "de", "kinds")
+    )
+    folder = tmp_path / "new" / "folder"
+    back = read_parallel(folder / "heldout.en", folder / "heldout.de")
+    assert (back.source, back.target, back.digests) == (
+        corpus.held_out.source, corpus.held_out.target, corpus.held_out.digests,
+    )  # fmt: skip
+    assert read_lines(folder / "heldout.kinds") == corpus.held_out.kinds
+
+
+def test_kind_weights():
+    corpus = build(train_pairs=400, held_out_per_kind=4, valid_per_kind=0, kind_weights={"date": 5, "language": 0})
+    assert "language" not in set(corpus.train.kinds) | set(corpus.held_out.kinds)
+    assert Counter(corpus.train.kinds).most_common(1)[0][0] == "date"
+    assert len(corpus.valid) == 0
+    for weights, message in (
+        ({"dates": 1.0}, "no kind 'dates'"),
+        ({"date": -1.0}, "date -1"),
+        ({"date": float("nan")}, "date nan"),
+        (dict.fromkeys(KINDS, 0.0), "all are 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build(train_pairs=100, kind_weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("en-de", "expected cldr:SRC-TGT"),
+        ("cldr:en", "expected cldr:SRC-TGT"),
+        ("cldr:en-", "expected cldr:SRC-TGT"),
+        ("cldr:pt-BR-en", "joined by _"),
+        ("cldr:en-en", "same locale"),
+        ("cldr:xx-qq", "no locale 'xx'.*no locale 'qq'"),
+        ("cldr:en-pt_BT", "did you mean .*pt_"),
+        ("cldr:en-jbo", "name only 0 of kind territory"),
+    ],
+)
+def test_bad_specs_are_refused_in_one_line(spec, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build(spec, train_pairs=500)
+    assert "\n" not in str(caught.value)
+
+
+def test_impossible_sizes_are_refused(monkeypatch):
+    with pytest.raises(UserError, match="train_pairs is 0"):
+        build(train_pairs=0)
+    with pytest.raises(UserError, match="valid_per_kind is -1"):
+        build(train_pairs=10, valid_per_kind=-1)
+    monkeypatch.setattr(measures, "MIXED_SPANS", ((("week", 12), ("day", 6)),))  # few phrases of the kind are left
+    monkeypatch.setattr(measures, "SPAN_LIMITS", {"day": 30})
+    relative = dict.fromkeys(KINDS, 0.0) | {"relative": 1.0}
+    with pytest.raises(UserError, match="different training pairs exist"):
+        build(train_pairs=5000, held_out_per_kind=1, kind_weights=relative)
+    with pytest.raises(UserError, match="to set aside, 2050 are needed"):
+        build(train_pairs=10, held_out_per_kind=2000, kind_weights=relative)
+
+
+def test_what_a_pattern_tells():
+    assert fields("EEEE, MMMM d, y G") == {"weekday", "month", "day", "year"}
+    assert fields("dd.MM.yy") == {"day", "month", "year of century"}
+    assert fields("h:mm a") == {"hour of 12", "half of day", "minute", "hour"}
+    assert fields("'week' w 'of' Y") == {"w", "Y"}
+    assert determines(fields("M/d/y"), fields("dd.MM.yy"))
+    assert not determines(fields("M/d/yy"), fields("dd.MM.y"))
+    assert not determines(fields("HH:mm"), fields("HH:mm:ss"))
+    assert not determines(fields("h:mm"), fields("HH:mm"))
+    assert determines(fields("HH:mm"), fields("h:mm a"))
+    assert not determines(fields("d. MMM"), fields("E, MMM d"))
+    assert not determines(fields("'week' w 'of' Y"), fields("'Woche' w 'des' 'Jahres' Y"))
+
+
+@pytest.mark.parametrize(
+    "spec", ["cldr:en-de", "cldr:de-en", "cldr:en-fr", "cldr:fr-en", "cldr:ja-en", "cldr:ar-pt_BR"]
+)
+def test_no_date_style_tells_more_in_the_target(spec):
+    styles = [style for style, _ in date_styles(parse_spec(spec))]
+    assert len(styles) >= 8
+    for source, target in styles:
+        assert determines(fields(source), fields(target)), (source, target)
+    # French writes the short date with the full year, English with two digits.
+    if spec == "cldr:en-fr":
+        assert ("M/d/yy", "dd/MM/y") not in styles
+    if spec == "cldr:fr-en":
+        assert ("dd/MM/y", "M/d/yy") in styles
+
+
+def test_clashing_styles_are_left_out_value_by_value():
+    def render(style, month):
+        return {"long": ("May" if month == 5 else "June", "mai"), "short": ("May" if month == 5 else "Jun", "m.")}[
+            style
+        ]
+
+    styles = Styles([("long", 1.0), ("short", 1.0)], render, key=lambda month: month)
+    rng = random.Random(0)
+    assert {styles.draw(rng, 5) for _ in range(50)} == {("May", "mai")}
+    assert {styles.draw(rng, 6) for _ in range(50)} == {("June", "mai"), ("Jun", "m.")}
+
+
+def test_names_that_are_codes_or_ambiguous_are_left_out():
+    assert common_names(
+        {"AA": "Aland", "BB": "BB", "CC": "Twin", "DD": "Twin", "EE": "", "ZZ": "Nowhere"},
+        {"AA": "Åland", "BB": "B-Land", "CC": "Eins", "DD": "Zwei", "EE": "E", "ZZ": "Nirgends"},
+        skip=("ZZ",),
+    ) == [("Aland", "Åland")]
+    assert unambiguous([("a", "b"), ("c", "d"), ("a", "b"), ("c", "e")]) == [("a", "b")]
+
+
+def test_names_of_both_kinds_that_read_alike_are_left_out():
+    # In English "Tokelau" is a territory and its language; in German the language is Tokelauanisch.
+    assert EN.territories["TK"] == EN.languages["tkl"] == "Tokelau"
+    assert DE.languages["tkl"] == "Tokelauanisch"
+    every = all_names(parse_spec("cldr:en-de"))
+    assert "Tokelau" not in {source for source, _ in every.territories + every.languages}
+    assert len(unambiguous(every.territories + every.languages)) == len(every.territories + every.languages)
+
+
+def test_clocks():
+    assert (own_clock(EN, "hm"), own_clock(DE, "Ehm"), own_clock(DE, "Bhm")) == ("hm", "EHm", "Bhm")
+
+
+def test_measures_follow_plural_rules():
+    assert format_measure(1, "length-kilometer", "short", DE) == "1 km"  # the plural form that German leaves out
+    assert format_measure(Decimal("1.5"), "length-mile", "long", EN) == "1.5 miles"
+    assert format_measure(1, "length-mile", "long", EN) == "1 mile"
+    assert format_measure(5, "mass-gram", "long", DE, per="volume-liter") == "5 Gramm pro Liter"
+    russian = Locale.parse("ru")
+    assert [format_measure(n, "duration-day", "long", russian) for n in (1, 3, 5)] == ["1 день", "3 дня", "5 дней"]
+
+
+def test_relative_times():
+    assert format_relative(1, "day", "long", EN) == "in 1 day"
+    assert format_relative(-3, "week", "long", DE) == "vor 3 Wochen"
+    assert format_relative(-2, "year", "short", DE) == "vor 2 Jahren"  # no short form of its own
+
+
+def test_lists():
+    assert join_list(["a", "b", "c"], "standard", EN) == "a, b, and c"
+    assert join_list(["a", "b"], "or", DE) == "a oder b"
+    assert join_list(["a", "b", "c", "d"], "unit-short", DE) == "a, b, c und d"
+    assert join_list(["{0}", "{1}"], "standard", EN) == "{0} and {1}"  # braces in an item are text
+    assert join_list(["a"], "standard", EN) == "a"
+
+
+def test_random_decimals_show_what_plural_rules_see():
+    rng = random.Random(1)
+    values = [random_decimal(rng, 4, 3) for _ in range(500)]
+    assert all(v == v.to_integral_value() or str(v)[-1] != "0" for v in values)
+    assert any(v != v.to_integral_value() for v in values)
+    assert max(values) < 10_000
+
+
+def test_currencies_are_those_in_use():
+    codes = currencies_in_use()
+    assert codes == sorted(codes)
+    assert {"EUR", "USD", "JPY"} <= set(codes)
+    assert not {"DEM", "FRF", "XAU"} & set(codes)
+    assert 130 < len(codes) < 180
+
+
+def test_intervals_are_true(corpus):
+    """The English interval, read back, starts and ends as the German one does."""
+    months = {name.rstrip("."): m for m, name in EN.months["format"]["abbreviated"].items()}
+    german = {name.rstrip("."): m for m, name in DE.months["format"]["abbreviated"].items()}
+    checked = 0
+    for source, target, kind in zip(corpus.train.source, corpus.train.target, corpus.train.kinds, strict=True):
+        words = source.replace("\u2009", " ").replace(",", "").split()
+        if kind == "interval" and len(words) == 6 and words[0] in months and words[3] in months and words[2] == "–":
+            first, last = (datetime.date(int(words[5]), months[words[i]], int(words[i + 1])) for i in (0, 3))
+            pieces = target.replace("\u2009", " ").replace("–", " ").replace(".", " ").split()
+            assert pieces[0] == str(first.day)
+            assert german[pieces[1]] == first.month
+            assert pieces[2] == str(last.day)
+            assert german[pieces[3]] == last.month
+            assert pieces[4] == words[5]
+            assert first < last
+            checked += 1
+    assert checked > 20
