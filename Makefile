@@ -5,17 +5,21 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= quickstart
+DATA ?= data/multi30k
+MULTI30K_OUT ?= runs/multi30k
 WORKERS ?= 2
 ARGS ?=
 # Another interpreter: make PYTHON=/path/to/python3.12 test
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-slow multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
 	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
+	@echo 'make test-slow      the checks that take minutes'
+	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see README)'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
 	@echo 'make setup          only make $(VENV); setup-dev adds the tools for tests and lint'
