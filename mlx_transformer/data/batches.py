@@ -11,6 +11,7 @@ only (source, target_in and target_out all `pad_id`) and count no tokens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -172,6 +173,10 @@ class EpochBatches(Sequence[Batch]):
     def __len__(self) -> int:
         return len(self._plan)
 
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch]: ...
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self._corpus.build(*part) for part in self._plan[index]]
@@ -231,4 +236,4 @@ def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: 
         size[large] += size[small]
         size[small], alive[small] = 0, False
         for cell in np.flatnonzero(alive & (nearest == small)):
-            find_nearest(cell)
+            find_nearest(int(cell))

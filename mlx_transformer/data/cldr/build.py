@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from mlx_transformer.data.cldr import measures, names, numbers, times
-from mlx_transformer.data.cldr.locales import Pair, Phrase, parse_spec
+from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, parse_spec
 from mlx_transformer.data.corpus import ParallelText, write_lines
 from mlx_transformer.spec.errors import UserError
 
@@ -137,7 +137,7 @@ def write(corpus: CldrCorpus, folder: str | Path) -> list[Path]:
     return written
 
 
-def _draws(pair: Pair, used: names.Names) -> dict[str, numbers.Draw]:
+def _draws(pair: Pair, used: names.Names) -> dict[str, Draw]:
     """What draws a phrase of each kind."""
     return {
         "date": times.dates(pair),

@@ -20,6 +20,7 @@ from mlx_transformer.spec.errors import UserError
 Value = TypeVar("Value")
 Style = TypeVar("Style")
 Phrase = tuple[str, str]  # the same thing in source and target
+Draw = Callable[[Random], Phrase | None]  # makes one phrase; None when the draw gave none
 EXAMPLE = "for example cldr:en-de or cldr:pt_BR-ja"
 
 

@@ -6,9 +6,18 @@ from random import Random
 
 from babel.dates import get_day_names, get_month_names, get_quarter_names
 
-from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, apply_pattern, common_names, join_list, unambiguous
+from mlx_transformer.data.cldr.locales import (
+    Draw,
+    Pair,
+    Phrase,
+    Styles,
+    apply_pattern,
+    common_names,
+    join_list,
+    unambiguous,
+)
 from mlx_transformer.data.cldr.measures import available, format_measure
-from mlx_transformer.data.cldr.numbers import Draw, choose, random_decimal
+from mlx_transformer.data.cldr.numbers import choose, random_decimal
 from mlx_transformer.data.cldr.times import common_pattern, random_moment
 
 NO_TERRITORIES = ("ZZ", "XA", "XB")  # unknown, pseudo-accents, pseudo-bidi
@@ -79,7 +88,7 @@ def lists(pair: Pair) -> Draw:
     join = joiner(pair)
     sorts: list[tuple[Callable[[Random], list[Phrase]], float]] = []
     for get, weight in ((get_day_names, 2.0), (get_month_names, 2.0), (get_quarter_names, 0.5)):
-        source, target = pair.both(lambda x, get=get: dict(get("wide", "stand-alone", locale=x)))  # type: ignore
+        source, target = (dict(get("wide", "stand-alone", locale=locale)) for locale in (pair.source, pair.target))
         if calendar := common_names(source, target):
             sorts.append((lambda random, calendar=calendar: _sample(random, calendar, (2, 2, 3, 3, 4)), weight))
 

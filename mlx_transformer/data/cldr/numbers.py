@@ -1,9 +1,9 @@
 """Numbers and money, by CLDR's number patterns, symbols, compact forms and plural rules."""
 
-from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from random import Random
+from typing import Literal
 
 from babel import Locale
 from babel.core import get_global
@@ -18,9 +18,9 @@ from babel.numbers import (
     get_currency_symbol,
 )
 
-from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, common_names
+from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, Styles, common_names
 
-Draw = Callable[[Random], Phrase | None]
+Length = Literal["long", "short"]
 COMPACT_POWERS = range(3, 13)  # thousands to trillions
 MAJOR_CURRENCIES = (
     "USD", "EUR", "JPY", "GBP", "CNY", "AUD", "CAD", "CHF", "HKD", "SEK", "NOK", "DKK", "NZD", "MXN", "INR", "BRL",
@@ -62,7 +62,7 @@ def numbers(pair: Pair) -> Draw:
         value = (random_decimal(random, 1, 3) + random.randint(1, 9)).scaleb(random.randint(-12, 15))
         return pair.both(lambda x: format_scientific(value, locale=x, decimal_quantization=False))
 
-    lengths: Styles[Decimal, str] = Styles([("long", 1.0), ("short", 1.0)], partial(_compact, pair), key=lambda v: v)
+    lengths: Styles[Decimal, Length] = Styles([("long", 1.0), ("short", 1.0)], partial(_compact, pair), key=lambda v: v)
 
     def compact(random: Random) -> Phrase | None:
         return lengths.draw(random, _round_number(random))
@@ -76,16 +76,16 @@ def _round_number(random: Random) -> Decimal:
     return Decimal(digits).scaleb(random.choice(COMPACT_POWERS) - (1 if digits < 100 else 2))
 
 
-def _compact(pair: Pair, length: str, value: Decimal) -> Phrase:
+def _compact(pair: Pair, length: Length, value: Decimal) -> Phrase:
     return pair.both(lambda x: format_compact(value, length, x))
 
 
-def format_compact(value: Decimal, length: str, locale: Locale) -> str:
+def format_compact(value: Decimal, length: Length, locale: Locale) -> str:
     """`value` in compact form, in the short one where the locale has no long one (an alias in CLDR's root).
 
     Six fraction digits: a locale that counts by 10^4 or 10^5 needs more of them than one that counts by 10^3.
     """
-    known = length if length in locale.compact_decimal_formats else "short"
+    known: Length = length if length in locale.compact_decimal_formats else "short"
     if known not in locale.compact_decimal_formats:
         return ""
     return format_compact_decimal(value, format_type=known, locale=locale, fraction_digits=6)

@@ -1,12 +1,13 @@
 """Dates, times of day and intervals, by the CLDR patterns of both locales."""
 
 import datetime
+from collections.abc import Callable, Hashable
 from functools import partial
 from random import Random
 
 from babel import Locale
 
-from mlx_transformer.data.cldr.locales import Pair, Phrase, Styles, apply_pattern, determines, fields
+from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, Styles, apply_pattern, determines, fields
 
 FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1).toordinal(), datetime.date(2099, 12, 31).toordinal()
 DATE_WIDTHS = {"full": 2.0, "long": 2.0, "medium": 2.0, "short": 2.0}  # weight in the draw
@@ -90,19 +91,23 @@ def _look(value: datetime.date) -> tuple:
     return value.month, value.weekday(), value.day < 10
 
 
-def dates(pair: Pair):
+def _timed_look(value: datetime.datetime) -> tuple:
+    return *_look(value), value.hour
+
+
+def dates(pair: Pair) -> Draw:
     """Calendar dates: "Tuesday, March 5, 2024", "3/5/24", "Mar 5", "3rd quarter 1987"."""
     styles = Styles(date_styles(pair), partial(_render, pair), key=_look)
     return lambda random: styles.draw(random, random_date(random))
 
 
-def times(pair: Pair):
+def times(pair: Pair) -> Draw:
     """Times of day, alone, with a weekday or with a date: "3:05 PM", "Fri 17:20", "Mar 5, 2024, 3:05 PM"."""
-    styles = Styles(_clock_styles(pair), partial(_render, pair), key=lambda value: (*_look(value), value.hour))
+    styles = Styles(_clock_styles(pair), partial(_render, pair), key=_timed_look)
     return lambda random: styles.draw(random, random_moment(random))
 
 
-def intervals(pair: Pair):
+def intervals(pair: Pair) -> Draw:
     """From one day, month, year or time to another: "Mar 5 – 8, 2024", "10:15 AM – 1:00 PM"."""
     cases = []
     for skeleton, differences in DATE_INTERVALS.items():
@@ -127,8 +132,9 @@ def intervals(pair: Pair):
     for case, weight in cases:
         by_difference.setdefault(case[2], []).append((case, weight))
     totals = [sum(weight for _, weight in group) for group in by_difference.values()]
-    groups = {
-        difference: Styles(group, render, key=_hours if difference == "clock" else _ends_look)
+    looks: dict[str, Callable[[tuple], Hashable]] = {"clock": _hours}
+    groups: dict[str, Styles] = {
+        difference: Styles(group, render, key=looks.get(difference, _ends_look))
         for difference, group in by_difference.items()
     }
 
