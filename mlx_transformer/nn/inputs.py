@@ -29,8 +29,8 @@ def as_ids(ids: Ids, vocab_size: int, name: str) -> mx.array:
     return ids
 
 
-def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, left: bool = False) -> mx.array | None:
-    """Boolean (B, L), True on tokens, or None if it hides nothing; `left`: padding to the right of it hides nothing.
+def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, causal: bool = False) -> mx.array | None:
+    """Boolean (B, L), True on tokens, or None if it hides nothing; `causal`: padding to the right of it hides nothing.
 
     (A causal model's real positions never look to the right, so right padding needs no mask there.) Only a mask that is
     given as lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the ids.
@@ -43,7 +43,7 @@ def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, left: bool
     if isinstance(array, mx.array):
         return array.astype(mx.bool_)
     host = array.astype(bool)
-    hidden = ~host if not left else ~host & (np.cumsum(host[:, ::-1], axis=1)[:, ::-1] > 0)
+    hidden = ~host if not causal else ~host & (np.cumsum(host[:, ::-1], axis=1)[:, ::-1] > 0)
     return mx.array(host) if hidden.any() else None
 
 

@@ -89,7 +89,7 @@ class Transformer(nn.Module):
 
     def _hidden_decoder(self, ids: Ids, mask: Tokens | None = None, *, tap: Tap | None = None) -> mx.array:
         ids = as_ids(ids, self.config.vocab_size, "ids")
-        tokens = as_tokens(mask, ids.shape, "mask", left=True)
+        tokens = as_tokens(mask, ids.shape, "mask", causal=True)
         x = self.embed_target(ids)
         self_mask: Mask = "causal" if tokens is None else causal_padding_mask(tokens)
         return self.decoder(x, positions_of(ids.shape[1], tokens), self_mask, tap=within(tap or no_tap, "decoder"))
