@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 from onnxscript import GraphBuilder
 
 from mlx_transformer.spec.config import TransformerConfig
@@ -63,26 +63,22 @@ class Graph:
             value.name = name
             self.tapped.append(value)
 
-    def model(self, taps: bool) -> ir.Model:
+    def model(self) -> ir.Model:
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="mlx-transformer")
         CommonSubexpressionEliminationPass()(model)
+        RemoveUnusedNodesPass()(model)
         _check_names(model)
         for node in model.graph.all_nodes():
             node.metadata_props.clear()
             for value in node.outputs:  # the builder's guesses; runtimes infer their own
                 if not value.is_graph_output():
                     value.shape = value.type = None
-        if taps:
-            self.graph.outputs.extend(self.tapped)
         return model
 
 
-def build(config: TransformerConfig, name: str, taps: bool = False) -> ir.Model:
-    """The graph of that name (see `graph_names`), its parameters named but not filled.
-
-    `taps`: every named point of the network is an output as well (`taps.py`).
-    """
-    return _BUILDERS[name if config.architecture == "encoder-decoder" else config.architecture](config).model(taps)
+def build(config: TransformerConfig, name: str) -> ir.Model:
+    """The graph of that name (see `graph_names`), its parameters named but not filled."""
+    return _BUILDERS[name if config.architecture == "encoder-decoder" else config.architecture](config).model()
 
 
 def graph_names(config: TransformerConfig) -> list[str]:

@@ -19,7 +19,14 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, replace_folder, write_manifest
+from mlx_transformer.spec.checkpoint import (
+    MANIFEST,
+    WEIGHTS,
+    Checkpoint,
+    open_checkpoint,
+    replace_folder,
+    write_manifest,
+)
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
@@ -33,13 +40,12 @@ FORMAT = 1
 GRAPHS = "onnx"
 
 
-def export_onnx(checkpoint: str | Path, out: str | Path, *, taps: bool = False, external_threshold: int = 1024) -> Path:
+def export_onnx(checkpoint: str | Path, out: str | Path, *, external_threshold: int = 1024) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
-    `out` is made new, or replaced if it is empty or an earlier export; it appears only when it is complete. `taps`: the
-    graphs have every named point of the network as a further output, for validation. Tensors of more than
-    `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a
-    folder that holds something else, a full disk).
+    `out` is made new, or replaced if it is empty or an earlier export; it appears only when it is complete. Tensors of
+    more than `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged
+    checkpoint, a folder that holds something else, a full disk).
     """
     opened = open_checkpoint(checkpoint)
     out = Path(out)
@@ -48,7 +54,7 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, taps: bool = False, 
     with replace_folder(out, "ONNX folder") as folder:
         graphs = folder / GRAPHS
         graphs.mkdir()
-        external = _write_graphs(opened, graphs, taps, external_threshold)
+        external = _write_graphs(opened, graphs, external_threshold)
         texts: dict[str, Any] = consumers.configs(config, external)
         if opened.tokenizer_path:
             tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
@@ -57,7 +63,7 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, taps: bool = False, 
         texts[SPEC] = {
             "format": FORMAT,
             "config": config.to_dict(),
-            "source": {WEIGHTS: {"sha256": _digest(opened.folder / WEIGHTS)}},
+            "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
             "opset": OPSET,
             "versions": versions(),
         }
@@ -67,11 +73,11 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, taps: bool = False, 
     return out
 
 
-def _write_graphs(checkpoint: Checkpoint, folder: Path, taps: bool, external_threshold: int) -> list[str]:
+def _write_graphs(checkpoint: Checkpoint, folder: Path, external_threshold: int) -> list[str]:
     """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
     external = []
     for owner, names in data_owners(checkpoint.config).items():
-        models = {name: build(checkpoint.config, name, taps) for name in names}
+        models = {name: build(checkpoint.config, name) for name in names}
         if fill(models.values(), checkpoint, folder / f"{owner}.onnx_data", external_threshold):
             external.append(f"{owner}.onnx")
         for name, model in models.items():
@@ -96,6 +102,9 @@ def _check_free(out: Path) -> None:
         raise UserError(f"{out}: holds files that are no earlier export; give another folder, or empty this one")
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+def _digest(checkpoint: Path) -> str:
+    """SHA-256 of the weights: the manifest's, which opening the checkpoint has verified, if there is one."""
+    if (checkpoint / MANIFEST).exists():
+        return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"][WEIGHTS]["sha256"]
+    with (checkpoint / WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,62 @@
+"""Small random models of many kinds, for tests of the exporter: every choice of the config occurs in one of them."""
+
+import numpy as np
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.parameters import parameter_shapes
+
+SIZES = dict(vocab_size=50, d_model=32, heads=4, d_ff=48, max_positions=40, encoder_layers=2, decoder_layers=2)
+
+CHOICES = {
+    "paper": {},
+    "modern": dict(
+        positions="rotary", norm="rmsnorm", gated=True, activation="silu", norm_placement="pre", key_value_heads=2
+    ),
+    "odd widths": dict(
+        d_k=6, d_v=10, key_value_heads=1, attention_bias=True, output_bias=True, positions="learned", activation="gelu"
+    ),
+    "two vocabularies": dict(
+        tie_embeddings="target-output",
+        source_vocab_size=60,
+        positions="sinusoidal_concat",
+        activation="gelu_tanh",
+        feed_forward_bias=False,
+        scale_embeddings=False,
+    ),
+    "untied": dict(tie_embeddings="none", output_bias=True, positions="none", norm_placement="pre"),
+}
+
+
+def encoder_decoder(name: str) -> TransformerConfig:
+    return TransformerConfig(**{**SIZES, **CHOICES[name]})
+
+
+def alone(name: str, architecture: str) -> TransformerConfig:
+    """The same choices in an encoder or a decoder alone."""
+    values = {**SIZES, **CHOICES[name], "architecture": architecture}
+    values.pop("source_vocab_size", None)
+    values["decoder_layers" if architecture == "encoder" else "encoder_layers"] = 0
+    if values.get("tie_embeddings") != "none":
+        values["tie_embeddings"] = "all" if architecture == "encoder" else "target-output"
+    return TransformerConfig(**values)
+
+
+def configs() -> dict[str, TransformerConfig]:
+    """Every choice in every architecture."""
+    found = {name: encoder_decoder(name) for name in CHOICES}
+    for architecture in ("encoder", "decoder"):
+        found |= {f"{name}, {architecture}": alone(name, architecture) for name in CHOICES}
+    return found
+
+
+def random_weights(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """Values of the size that training leaves; no norm or bias stays at 1 or 0, where a mistake would not show."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in parameter_shapes(config).items():
+        values = rng.standard_normal(shape, dtype=np.float32)
+        if len(shape) == 2:
+            weights[name] = values * np.float32(shape[1] ** -0.5)
+        else:
+            weights[name] = np.float32(0.1) * values + np.float32(name.endswith("norm.weight"))
+    return weights
