@@ -6,10 +6,12 @@ Each command imports what it needs when it runs, so `--help` is instant and the 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from enum import StrEnum
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,19 +21,18 @@ from .spec.errors import UserError
 app = typer.Typer(
     name="mlx-transformer",
     help="Train a Transformer with MLX, deploy it as ONNX, and prove that both compute the same function.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-class Backend(StrEnum):
+class Backend(Enum):
     mlx = "mlx"
     onnx = "onnx"
 
 
-class Overlong(StrEnum):
+class Overlong(Enum):
     error = "error"
     truncate = "truncate"
     split = "split"
@@ -44,6 +45,10 @@ Beam = Annotated[int, typer.Option(help="Hypotheses kept a sentence; 1 is greedy
 LengthPenalty = Annotated[float, typer.Option(help="Alpha of the GNMT length penalty; 0 compares bare probabilities.")]
 MinNew = Annotated[int, typer.Option(help="Fewest new tokens a sentence, its end token counted.")]
 MaxNew = Annotated[int | None, typer.Option(help="Most new tokens a sentence.", show_default="source length + 50")]
+EarlyStopping = Annotated[
+    bool, typer.Option("--early-stopping", help="Stop a sentence once BEAM hypotheses are finished.")
+]
+OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
 BackendOption = Annotated[Backend | None, typer.Option(help="Runtime.", show_default="what MODEL is made for")]
 
 
@@ -107,24 +112,25 @@ def translate(
     n_best: Annotated[int, typer.Option(help="Translations a sentence, tab-separated on its line, best first.")] = 1,
     min_new_tokens: MinNew = 0,
     max_new_tokens: MaxNew = None,
+    early_stopping: EarlyStopping = False,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens at random instead of taking the best.")] = False,
     temperature: Annotated[float, typer.Option(help="Of sampling; below 1 is safer.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    overlong: Annotated[
-        Overlong, typer.Option(help="What to do with a line longer than the model takes.")
-    ] = Overlong.error,
+    overlong: OverlongOption = Overlong.error,
     backend: BackendOption = None,
 ) -> None:
     """Translate text: one line in, one line out."""
+    from .generation.options import Options
     from .generation.translate import translate_stream
 
-    translator = _translator(model, backend)
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best}
+    options |= {"early_stopping": early_stopping}
     options |= {"min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens, "seed": seed}
     options |= {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    translate_stream(translator, input, output, overlong=overlong.value, **options)
+    Options(**options)  # before the model is read
+    translate_stream(_translator(model, backend), input, output, overlong=overlong.value, **options)
 
 
 @app.command()
@@ -135,15 +141,18 @@ def evaluate(
     beam: Beam = 1,
     length_penalty: LengthPenalty = 0.6,
     max_new_tokens: MaxNew = None,
+    overlong: OverlongOption = Overlong.error,
     backend: BackendOption = None,
 ) -> None:
     """Score translations: JSON with sacreBLEU (and its signature), chrF and exact match."""
     from .data.corpus import read_parallel
+    from .generation.options import Options
     from .scoring import score
 
+    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    Options(**options)  # before the files and the model are read
     text = read_parallel(source, reference)
-    options = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
-    hypotheses = _translator(model, backend).translate(text.source, **options)
+    hypotheses = _translator(model, backend).translate(text.source, overlong=overlong.value, **options)
     print(json.dumps({"model": str(model), **options, **score(hypotheses, text.target)}, indent=2, ensure_ascii=False))
 
 
@@ -177,9 +186,11 @@ def validate(
 @app.command()
 def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder or an ONNX folder.")]) -> None:
     """Describe a folder: what it is, its config, sizes and parameters."""
+    from export.inspect import graph_facts
+
     from .info import describe
 
-    Console(highlight=False).print(describe(path))
+    Console(highlight=False).print(describe(path, graph_facts))
 
 
 def _translator(model: Path, backend: Backend | None) -> Any:
@@ -201,21 +212,40 @@ def _translator(model: Path, backend: Backend | None) -> Any:
     return MlxTranslator(*load(model))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every error a person can cause is one line on standard error and exit 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
     try:
-        app()
+        with command.make_context("mlx-transformer", given or ["--help"]) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        raise SystemExit(done.exit_code) from None
+    except _USAGE_ERROR as error:
+        path = error.ctx.command_path if error.ctx is not None else "mlx-transformer"
+        _fail(f"{' '.join(error.format_message().split())} (see {path} --help)")
     except UserError as error:
-        print(f"mlx-transformer: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("mlx-transformer: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        sys.stderr.close()
+        _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    except BrokenPipeError:  # who reads our output has gone; Python must not try to write the rest of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except MemoryError as error:
+        _fail(f"out of memory ({error}); try smaller batches or a smaller model", 1)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "mlx":
             raise
-        print("mlx-transformer: MLX is not installed; ONNX folders work without it (python -m export)", file=sys.stderr)
-        raise SystemExit(2) from None
+        _fail("MLX is not installed; ONNX folders work without it (python -m export)")
+
+
+# Wrong options and arguments; typer exports only the classes below this one.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+def _fail(message: str, status: int = 2) -> NoReturn:
+    print("mlx-transformer:", " ".join(message.splitlines()), file=sys.stderr)
+    raise SystemExit(status) from None

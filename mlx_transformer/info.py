@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
-from .spec.checkpoint import open_checkpoint, verify_files
+from .spec.checkpoint import MANIFEST, open_checkpoint, read_json, verify_files
 from .spec.config import TransformerConfig
 from .spec.errors import UserError
 from .spec.folders import SPEC, is_onnx_folder
 from .spec.parameters import parameter_count
 
+Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
-def describe(path: Path) -> RenderableType:
-    """Tables about a checkpoint, a run's folder or an ONNX folder; `UserError` if it is none of these or damaged."""
-    return _onnx(path) if is_onnx_folder(path) else _checkpoint(path)
+
+def describe(path: Path, graph_facts: Facts) -> RenderableType:
+    """Tables about a checkpoint, a run's folder or an ONNX folder; `UserError` if it is none of these or damaged.
+
+    `graph_facts` is `export.inspect.graph_facts`, or a function like it.
+    """
+    return _onnx(path, graph_facts) if is_onnx_folder(path) else _checkpoint(path)
 
 
 def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
-    facts["digests"] = "verified" if (opened.folder / "manifest.json").exists() else "no manifest to verify"
+    facts["digests"] = _digests(opened.folder)
     run = path / "run.json"
     if run.is_file():
         facts |= _run(run)
@@ -32,40 +38,43 @@ def _checkpoint(path: Path) -> RenderableType:
 
 
 def _run(path: Path) -> dict[str, str]:
+    record = read_json(path)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
         data = ", ".join(f"{name} {part['pairs']:,} pairs" for name, part in record["data"].items())
-        return {"run": str(path.parent), "data": data, "trained on": record["device"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged ({error})") from error
+        return {"run": str(path.parent), "data": data, "trained on": str(record["device"])}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error!r}); restore it from a copy") from error
 
 
-def _onnx(path: Path) -> RenderableType:
-    verify_files(path)
-    facts = {"kind": "ONNX models", "folder": str(path)}
+def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
+    graphs = path / "onnx" if (path / "onnx").is_dir() else path
+    verify_files(graphs)
+    facts = {"kind": "ONNX models", "folder": str(path), "digests": _digests(graphs)}
     spec = path / SPEC
     config = None
     if spec.is_file():
-        try:
-            values: dict[str, Any] = json.loads(spec.read_text(encoding="utf-8"))
-            config = TransformerConfig.from_dict(values.get("config", values))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{spec}: damaged ({error})") from error
+        values = read_json(spec)
+        if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
+            raise UserError(f"{spec}: damaged (no config in it); export the model again")
+        config = TransformerConfig.from_dict(values["config"])
     parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
-    return Group(*parts, *_graphs(path))
+    return Group(*parts, *_graphs(graph_facts(path)))
 
 
-def _graphs(path: Path) -> list[RenderableType]:
-    from export.inspect import graph_facts
+def _digests(folder: Path) -> str:
+    """What `verify_files`, which has passed, found to compare."""
+    return "verified" if (folder / MANIFEST).exists() else "no manifest to verify"
 
+
+def _graphs(graphs: dict[str, dict[str, Any]]) -> list[RenderableType]:
     tables: list[RenderableType] = []
-    for name, facts in graph_facts(path).items():
-        table = Table(title=f"{name}: {facts['nodes']} nodes, opset {facts['opset']}", title_justify="left")
+    for name, facts in graphs.items():
+        table = Table(title=f"{escape(name)}: {facts['nodes']} nodes, opset {facts['opset']}", title_justify="left")
         for column in ("", "name", "type", "shape"):
             table.add_column(column)
         for kind in ("inputs", "outputs"):
             for value in facts[kind]:
-                table.add_row(kind[:-1], *value)
+                table.add_row(kind[:-1], *map(escape, value))
         tables.append(table)
     return tables
 
@@ -83,5 +92,5 @@ def _files(folder: Path) -> Table:
 def _table(facts: dict[str, str], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in facts.items():
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     return table

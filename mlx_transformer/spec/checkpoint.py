@@ -1,20 +1,17 @@
 """A checkpoint is a folder: config.json, model.safetensors, tokenizer.json (if any) and manifest.json with digests.
 
-Written durably: everything goes to a temporary folder beside the target, is flushed to disk, and appears under its
-name by one rename; a kill at any moment leaves the old state or the new one. Read with NumPy alone, tensor by tensor,
-so that a reader never needs the whole model in memory twice. No pickle anywhere.
+Written durably (`durable.py`): a kill at any moment leaves the old folder or the new one. Read with NumPy alone, tensor
+by tensor, so that a reader never needs the whole model in memory twice. No pickle anywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .config import TransformerConfig
+from .durable import previous, replace_folder
 from .errors import UserError
-from .parameters import check_parameters
+from .parameters import check_parameters, parameter_shapes
 
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
 FORMAT = 1
+FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 
 Tensors = Mapping[str, NDArray]
 
@@ -44,8 +43,7 @@ class Checkpoint:
         return path if path.exists() else None
 
     def names(self) -> list[str]:
-        with _open(self.folder / WEIGHTS) as file:
-            return list(file.keys())
+        return list(parameter_shapes(self.config))
 
     def tensor(self, name: str) -> NDArray:
         with _open(self.folder / WEIGHTS) as file:
@@ -54,7 +52,7 @@ class Checkpoint:
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) one by one, in the table's order."""
         with _open(self.folder / WEIGHTS) as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open is no dict
+            for name in self.names():
                 yield name, file.get_tensor(name)
 
 
@@ -70,40 +68,24 @@ def save_checkpoint(
     """Write a checkpoint folder durably and return its path.
 
     `weights` must match the table of `spec/parameters.py` exactly. `texts` and `tensors` are further files by name (the
-    trainer's state). An existing folder of that name is replaced only after the new one is complete on disk.
-    Raises `UserError` when the disk refuses; the old folder is then untouched.
+    trainer's state). An existing checkpoint of that name is replaced only after the new one is complete on disk.
+    Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
+    untouched.
     """
     folder = Path(folder)
+    ours = any((folder / name).is_file() for name in (WEIGHTS, MANIFEST))
+    if folder.is_dir() and not ours and any(folder.iterdir()):
+        raise UserError(f"{folder}: holds files that are no checkpoint; choose another folder, or empty this one")
     check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder))
     with replace_folder(folder, "checkpoint") as temporary:
         written = {CONFIG: config.to_json(), **({TOKENIZER: tokenizer_json} if tokenizer_json else {}), **(texts or {})}
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
-            save_file({key: np.ascontiguousarray(array) for key, array in group.items()}, temporary / name)
+            # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
+            save_file({key: np.asarray(array, order="C") for key, array in group.items()}, temporary / name)
         write_manifest(temporary)
     return folder
-
-
-@contextmanager
-def replace_folder(folder: Path, what: str) -> Iterator[Path]:
-    """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
-
-    Raises `UserError` ("the {what} could not be written") when the disk refuses. `folder` is untouched after any error.
-    """
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            _flush(path)
-        _put_in_place(temporary, folder)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: the {what} could not be written ({error}); free the disk and try again") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_manifest(folder: Path) -> None:
@@ -128,23 +110,30 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / CONFIG}: cannot be read ({error})") from error
     with _open(folder / WEIGHTS) as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
+        types = {name: entry.get_dtype() for name, entry in slices.items()}
     check_parameters(config, shapes, str(folder / WEIGHTS))
+    wrong = [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS]
+    if wrong:
+        raise UserError(f"{folder / WEIGHTS}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS))}")
     return Checkpoint(folder, config)
 
 
 def resolve(folder: str | Path) -> Path:
     """The checkpoint folder that a path means; `UserError` if there is none."""
     folder = Path(folder)
-    for candidate in (folder, folder / "model", previous(folder)):
+    for candidate in (folder, folder / "model", previous(folder), previous(folder / "model")):
         if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
             return candidate
     if not folder.exists():
         raise UserError(f"{folder}: no such folder")
     if not folder.is_dir():
         raise UserError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
-    if (folder / "onnx").is_dir() or any(folder.glob("*.onnx")):
+    if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):
         raise UserError(f"{folder}: is an ONNX model; here a checkpoint folder ({CONFIG}, {WEIGHTS}) is needed")
+    if saved := sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}")):
+        raise UserError(f"{folder}: this run has written no model yet; its newest checkpoint is {saved[-1].parent}")
     missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
     raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
 
@@ -157,35 +146,43 @@ def verify_files(folder: Path) -> None:
     path = folder / MANIFEST
     if not path.exists():
         return
+    manifest = read_json(path)
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
         version, files = manifest["format"], dict(manifest["files"])
         entries = {name: (str(entry["sha256"]), int(entry["bytes"])) for name, entry in files.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged manifest ({error}); restore the folder from a copy") from error
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UserError(f"{path}: damaged manifest ({error!r}); restore the folder from a copy") from error
     if version != FORMAT:
         raise UserError(f"{path}: format {version!r} is not known to this version (it reads format {FORMAT})")
+    if unlisted := [name for name in (CONFIG, WEIGHTS) if (folder / name).is_file() and name not in entries]:
+        raise UserError(f"{path}: damaged manifest ({unlisted[0]} is not listed); restore the folder from a copy")
     for name, (sha256, size) in entries.items():
         file = folder / name
         if Path(name).name != name:
             raise UserError(f"{path}: file name {name!r} leaves the folder")
         if not file.is_file():
             raise UserError(f"{file}: listed in {MANIFEST} but missing; restore the folder from a copy")
-        found = _digest(file)
+        try:
+            found = _digest(file)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error})") from error
         if found != {"bytes": size, "sha256": sha256}:
             what = f"{found['bytes']} bytes, expected {size}" if found["bytes"] != size else "its SHA-256 differs"
             raise UserError(f"{file}: damaged ({what}); restore it from a copy or use an older checkpoint")
-
-
-def previous(folder: Path) -> Path:
-    """Where the old folder stands for the instant between two renames."""
-    return folder.parent / f".{folder.name}.previous"
 
 
 def read_tensors(path: Path) -> dict[str, NDArray]:
     """All arrays of one safetensors file, strictly parsed; `UserError` if it is damaged."""
     with _open(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: damaged, or not JSON ({error}); restore it from a copy") from error
 
 
 def _open(path: Path):
@@ -195,24 +192,6 @@ def _open(path: Path):
         raise UserError(f"{path}: not a readable safetensors file ({error})") from error
 
 
-def _put_in_place(temporary: Path, folder: Path) -> None:
-    old = previous(folder)
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(folder, old)
-    os.rename(temporary, folder)
-    _flush(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _digest(path: Path) -> dict[str, int | str]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -142,7 +142,7 @@ class TransformerConfig:
     def from_json(cls, text: str) -> TransformerConfig:
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"TransformerConfig: not JSON ({error})") from error
         if not isinstance(values, dict):
             raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")

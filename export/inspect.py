@@ -1,0 +1,50 @@
+"""What is in the graphs of an ONNX folder, read without their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from mlx_transformer.spec.errors import UserError
+
+Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 8 x 64"
+
+
+def graph_facts(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """{file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...]}} of FOLDER/*.onnx and
+    FOLDER/onnx/*.onnx, in the order of their names; inputs and outputs are (name, type, shape).
+
+    Nodes inside the branches of If are counted. Raises `UserError` for a file that is no ONNX model.
+    """
+    folder = Path(folder)
+    files = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
+    return {str(file.relative_to(folder)): _facts(file) for file in files}
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    try:
+        model = onnx.load(str(file), load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return {
+        "nodes": _count(model.graph),
+        "opset": next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
+        "inputs": [_value(value) for value in model.graph.input if value.name not in weights],
+        "outputs": [_value(value) for value in model.graph.output],
+    }
+
+
+def _count(graph: onnx.GraphProto) -> int:
+    inner = (attribute for node in graph.node for attribute in node.attribute)
+    return len(graph.node) + sum(_count(branch) for a in inner for branch in ([a.g] if a.HasField("g") else a.graphs))
+
+
+def _value(value: onnx.ValueInfoProto) -> Value:
+    tensor = value.type.tensor_type
+    sizes = [d.dim_param or str(d.dim_value) if d.WhichOneof("value") else "?" for d in tensor.shape.dim]
+    kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()  # pyright: ignore[reportArgumentType]
+    return value.name, kind, " x ".join(sizes) or "scalar"

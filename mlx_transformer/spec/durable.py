@@ -1,0 +1,130 @@
+"""Files and folders that appear whole or not at all: a temporary name, a flush to disk, one rename.
+
+A process that is killed at any moment leaves the old state or the new one, and perhaps a temporary folder, which the
+next writer removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from .errors import UserError
+
+# macOS: fsync alone leaves data in the drive's cache.
+_FULL_FLUSH: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+@contextmanager
+def replace_folder(folder: Path, what: str) -> Iterator[Path]:
+    """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
+
+    Raises `UserError` ("the {what} could not be written") when the disk refuses. `folder` is untouched after any error.
+    """
+    shown, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{shown}: is a file; the {what} is a folder: choose another name")
+    temporary = _temporary(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(folder.parent, glob.escape(folder.name))
+        temporary.mkdir()
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            _flush(path)
+        _put_in_place(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{shown}: the {what} could not be written ({error}); look for free space and permissions there"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace one file; raises `UserError`, with the old file untouched, when the disk refuses."""
+    temporary = _temporary(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _flush(temporary)
+        os.replace(temporary, path)
+        _flush(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path}: could not be written ({error}); look for free space and permissions there") from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; killed halfway, no part of it is left under its name."""
+    hidden = _temporary(folder)
+    try:
+        os.rename(folder, hidden)
+    except OSError:
+        return
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def clear_leftovers(parent: Path, name: str) -> None:
+    """Remove what killed processes left of the folders and files in `parent` that fit the glob pattern `name`."""
+    for path in parent.glob(f".{name}.*.tmp"):
+        process = path.name.split(".")[-2]
+        if process.isdigit() and not _other_process(int(process)):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def previous(folder: Path) -> Path:
+    """Where the old folder stands for the instant between two renames."""
+    return folder.parent / f".{folder.name}.previous"
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    old = previous(folder)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(folder, old)
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
+        raise
+    _flush(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.parent / f".{path.name}.{os.getpid()}.tmp"
+
+
+def _other_process(process: int) -> bool:
+    """Whether another process has this number. (In a container a new process often has the number of the old one.)"""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if _FULL_FLUSH is not None:
+            try:
+                fcntl.fcntl(handle, _FULL_FLUSH)
+                return
+            except OSError:  # network drives and the like
+                pass
+        os.fsync(handle)
+    finally:
+        os.close(handle)
