@@ -3,7 +3,7 @@
     python benchmarks/export.py [--preset base] [--vocab-size 37000] [--rounds 3]
 
 The export runs in a process of its own, as `python -m export build` does, and its peak is that process's whole resident
-set (VmHWM on Linux), interpreter and imports included. Weights may not be held: the peak must stay below twice their size.
+set (VmHWM on Linux), interpreter and imports included. It must stay below twice the size of the weights.
 """
 
 from __future__ import annotations

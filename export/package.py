@@ -19,15 +19,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from mlx_transformer.spec.checkpoint import (
-    MANIFEST,
-    WEIGHTS,
-    Checkpoint,
-    open_checkpoint,
-    replace_folder,
-    write_manifest,
-)
+from mlx_transformer.spec.checkpoint import MANIFEST, WEIGHTS, Checkpoint, open_checkpoint, write_manifest
 from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.durable import replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
 from mlx_transformer.spec.versions import versions
