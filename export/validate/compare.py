@@ -10,9 +10,10 @@ tokens     greedy and beam search, free-running
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from .report import PLAIN, TAPPED, Point, Report, Runtime, Tokens, Weights
 from .rule import Deviation, Measurement, Natural, Truth, budget_for
 
 Array = NDArray
+T = TypeVar("T")
 
 BEAM = 4
 MOST_NEW_TOKENS = 20
@@ -89,8 +91,8 @@ def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Se
     for case in cases:
         truths = _truths(truth64, truth32, case)
         for engine in engines:
-            for path, tap, got in _outputs(engine, case, truths):
-                deviation = Deviation.of(got, truths[tap])
+            for path, tap, got, why in _outputs(engine, case, truths):
+                deviation = Deviation.of(got, truths[tap], why)
                 taken.append(Sample(engine, path, tap, case.name, deviation, truths[tap].natural))
     points, limits = _judged(taken)
     return Report(
@@ -150,14 +152,23 @@ def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Tru
     }
 
 
-def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None]]:
-    """(path, tap, tensor) of everything that one runtime shows for one input."""
-    shown = engine.taps(case)
+def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
+    """(path, tap, tensor, why there is none) of everything that one runtime shows for one input."""
+    shown, why = _attempt(lambda: engine.taps(case))
     for name in taps:
-        yield TAPPED, name, shown.get(name)
-    yield PLAIN, "logits", engine.logits(case)
-    for path, logits in engine.cached_logits(case).items():
-        yield path, "logits", logits
+        yield TAPPED, name, None if shown is None else shown.get(name), why
+    yield PLAIN, "logits", *_attempt(lambda: engine.logits(case))
+    cached, why = _attempt(lambda: engine.cached_logits(case))
+    for path, logits in {"cached": None}.items() if cached is None else cached.items():
+        yield path, "logits", logits, why
+
+
+def _attempt(run: Callable[[], T]) -> tuple[T | None, str]:
+    """A runtime that stops with an error of its own is a mismatch like any other, told in its own words."""
+    try:
+        return run(), ""
+    except Exception as error:  # each runtime has its own exceptions
+        return None, f"failed: {' '.join(str(error).split())[:300]}"
 
 
 def _judged(taken: Sequence[Sample]) -> tuple[list[Point], dict[str, float]]:
@@ -201,12 +212,15 @@ def _tokens(
     limit = min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
     truth = beam_search(reference, sources, BEAM, limit)
     for engine in engines:
-        budget = limits[engine.name]
-        greedy = [ids for ids, _ in engine.search(sources, 1, limit)]
-        yield _tokens_row(engine, "greedy", greedy, judge_greedy(reference, sources, greedy, limit, budget))
-        beam = engine.search(sources, BEAM, limit)
-        judged = judge_beam(truth, beam, limit, budget, c.eos_id)
-        yield _tokens_row(engine, f"beam {BEAM}", [ids for ids, _ in beam], judged)
+        for name, beam in (("greedy", 1), (f"beam {BEAM}", BEAM)):
+            found, why = _attempt(lambda engine=engine, beam=beam: engine.search(sources, beam, limit))
+            if found is None:
+                judged = [Judged(problem=why)]
+            elif beam == 1:
+                judged = judge_greedy(reference, sources, [ids for ids, _ in found], limit, limits[engine.name])
+            else:
+                judged = judge_beam(truth, found, limit, limits[engine.name], c.eos_id)
+            yield _tokens_row(engine, name, [ids for ids, _ in found or []], judged)
 
 
 def _tokens_row(engine: Engine, search: str, outputs: Sequence[list[int]], judged: Sequence[Judged]) -> Tokens:

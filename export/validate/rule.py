@@ -126,9 +126,11 @@ class Deviation:
     detail: str = ""
 
     @classmethod
-    def of(cls, got: Array | None, truth: Truth) -> Deviation:
+    def of(cls, got: Array | None, truth: Truth, missing: str = "") -> Deviation:
+        """`missing`: why there is no tensor, where there is none."""
         if got is None or got.shape != truth.t64.shape:
-            detail = "the runtime doesn't show it" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
+            shape = "" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
+            detail = shape or missing or "the runtime doesn't show it"
             return cls(np.inf, np.inf, np.inf, (), np.nan, np.nan, detail=detail)
         error = np.abs(got - truth.t64)
         error[~truth.valid] = 0.0
