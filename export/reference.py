@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -62,8 +63,8 @@ class Reference:
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], dtype: DTypeLike = np.float64) -> None:
         check_parameters(config, {name: np.shape(array) for name, array in weights.items()}, "reference")
         self.config = config
-        self.dtype = np.dtype(dtype)
-        self.weights = {name: np.asarray(array).astype(self.dtype) for name, array in weights.items()}
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.weights: dict[str, Array] = {name: np.asarray(array).astype(self.dtype) for name, array in weights.items()}
 
     def __call__(
         self,
@@ -162,7 +163,7 @@ class Reference:
         c = self.config
         x = self.weights[name][ids]  # (B,L,D)
         if c.scale_embeddings:
-            x = x * self.dtype.type(np.float32(math.sqrt(c.d_model)))
+            x = x * float(np.float32(math.sqrt(c.d_model)))
         if c.positions == "learned":
             table = self.weights[f"{stack}.positions.weight"]
             if positions.size and positions.max() >= len(table):
@@ -278,7 +279,7 @@ def activation(name: str, x: Array) -> Array:
     if name == "relu":
         return np.maximum(x, 0)
     if name == "gelu":
-        erf = np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)).astype(x.dtype)
+        erf = np.asarray(np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)), x.dtype)
         return x * (1 + erf) / 2
     if name == "gelu_tanh":
         return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2

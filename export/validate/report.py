@@ -162,7 +162,7 @@ class Report:
         colour = "green" if self.equal else "red"
         console.print(Text.assemble(("validate: ", "bold"), (self.verdict, f"bold {colour}"), f"   seed {self.seed}"))
         for line in self.failures():
-            console.print(Text(f"  {line}", style="red"))
+            console.print(Text(f"  {line}", style="red"), soft_wrap=True)
         console.print(_weights_table(self), _points_table(self))
         if self.tokens:
             console.print(_tokens_table(self))

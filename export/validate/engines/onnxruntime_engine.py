@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -67,7 +68,7 @@ class OnnxRuntimeEngine:
         self.config = self.folder.config
         _check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)
-        self.sessions = {name: self._open(path) for name, path in self.files.items()}
+        self.sessions: dict[str, Any] = {name: self._open(path) for name, path in self.files.items()}
         self.tapped: dict[str, Graph] = {}
 
     def details(self) -> dict[str, str]:
@@ -149,7 +150,7 @@ class OnnxRuntimeEngine:
         outputs = [output for output in graph.outputs if output not in graph.presents]
         return graph(outputs, **feeds, **graph.empty_past(len(feeds["input_ids"])))
 
-    def _open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
+    def _open(self, path: Path, model: onnx.ModelProto | None = None) -> Any:
         options = session_options(self.threads)
         options.graph_optimization_level = LEVELS[self.optimisation]
         if model is None:

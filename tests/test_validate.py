@@ -1,0 +1,261 @@
+"""`validate` on models that are equal: verdict, report, exit codes; and what it says to bad input."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_models import random_weights, write_model
+from rich.console import Console
+
+from export.package import export_onnx
+from export.validate import Report, compare, compare_engines, validate_command
+from export.validate.cases import Case, grid, tokenised
+from export.validate.engines import Unavailable, open_engine
+from export.validate.engines.reference_engine import ReferenceEngine
+from export.validate.points import tap_names
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+SMALL = dict(vocab_size=60, d_model=32, heads=4, d_ff=48, encoder_layers=1, decoder_layers=1, max_positions=40)
+CONFIGS = {
+    "the paper's": TransformerConfig(**SMALL),
+    "pre-norm, rotary, gated, grouped": TransformerConfig(
+        **SMALL,
+        norm_placement="pre",
+        norm="rmsnorm",
+        positions="rotary",
+        activation="silu",
+        gated=True,
+        key_value_heads=2,
+    ),
+    "decoder": TransformerConfig(
+        **{**SMALL, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
+    ),
+    "encoder": TransformerConfig(
+        **{**SMALL, "decoder_layers": 0}, architecture="encoder", attention_bias=True, output_bias=True
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    return {name: write_model(c, tmp_path_factory.mktemp("m"), 1) for name, c in CONFIGS.items()}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[Path, Path]]) -> None:
+    report = compare(*exported[name], seed=seed, threads=1)
+    assert report.verdict == "equal", report.failures()
+    assert report.exit_code == 0
+    assert report.failures() == []
+    assert report.absent == ()
+    taps = [p.tap for p in report.points if (p.runtime, p.path) == ("onnxruntime", "tapped")]
+    assert taps == tap_names(CONFIGS[name])
+    assert {p.worst.deviation.same_bits for p in report.points if p.tap.endswith(".embedding")} == {True}
+    searches = {(t.runtime, t.search) for t in report.tokens}
+    runtimes = ("mlx", "onnxruntime") if CONFIGS[name].has_decoder else ()
+    assert searches == {(r, s) for r in runtimes for s in ("greedy", "beam 4")}
+
+
+def test_every_optimisation_level_and_thread_count_passes(exported: dict[str, tuple[Path, Path]]) -> None:
+    checkpoint, onnx = exported["the paper's"]
+    for level, threads in [("none", 1), ("basic", 2), ("extended", 1), ("all", 2)]:
+        report = compare(checkpoint, onnx, [f"onnxruntime:cpu:{level}"], seed=5, threads=threads)
+        assert report.equal, report.failures()
+        assert report.runtimes[0].details["graph optimisation"] == level
+
+
+def test_a_run_is_repeated_by_its_seed_and_fresh_without(exported: dict[str, tuple[Path, Path]]) -> None:
+    def ratios(report: Report) -> list[float]:
+        return [point.worst.rms_ratio for point in report.points]
+
+    first = compare(*exported["encoder"], ["onnxruntime"], threads=1)
+    again = compare(*exported["encoder"], ["onnxruntime"], first.seed, threads=1)
+    other = compare(*exported["encoder"], ["onnxruntime"], threads=1)
+    assert first.seed != other.seed
+    assert ratios(first) == ratios(again) != ratios(other)
+
+
+def test_the_report_as_json_and_on_the_terminal(exported: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    out = io.StringIO()
+    status = validate_command(
+        *exported["decoder"], json=tmp_path / "report" / "validate.json", seed=9, console=Console(file=out, width=100)
+    )
+    assert status == 0
+    found = json.loads((tmp_path / "report" / "validate.json").read_text())
+    assert (found["verdict"], found["seed"], found["failures"]) == ("equal", 9, [])
+    assert found["first_over_budget"] == {"mlx": None, "onnxruntime": None}
+    assert {w["where"]: w["count"] for w in found["weights"]} == {"model in memory": 14, "model.onnx": 14}
+    assert found["versions"]["onnxruntime"]
+    assert found["runtimes"][0]["budget"] == {"rms": 4.0, "max": 8.0}
+    text = out.getvalue()
+    assert text.startswith("validate: equal   seed 9\n")
+    assert "bits equal" in text
+    assert "decoder.layers.0.self_attention" in text
+
+
+def test_a_mismatch_is_told_first_and_its_json_has_no_infinity(
+    exported: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    config = CONFIGS["encoder"]
+    weights = random_weights(config, 1)
+    weights["encoder.layers.0.feed_forward.up_proj.weight"][0, 0] = np.nan
+    save_checkpoint(tmp_path / "model", config, random_weights(config, 1))
+    report = compare_engines(
+        open_checkpoint(tmp_path / "model"), [ReferenceEngine(config, weights)], grid(config, 1, longest=8)
+    )
+    out = io.StringIO()
+    report.print(Console(file=out, width=150))
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("validate: mismatch")
+    assert "up_proj.weight: 1 of 1536 values differ in their bits, first [0, 0]: nan" in lines[1]
+    assert "first over budget: encoder.layers.0.feed_forward (tapped, " in lines[2]
+    assert "not finite" in lines[2]
+    assert json.loads(report.to_json())["points"][2]["worst"]["deviation"]["max"] == "inf"
+
+
+def test_the_command_exits_1_on_a_mismatch(exported: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    config = CONFIGS["the paper's"]
+    checkpoint, _ = write_model(config, tmp_path, seed=2)
+    out = io.StringIO()
+    status = validate_command(
+        checkpoint, exported["the paper's"][1], runtimes=["onnxruntime"], console=Console(file=out)
+    )
+    assert status == 1
+    assert "validate: mismatch" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "status", "message"),
+    [
+        (["onnxruntime:cuda"], 3, "CUDAExecutionProvider is not available (there are: "),
+        (["onnxruntime:NoSuchProvider"], 3, "NoSuchProvider is not available"),
+        (["torch"], 2, "unknown runtime 'torch': choose from mlx, onnxruntime, reference"),
+        (["onnxruntime:cpu:most"], 2, "optimisation 'most' is not one of all, extended, basic, none"),
+        (["mlx:tpu"], 2, "mlx:tpu: choose mlx:cpu or mlx:gpu"),
+        (["mlx:cpu:fast"], 2, "runtime 'mlx:cpu:fast': mlx takes only mlx:device"),
+        (["reference:float16"], 2, "reference:float16: choose reference:float32 or reference:float64"),
+    ],
+)
+def test_runtimes_that_are_absent_or_unknown(
+    runtimes: list[str],
+    status: int,
+    message: str,
+    exported: dict[str, tuple[Path, Path]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert validate_command(*exported["encoder"], runtimes=runtimes) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("validate: ")
+    assert error.count("\n") == 1
+
+
+def test_without_mlx_the_onnx_side_is_still_compared_and_the_report_says_so(
+    exported: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.validate.engines.mlx_engine.find_spec", lambda name: None)
+    report = compare(*exported["encoder"], seed=1, threads=1)
+    assert report.equal
+    assert report.absent == ("mlx",)
+    out = io.StringIO()
+    report.print(Console(file=out, width=100))
+    assert "not compared, because it isn't installed here: mlx" in out.getvalue()
+    with pytest.raises(Unavailable, match="runtime mlx is not installed"):
+        compare(*exported["encoder"], ["mlx"])
+    assert validate_command(*exported["encoder"], runtimes=["mlx"]) == 3
+
+
+def test_bad_folders_are_exit_2(exported: dict[str, tuple[Path, Path]], tmp_path: Path, capsys) -> None:
+    checkpoint, onnx = exported["the paper's"]
+    for first, second, message in [
+        (tmp_path / "nothing", onnx, "no such folder"),
+        (checkpoint, tmp_path / "nothing", "no such folder"),
+        (onnx, onnx, "is an ONNX model; here a checkpoint folder"),
+        (checkpoint, checkpoint, "is a checkpoint; ONNX Runtime needs an exported folder"),
+        (checkpoint, exported["decoder"][1], "not exported from"),
+    ]:
+        assert validate_command(first, second, runtimes=["onnxruntime"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    (tmp_path / "file").write_text("")
+    assert validate_command(*exported["encoder"], json=tmp_path / "file" / "x.json", runtimes=["onnxruntime"]) == 2
+
+
+def test_a_damaged_graph_is_bad_input(exported: dict[str, tuple[Path, Path]], tmp_path: Path, capsys) -> None:
+    checkpoint, onnx = exported["encoder"]
+    shutil.copytree(onnx, tmp_path / "onnx")
+    graph = tmp_path / "onnx" / "onnx" / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:500])
+    assert validate_command(checkpoint, tmp_path / "onnx", runtimes=["onnxruntime"]) == 2
+    assert "model.onnx" in capsys.readouterr().err
+
+
+def test_real_text_is_among_the_inputs_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["the animal crossed the street", "das Tier ging über die Straße"], vocab_size=270)
+    config = TransformerConfig(**{**SMALL, "vocab_size": tokenizer.vocab_size, "max_positions": 90})
+    save_checkpoint(tmp_path / "model", config, random_weights(config, 1), tokenizer.to_json())
+    report = compare(tmp_path / "model", export_onnx(tmp_path / "model", tmp_path / "onnx"), seed=1, threads=1)
+    assert report.equal, report.failures()
+    assert any(name.startswith("real text (7, ") for name in report.inputs)
+    rows = tokenised(tmp_path / "model" / "tokenizer.json", config)
+    assert tokenizer.decode(rows[0]) == "Attention is all you need."
+    assert rows[0][-1] == config.eos_id
+
+
+def test_the_reference_itself_passes_in_both_precisions(exported: dict[str, tuple[Path, Path]]) -> None:
+    for precision in ("float32", "float64"):
+        report = compare(exported["the paper's"][0], None, [f"reference:{precision}"], seed=3)
+        assert report.equal, report.failures()
+    with pytest.raises(UserError, match="needs the folder of an exported model"):
+        compare(exported["the paper's"][0], None, ["onnxruntime"])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_grid_holds_what_breaks_implementations(name: str) -> None:
+    config = CONFIGS[name]
+    cases = {case.name.split(" (")[0]: case for case in grid(config, seed=4)}
+    assert cases["single token"].ids.shape == (1, 1)
+    assert cases["longest"].ids.shape == (1, config.max_positions)
+    for side, column in (("left", -1), ("right", 0)):
+        case = cases[f"padding {side}"]
+        assert case.mask is not None
+        assert case.mask[:, column].all()
+        lengths = case.mask.sum(axis=1)
+        assert lengths.min() == 1 or config.architecture == "decoder"
+        assert lengths.max() == case.ids.shape[1] > lengths.min() >= 1
+        assert (case.ids[~case.mask] == config.pad_id).all()
+    for case in cases.values():
+        special = [config.pad_id, config.bos_id, config.eos_id]
+        assert not np.isin(case.ids[case.source_real], special).any()
+        assert case.ids.max() < config.source_vocab_size
+        assert (case.target_ids is None) == (config.architecture != "encoder-decoder")
+        assert 1 <= case.prefill <= (case.ids if case.target_ids is None else case.target_ids).shape[1]
+    assert any(case.prefill < case.ids.shape[1] for case in cases.values())
+
+
+def test_only_valid_positions_count(exported: dict[str, tuple[Path, Path]]) -> None:
+    """A runtime may write anything at padding, and nothing wrong beside it."""
+    checkpoint = open_checkpoint(exported["encoder"][0])
+    engine = open_engine("reference", checkpoint, None)
+    cases = [case for case in grid(checkpoint.config, 4) if case.mask is not None]
+
+    def run(spoil) -> Report:
+        class Spoiled(ReferenceEngine):
+            def logits(self, case: Case) -> np.ndarray:
+                found = super().logits(case)
+                found[spoil(case)] += 1e-3
+                return found
+
+        return compare_engines(checkpoint, [Spoiled(checkpoint.config, engine.stored)], cases)  # type: ignore[attr-defined]
+
+    assert run(lambda case: ~case.mask).equal
+    report = run(lambda case: case.mask)
+    assert [(p.path, p.tap) for p in report.points if not p.passed] == [("plain", "logits")]
