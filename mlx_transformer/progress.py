@@ -14,7 +14,7 @@ class Reporter:
     """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
 
     `update` takes the share of the work done in [0, 1] and a short status; in a log it prints at most one line every
-    `log_seconds`. `line` is for events and is always printed.
+    `log_seconds`, and one at the end. `line` is for events and is always printed.
     """
 
     def __init__(self, title: str, log_seconds: float = 10.0):
@@ -22,19 +22,21 @@ class Reporter:
         self.console = Console(file=sys.stderr, highlight=False)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._last, self._begin = 0.0, time.monotonic()
+        self._first: tuple[float, float] | None = None  # when, at which share
+        self._last: float | None = None
 
     def __enter__(self) -> Reporter:
-        self._begin = time.monotonic()
-        if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-            times = (
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[status]}"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
             )
-            self._progress = Progress(*columns, *times, console=self.console, transient=False)
+            self._progress = Progress(*columns, console=self.console)
             self._task = self._progress.add_task(self.title, total=1.0, status="")
             self._progress.start()
         return self
@@ -48,14 +50,24 @@ class Reporter:
             self._progress.update(self._task, completed=min(1.0, share), status=status)
             return
         now = time.monotonic()
-        if now - self._last >= self.log_seconds:
-            self._last = now
-            spent = now - self._begin
-            left = f"  left {spent / share - spent:.0f} s" if share > 0.01 else ""
-            self.line(f"{self.title} {100 * share:3.0f} %  {status}{left}")
+        if self._first is None:
+            self._first = (now, share)
+        if share < 1 and self._last is not None and now - self._last < self.log_seconds:
+            return
+        self._last = now
+        begin, share_then = self._first  # a resumed run begins with a share that took no time
+        done = share - share_then
+        left = f"  left {_clock((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
+        self.line(f"{self.title} {100 * min(1.0, share):3.0f} %  {status}{left}")
 
     def line(self, text: str) -> None:
         if self._progress is not None:
-            self._progress.console.print(text, markup=False)
+            self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

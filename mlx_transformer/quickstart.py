@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from .spec.errors import UserError
 from .spec.versions import versions
 
 MADE = "run.json metrics.jsonl tensorboard tokenizer.json checkpoints model onnx report data summary.json".split()
+PATHS = "model onnx report data metrics.jsonl summary.json".split()
 
 
 def run(out: Path, minutes: float, seed: int) -> int:
@@ -44,6 +46,7 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("corpus", seconds):
         data = load_data(recipe)
         assert data.held_out is not None
+        (out / "data").mkdir(parents=True, exist_ok=True)
         for name, part in {"train": data.train, "valid": data.valid, "held_out": data.held_out}.items():
             part.write(out / "data" / f"{name}.en", out / "data" / f"{name}.de")
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
@@ -68,6 +71,7 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("translate", seconds):
         onnx_translations = OnnxTransformer(out / "onnx").translate(held_out.source)
         differ = sum(a != b for a, b in zip(translations, onnx_translations, strict=True))
+    _write_json(report / "evaluation.json", {**scores, "exact_match_by_kind": by_kind})
     _write_translations(report / "translations.tsv", held_out, translations, onnx_translations)
 
     equal = verdict == 0 and differ == 0
@@ -83,14 +87,14 @@ def run(out: Path, minutes: float, seed: int) -> int:
         "parameters": result.parameters,
         "steps": result.state.step,
         "target_tokens": result.state.target_tokens,
-        "seconds": {**{name: round(value, 1) for name, value in seconds.items()}},
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "seconds_total": round(time.monotonic() - begin, 1),
         "paths": {
             name: str(out / name) for name in ("model", "onnx", "report", "data", "metrics.jsonl", "summary.json")
         },
         "versions": versions(),
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write_json(out / "summary.json", summary)
     _print_summary(summary, held_out, translations, onnx_translations)
     return 0 if equal else 1
 
@@ -134,6 +138,10 @@ def _by_kind(text: ParallelText, translations: list[str]) -> dict[str, float]:
     return {kind: round(100 * sum(values) / len(values), 1) for kind, values in hits.items()}
 
 
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _write_translations(path: Path, text: ParallelText, mlx: list[str], onnx: list[str]) -> None:
     rows = ["kind\tsource\treference\tmlx\tonnx runtime"]
     rows += ["\t".join(row) for row in zip(text.kinds or [], text.source, text.target, mlx, onnx, strict=True)]
@@ -142,34 +150,33 @@ def _write_translations(path: Path, text: ParallelText, mlx: list[str], onnx: li
 
 def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], onnx: list[str]) -> None:
     console = Console(highlight=False)
-    phrases = Table(title="One held-out phrase of each kind", title_justify="left")
-    for column in ("kind", "source", "MLX", "ONNX Runtime", "reference"):
-        phrases.add_column(column)
+    if not console.is_terminal:
+        console.width = 120  # a log has no width of its own
+    phrases = Table(title="One held-out phrase of each kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("kind", "right", "source", "MLX", "ONNX Runtime", "reference"):
+        phrases.add_column(column, overflow="fold", justify="right" if column == "right" else "left")
     shown: set[str] = set()
     for kind, *row in zip(text.kinds or [], text.source, mlx, onnx, text.target, strict=True):
         if kind not in shown:
             shown.add(kind)
             source, first, second, reference = row
-            phrases.add_row(
-                kind, source, first, "same" if second == first else second, "same" if reference == first else reference
-            )
+            right = f"{summary['exact_match_by_kind'][kind]:.0f} %"
+            same = "same" if second == first else second, "same" if reference == first else reference
+            phrases.add_row(kind, right, source, first, *same)
     console.print(phrases)
-    table = Table(title="Summary", title_justify="left", show_header=False)
-    table.add_row(
-        "exact match", f"{summary['exact_match']:.1f} % of {summary['translations_compared']} held-out phrases"
+    lines = summary["translations_compared"]
+    differ = summary["translations_that_differ"]
+    size = (
+        f"{summary['parameters']:,} parameters, {summary['steps']:,} steps, {summary['target_tokens']:,} target tokens"
     )
-    kinds = "  ".join(f"{kind} {value:.0f}" for kind, value in summary["exact_match_by_kind"].items())
-    table.add_row("by kind", kinds)
+    times = ", ".join(f"{name} {value:.0f}" for name, value in summary["seconds"].items())
+    table = Table(title="Summary", title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_row("exact match", f"{summary['exact_match']:.1f} % of {lines} held-out phrases of ten kinds")
     table.add_row("BLEU, chrF", f"{summary['bleu']:.1f}, {summary['chrf']:.1f}")
     table.add_row("validate", summary["validate"])
-    differ = summary["translations_that_differ"]
-    table.add_row("MLX and ONNX Runtime", "identical translations" if differ == 0 else f"{differ} translations differ")
-    table.add_row(
-        "model",
-        f"{summary['parameters']:,} parameters, {summary['steps']:,} steps, {summary['target_tokens']:,} target tokens",
-    )
-    times = "  ".join(f"{name} {value:.0f}" for name, value in summary["seconds"].items())
-    table.add_row("seconds", f"{times}  total {summary['seconds_total']:.0f}")
+    table.add_row("both runtimes", f"{lines} identical translations" if differ == 0 else f"{differ} of {lines} differ")
+    table.add_row("training", size)
+    table.add_row("seconds", f"{summary['seconds_total']:.0f}: {times}")
     for name, path in summary["paths"].items():
         table.add_row(name, path)
     console.print(table)
