@@ -50,8 +50,9 @@ def use_fast_blas() -> str:
 
 def set_blas_threads(threads: int) -> None:
     """Threads of one matrix product: 1 where several MLX streams compute side by side, else the number of cores."""
-    if use_fast_blas().startswith("openblas"):
-        _openblas().scipy_openblas_set_num_threads(threads)
+    openblas = _openblas() if use_fast_blas().startswith("openblas") else None
+    if openblas is not None:
+        openblas.scipy_openblas_set_num_threads(threads)
 
 
 @cache
@@ -67,9 +68,13 @@ def _openblas() -> ctypes.CDLL | None:
 
 def _loaded(library: str) -> tuple[int, int] | None:
     """(base address, address of the dynamic section) of a library of this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split()
-        if len(fields) >= 6 and fields[5].endswith("/" + library) and fields[2] == "00000000":
+    try:
+        mappings = Path("/proc/self/maps").read_text(errors="replace").split("\n")
+    except OSError:
+        return None
+    for line in mappings:
+        fields = line.split(maxsplit=5)  # address, rights, offset, device, inode, path
+        if len(fields) == 6 and fields[5].endswith("/" + library) and fields[2] == "00000000":
             base = int(fields[0].split("-")[0], 16)
             # ELF header: e_phoff at 32, e_phentsize at 54, e_phnum at 56; program header: p_type at 0, p_vaddr at 16.
             table = base + ctypes.c_uint64.from_address(base + 32).value

@@ -27,16 +27,18 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            columns = (
+            # All of it fits 80 columns, the elapsed time from 100 on.
+            elapsed = [TimeElapsedColumn()] if self.console.width >= 100 else []
+            self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=20 if elapsed else 5),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[status]}"),
-                TimeElapsedColumn(),
+                *elapsed,
                 TextColumn("left"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(compact=not elapsed),
+                console=self.console,
             )
-            self._progress = Progress(*columns, console=self.console)
             self._task = self._progress.add_task(self.title, total=1.0, status="")
             self._progress.start()
         return self

@@ -84,6 +84,7 @@ def save_checkpoint(
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
             # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
             save_file({key: np.asarray(array, order="C") for key, array in group.items()}, temporary / name)
+            (temporary / name).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # it makes them private
         write_manifest(temporary)
     return folder
 

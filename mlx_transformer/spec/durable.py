@@ -6,10 +6,10 @@ next writer removes.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 from .errors import UserError
 
-# macOS: fsync alone leaves data in the drive's cache.
-_FULL_FLUSH: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+if sys.platform != "win32":
+    import fcntl
 
 
 @contextmanager
@@ -107,21 +107,25 @@ def _other_process(process: int) -> bool:
     """Whether another process has this number. (In a container a new process often has the number of the old one.)"""
     if process == os.getpid():
         return False
+    if sys.platform == "win32":  # where os.kill ends the process
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True
+        pass
     return True
 
 
 def _flush(path: Path) -> None:
+    if sys.platform == "win32":  # has no handle on a folder, and flushes what was opened for writing only
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
-        if _FULL_FLUSH is not None:
+        if sys.platform == "darwin":
             try:
-                fcntl.fcntl(handle, _FULL_FLUSH)
+                fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync alone leaves data in the drive's cache
                 return
             except OSError:  # network drives and the like
                 pass

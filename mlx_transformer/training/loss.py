@@ -11,6 +11,9 @@ pass, which is what costs time on CPUs. dz = softmax(z) - (1 - e) onehot(y) - e/
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import mlx.core as mx
 
 
@@ -30,7 +33,7 @@ def label_smoothed_loss(
     return _function(smoothing)(hidden, weight, bias, targets, counted)[0]
 
 
-def _function(smoothing: float):
+def _function(smoothing: float) -> Callable[..., tuple[mx.array, mx.array]]:
     """The loss for one smoothing as an `mx.custom_function` of (h, W, b, y, counted) -> (sum of nll, softmax)."""
 
     @mx.custom_function
@@ -51,12 +54,12 @@ def _function(smoothing: float):
         g = (cotangents[0] * counted)[:, None]  # (N, 1)
         p = (outputs[1] * g).astype(h.dtype)  # (N, V)
         hit, rest = ((1 - smoothing) * g).astype(h.dtype), (smoothing / V * g).astype(h.dtype)
-        dh = p @ W - hit * W[y] - rest * mx.sum(W, axis=0)
+        dh = p @ W - hit * W[y] - rest * mx.sum(W.astype(mx.float32), axis=0).astype(W.dtype)
         dW = (p.T @ h).at[y].add(-hit * h) - mx.sum(rest * h, axis=0)
         db = mx.sum(p, axis=0).at[y].add(-hit[:, 0]) - mx.sum(rest)
         return dh, dW, db, mx.zeros_like(y), mx.zeros_like(counted)
 
-    return loss
+    return cast(Callable[..., tuple[mx.array, mx.array]], loss)
 
 
 def _exp(x: mx.array) -> mx.array:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from ..spec.config import PRESETS
+from ..spec.config import PRESETS, TransformerConfig
 from ..spec.errors import UserError
+from ..spec.tokenizer import MIN_VOCAB_SIZE
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -55,12 +58,13 @@ class TrainingOptions:
     clip_norm: float = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
     seed: int = 1
+    """Of the data's order, the first weights and dropout; below 2^32."""
     valid_every: int = 0
     """Steps between validations; 0: once an epoch."""
     valid_sentences: int = 200
     """Validation lines that are translated for the score (the loss takes all)."""
     checkpoint_seconds: float = 300.0
-    """Seconds between checkpoints of a running epoch; one is always written at its end."""
+    """Seconds between checkpoints; one is always written when the run ends or is interrupted."""
     keep: int = 2
     """Checkpoints kept."""
     log_every: int = 50
@@ -93,7 +97,7 @@ class Recipe:
             if name not in ("data", "model", "training"):
                 problems.append(f"unknown table [{name}] (tables: data, model, training)")
             elif not isinstance(values[name], dict):
-                problems.append(f"{name} must be a table")
+                problems.append(f"{name} must be a table: [{name}]")
         if not problems:
             model = values.get("model", {})
             preset = model.pop("preset", "small")
@@ -119,13 +123,23 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]]) -> Recip
         where = str(path)
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: not a TOML recipe ({error})") from error
     for table, changes in overrides.items():
         given = {key: value for key, value in changes.items() if value is not None}
+        if table == "data" and isinstance(values.get("data"), dict):
+            for name in _displaced(given):
+                values["data"].pop(name, None)
         if isinstance(values.setdefault(table, {}), dict):
             values[table].update(given)
     return Recipe.from_dict(values, where)
+
+
+def _displaced(given: dict[str, Any]) -> tuple[str, ...]:
+    """Keys of a recipe's [data] that flags displace: a corpus and files exclude each other."""
+    if "corpus" in given:
+        return "source", "target", "valid_source", "valid_target"
+    return ("corpus", "train_pairs") if given.keys() & {"source", "target"} else ()
 
 
 def _checked(kind: type, table: str, values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -135,43 +149,80 @@ def _checked(kind: type, table: str, values: dict[str, Any], problems: list[str]
             near = difflib.get_close_matches(key, hints, n=1)
             problems.append(f"unknown key {table}.{key}" + (f" (did you mean {near[0]}?)" if near else ""))
             continue
-        accepted = hints[key].__args__ if hasattr(hints[key], "__args__") else (hints[key],)
+        accepted = get_args(hints[key]) or (hints[key],)
         fits = isinstance(value, accepted) or (float in accepted and isinstance(value, int))
         if not fits or isinstance(value, bool):
             names = " or ".join(t.__name__ for t in accepted if t is not type(None))
             problems.append(f"{table}.{key} = {value!r} must be of type {names}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.append(f"{table}.{key} = {value} must be finite")
     return values
 
 
-def _problems(recipe: Recipe):
+def _problems(recipe: Recipe) -> Iterator[str]:
     d, t = recipe.data, recipe.training
-    if recipe.preset not in PRESETS:
-        yield f"unknown preset {recipe.preset!r}: choose one of {', '.join(PRESETS)}"
+    yield from _model_problems(recipe)
     if (d.corpus is None) == (d.source is None and d.target is None):
         yield "give either a corpus (such as cldr:en-de) or source and target files"
     if (d.source is None) != (d.target is None):
         yield "source and target files go together"
     if (d.valid_source is None) != (d.valid_target is None):
         yield "valid_source and valid_target files go together"
+    if d.corpus is not None and d.valid_source is not None:
+        yield f"corpus {d.corpus} brings its own validation text: leave out valid_source and valid_target"
     if t.epochs is None and t.steps is None and t.minutes is None:
         yield "say how long to train: epochs, steps or minutes"
     for name in ("epochs", "steps", "minutes"):
         value = getattr(t, name)
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and value <= 0:
             yield f"training.{name} = {value} must be positive"
-    for table, names in (
-        (d, ("train_pairs", "batch_tokens", "max_length")),
-        (t, ("warmup_steps", "keep", "log_every")),
+    for table, part, names in (
+        ("data", d, ("train_pairs", "batch_tokens", "max_length")),
+        ("training", t, ("warmup_steps", "keep", "log_every", "stop_after_bad_steps")),
     ):
         for name in names:
-            if getattr(table, name) < 1:
-                yield f"{name} = {getattr(table, name)} must be at least 1"
-    for name in ("label_smoothing", "cooldown", "beta1", "beta2"):
-        if not 0 <= getattr(t, name) <= (1 if name == "cooldown" else 0.9999999):
-            yield f"training.{name} = {getattr(t, name)} is out of range"
+            if getattr(part, name) < 1:
+                yield f"{table}.{name} = {getattr(part, name)} must be at least 1"
+    if d.vocab_size < MIN_VOCAB_SIZE:
+        yield f"data.vocab_size = {d.vocab_size} must be at least {MIN_VOCAB_SIZE} (all bytes and 4 special tokens)"
+    if not 0 <= t.cooldown <= 1:
+        yield f"training.cooldown = {t.cooldown} must be in [0, 1]"
+    for name in ("label_smoothing", "beta1", "beta2"):
+        if not 0 <= getattr(t, name) < 1:
+            yield f"training.{name} = {getattr(t, name)} must be in [0, 1)"
     for name in ("learning_rate_scale", "epsilon"):
         if getattr(t, name) <= 0:
             yield f"training.{name} = {getattr(t, name)} must be positive"
-    for name in ("clip_norm", "valid_every", "valid_sentences", "seed", "checkpoint_seconds"):
+    for name in ("clip_norm", "valid_every", "valid_sentences", "checkpoint_seconds"):
         if getattr(t, name) < 0:
             yield f"training.{name} = {getattr(t, name)} must not be negative"
+    if not 0 <= t.seed < 2**32:
+        yield f"training.seed = {t.seed} must be in [0, 2^32)"
+
+
+_FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
+
+
+def _model_problems(recipe: Recipe) -> Iterator[str]:
+    """The model is checked before a corpus is built and a tokenizer trained for it."""
+    if not isinstance(recipe.preset, str) or recipe.preset not in PRESETS:
+        yield f"unknown preset {recipe.preset!r}: choose one of {', '.join(PRESETS)}"
+        return
+    decided = [
+        name for name in ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id") if name in recipe.model
+    ]
+    if decided:
+        yield f"model.{decided[0]} follows from the tokenizer: leave it out (data.vocab_size sets the vocabulary)"
+        return
+    try:
+        config = TransformerConfig.preset(recipe.preset, MIN_VOCAB_SIZE, **recipe.model)
+    except UserError as error:
+        yield f"[model] {error}"
+        return
+    if config.architecture != "encoder-decoder":
+        yield f"model.architecture = {config.architecture!r}: training takes an encoder-decoder"
+    if config.positions == "learned" and recipe.data.max_length > config.max_positions:
+        yield (
+            f"data.max_length = {recipe.data.max_length} is more than model.max_positions = {config.max_positions}, "
+            "the rows of the learned table"
+        )

@@ -1,7 +1,8 @@
 """A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
 
 OUT/run.json              recipe, model config, versions, digests of the data
-OUT/metrics.jsonl         one JSON object a line: training, validation, events
+OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run
+OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
 OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
 OUT/model/                the trained model, a checkpoint folder without optimizer state
@@ -9,59 +10,105 @@ OUT/model/                the trained model, a checkpoint folder without optimiz
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
 from ..spec import checkpoint
 from ..spec.config import TransformerConfig
+from ..spec.durable import clear_leftovers, remove_folder, write_text
 from ..spec.errors import UserError
 from ..spec.versions import versions
 
-STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
-# What may differ between a run and its continuation: how long it goes on and what is reported, not what is computed.
-MAY_CHANGE = {"epochs", "steps", "minutes", "log_every", "keep", "checkpoint_seconds", "valid_every", "valid_sentences"}
+RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
+# What may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their
+# digests may not differ): nothing that is computed.
+MAY_CHANGE = {
+    f"recipe.training.{name}"
+    for name in "epochs steps minutes log_every keep checkpoint_seconds valid_every valid_sentences".split()
+} | {f"recipe.data.{name}" for name in "source target valid_source valid_target".split()}
+# Differences that only change the last bits of what is computed: said, not refused.
+ENVIRONMENT = {"blas", "device", "versions.mlx"}
+
+Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """`UserError` if a run cannot begin (or, with `resume`, go on) in `folder`."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; --out needs a folder")
+    there = (folder / RECORD).exists()
+    if there and not resume:
+        raise UserError(f"{folder}: already holds a run; continue it with --resume or choose another --out")
+    if resume and not there:
+        raise UserError(f"{folder}: nothing to resume (no {RECORD}); start it without --resume")
 
 
 class Run:
-    """Files of one run. Creating one refuses a folder that already holds a run unless `resume`."""
+    """Files of one run, locked against other processes until `close`.
+
+    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON).
+    """
 
     def __init__(self, folder: Path, record: dict[str, Any], resume: bool, warn: Callable[[str], None]):
+        check_folder(folder, resume)
         self.folder, self.warn = folder, warn
-        existing = folder / "run.json"
-        if existing.exists() and not resume:
-            raise UserError(f"{folder}: already holds a run; continue it with --resume or choose another --out")
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder}: is a file; --out needs a folder")
-        if resume:
-            self._check_same(existing, record)
+        self._metrics: BinaryIO | None = None
+        self._board: Any = None
+        self._first_step = 0
+        record = json.loads(json.dumps({**record, "versions": versions()}))
+        before = self._check_same(record) if resume else None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not existing.exists():
-                _write(existing, json.dumps({**record, "versions": versions()}, indent=2, ensure_ascii=False) + "\n")
-            self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder)
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error})") from error
-        self._board = _tensorboard(folder / "tensorboard")
+            raise UserError(f"{folder}: cannot be written ({error}); choose another --out") from error
+        clear_leftovers(folder / "checkpoints", "step-*")
+        if before != record:
+            write_text(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):  # a full disk has been reported by then
+                self._board.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._metrics = self._board = self._lock = None
 
     def metric(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line to metrics.jsonl (and numbers to TensorBoard)."""
-        self._metrics.write(json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n")
-        self._metrics.flush()
+        """Append one line to metrics.jsonl (and numbers to TensorBoard); `UserError` when the disk refuses."""
+        path = self.folder / "metrics.jsonl"
+        try:
+            if self._metrics is None:
+                self._metrics = path.open("ab", buffering=0)
+                self._board = _tensorboard(self.folder / "tensorboard", self._first_step)
+            line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
+            self._metrics.write(line.encode())
+        except OSError as error:
+            raise UserError(f"{path}: could not be written ({error}); mend that and continue with --resume") from error
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def rewind(self, step: int) -> None:
+        """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short."""
+        self._first_step = step + 1
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        kept = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
+        write_text(path, "".join(line + "\n" for line in kept))
 
     def save(
         self,
@@ -77,41 +124,75 @@ class Run:
         texts = {STATE: json.dumps(state, indent=2) + "\n"}
         checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors={OPTIMIZER: optimizer})
         for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_folder(old)
         return path
 
     def checkpoints(self) -> list[Path]:
-        """Complete checkpoint folders, oldest first."""
+        """Checkpoint folders, oldest first."""
         found = (self.folder / "checkpoints").glob("step-*")
-        return sorted(p for p in found if re.fullmatch(r"step-\d+", p.name) and (p / checkpoint.MANIFEST).exists())
+        numbers = {int(p.name.removeprefix("step-")): p for p in found if re.fullmatch(r"step-\d+", p.name)}
+        return [numbers[step] for step in sorted(numbers)]
 
-    def newest(self) -> tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]] | None:
-        """(checkpoint, optimizer's arrays, state) of the newest undamaged checkpoint; damaged ones are reported."""
+    def newest(self) -> Newest | None:
+        """(checkpoint, optimizer's arrays, state) of the newest undamaged checkpoint; None if there is none at all.
+
+        Damaged ones are reported and renamed damaged-step-N. `UserError` if all are damaged.
+        """
+        damaged: list[Path] = []
         for path in reversed(self.checkpoints()):
             try:
+                if not (path / checkpoint.MANIFEST).exists():
+                    raise UserError(f"{path / checkpoint.MANIFEST} is missing")
                 opened = checkpoint.open_checkpoint(path)
-                state = json.loads((path / STATE).read_text(encoding="utf-8"))
-                return opened, checkpoint.read_tensors(path / OPTIMIZER), state
-            except (UserError, OSError, ValueError) as error:
+                found = opened, checkpoint.read_tensors(path / OPTIMIZER), checkpoint.read_json(path / STATE)
+            except (UserError, OSError) as error:
                 self.warn(f"{path.name} is damaged, trying the one before it ({error})")
+                damaged.append(path)
+                continue
+            for bad in damaged:  # else it would count as the newest again when old ones are dropped
+                with suppress(OSError):
+                    bad.rename(bad.with_name(f"damaged-{bad.name}"))
+            return found
+        if damaged:
+            raise UserError(f"{self.folder}: every checkpoint is damaged; restore one from a copy or start a new run")
         return None
 
-    def _check_same(self, path: Path, record: dict[str, Any]) -> None:
-        if not path.exists():
-            raise UserError(f"{self.folder}: nothing to resume (no run.json); start it without --resume")
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); restore it or start a new run") from error
-        old, new = _flat(before), _flat(json.loads(json.dumps(record)))
-        names = [n for n in sorted(old.keys() | new.keys()) if not n.startswith("versions.")]
-        differences = [
-            f"{n} was {old.get(n)!r}, now {new.get(n)!r}"
-            for n in names
-            if old.get(n) != new.get(n) and n.rsplit(".", 1)[-1] not in MAY_CHANGE
+    def _check_same(self, record: dict[str, Any]) -> Any:
+        """The record of the run so far, if `record` continues it."""
+        before = checkpoint.read_json(self.folder / RECORD)
+        old, new = _flat(before), _flat(record)
+        # The recipe first: the rest mostly follows from it.
+        names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
+        changes = {
+            name: f"{name} was {_short(old.get(name))}, now {_short(new.get(name))}"
+            for name in names
+            if old.get(name) != new.get(name)
+        }
+        for name in ENVIRONMENT & changes.keys():
+            self.warn(f"{changes[name]}: the run goes on, not bit by bit as it would have")
+        refused = [
+            text
+            for name, text in changes.items()
+            if name not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
         ]
-        if differences:
-            raise UserError(f"{self.folder}: cannot resume with another recipe: " + "; ".join(differences))
+        if refused:
+            more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
+            raise UserError(f"{self.folder}: cannot resume with another recipe: {'; '.join(refused[:8])}{more}")
+        return before
+
+
+def _locked(folder: Path) -> int | None:
+    """A handle that holds the folder's lock; the system drops it when the process ends, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it") from None
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -120,15 +201,22 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {name: value}
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."
 
 
-def _tensorboard(folder: Path):
+def _step_of(line: str) -> int | None:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _tensorboard(folder: Path, first_step: int) -> Any:
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=first_step or None)

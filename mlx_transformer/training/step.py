@@ -8,7 +8,7 @@ each on its own stream, and the gradients (each already divided by the whole bat
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,7 +44,7 @@ class TrainStep:
         self.optimizer.init(model.trainable_parameters())
         self.smoothing, self.clip_norm = smoothing, clip_norm
         on_cpu = mx.default_device() == mx.cpu
-        self.streams = [mx.new_stream(mx.cpu) for _ in range(os.cpu_count() or 1)] if on_cpu else []
+        self.streams = [mx.new_stream(mx.cpu) for _ in range(_cores())] if on_cpu else []
         if on_cpu:
             set_blas_threads(1)
         # Without the random state among them, a compiled step would repeat one dropout mask for ever.
@@ -86,14 +86,17 @@ class TrainStep:
     def _split_step(self, source, target_in, target_out, mask, tokens):
         rows, parts = source.shape[0], min(len(self.streams), source.shape[0])
         edges = [rows * i // parts for i in range(parts + 1)]
-        results = []
+        losses: list[mx.array] = []
+        parts_of_gradients: list[Gradients] = []
         for i in range(parts):
             part = slice(edges[i], edges[i + 1])
             with mx.stream(self.streams[i]):
                 part_mask = None if mask is None else mask[part]
-                results.append(self._gradients(source[part], target_in[part], target_out[part], part_mask, tokens))
-        losses, gradients = zip(*results, strict=True)
-        gradients = tree_map(lambda *g: sum(g[1:], start=g[0]), *gradients)
+                loss, gradients = self._gradients(source[part], target_in[part], target_out[part], part_mask, tokens)
+            mx.async_eval(loss, gradients)  # computes while Python builds the next part's graph
+            losses.append(loss)
+            parts_of_gradients.append(gradients)
+        gradients = tree_map(lambda *g: sum(g[1:], start=g[0]), *parts_of_gradients)
         norm, gradients = _clip(gradients, self.clip_norm)
         loss, finite = sum(losses[1:], start=losses[0]), mx.isfinite(norm)
         if finite.item():  # an exact skip; on CPU a synchronisation costs nothing
@@ -109,17 +112,28 @@ class TrainStep:
 
 def _clip(gradients: Gradients, largest: float) -> tuple[mx.array, Gradients]:
     """(norm of all gradients together, gradients scaled so that it is at most `largest`); 0 leaves them as they are."""
-    norm = mx.sqrt(sum(mx.sum(mx.square(g.astype(mx.float32))) for _, g in tree_flatten(gradients)))
+    arrays = [cast(mx.array, g) for _, g in tree_flatten(gradients)]
+    norm = mx.sqrt(sum((mx.sum(mx.square(g.astype(mx.float32))) for g in arrays), start=mx.array(0.0)))
     if largest <= 0:
         return norm, gradients
     factor = mx.minimum(largest / (norm + 1e-6), 1.0)
     return norm, tree_map(lambda g: g * factor.astype(g.dtype), gradients)
 
 
+def _cores() -> int:
+    """Cores that this process may use: a container or `taskset` may allow fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def assign(tree: Any, values: Any) -> None:
-    """Put `values` into a tree of dicts and lists in place: a compiled function keeps hold of the containers."""
+    """Put `values` into a tree of dicts and lists in place: a compiled function keeps hold of the containers.
+
+    Containers without arrays (modules without parameters) may be missing in `values`.
+    """
     for key in tree if isinstance(tree, dict) else range(len(tree)):
-        if isinstance(tree[key], (dict, list)):
-            assign(tree[key], values[key])
-        else:
+        if not isinstance(tree[key], (dict, list)):
             tree[key] = values[key]
+        elif tree_flatten(tree[key]):
+            assign(tree[key], values[key])

@@ -8,22 +8,27 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..blas import use_fast_blas
+from ..data.batches import Batch
+from ..generation.with_mlx import MlxTranslator
 from ..nn import Transformer
 from ..progress import Reporter
 from ..scoring import score
 from ..spec.checkpoint import save_checkpoint
 from ..spec.config import TransformerConfig
+from ..spec.durable import write_text
 from ..spec.errors import UserError
+from ..spec.parameters import parameter_count
 from ..spec.tokenizer import Tokenizer
 from .data import RunData, load_data, make_batches, train_tokenizer
 from .recipe import Recipe
-from .run import Run
+from .run import STATE, Run, check_folder
 from .schedule import cooldown, noam
 from .step import TrainStep, assign
 
@@ -52,147 +57,206 @@ class Trainer:
     """One run of a recipe in a folder. `run()` trains to the end and returns the result."""
 
     def __init__(self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None):
+        check_folder(out, resume)  # before minutes go into a corpus
         self.recipe, self.options, self.out = recipe, recipe.training, out
         self.data = data or load_data(recipe)
         saved = out / "tokenizer.json"
-        self.tokenizer = Tokenizer.load(saved) if resume and saved.exists() else self._new_tokenizer()
+        known = resume and saved.exists()
+        self.tokenizer = Tokenizer.load(saved) if known else train_tokenizer(self.data, recipe.data.vocab_size)
         self.config = TransformerConfig.preset(recipe.preset, self.tokenizer.vocab_size, **recipe.model)
-        if self.config.architecture != "encoder-decoder":
-            raise UserError(f"architecture={self.config.architecture!r}: training takes an encoder-decoder")
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": str(mx.default_device())}
         self.reporter = Reporter("training")
+        self.stop = _StopSignal()
         self.files = Run(out, record, resume, self.reporter.line)
-        self.tokenizer.save(saved)
+        try:
+            if not known:
+                write_text(saved, self.tokenizer.to_json())
+            self._prepare(resume)
+        except BaseException:
+            self.files.close()
+            raise
 
-        self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
-        self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0)
-        mx.random.seed(self.options.seed)
+    def _prepare(self, resume: bool) -> None:
+        o = self.options
+        self.batches = make_batches(self.data.train, self.tokenizer, self.recipe, o.seed)
+        self.valid = make_batches(self.data.valid, self.tokenizer, self.recipe, seed=0)
+        mx.random.seed(o.seed)
         self.model = Transformer(self.config)
         mx.eval(self.model.parameters())
-        o = self.options
         self.step = TrainStep(self.model, (o.beta1, o.beta2), o.epsilon, o.label_smoothing, o.clip_norm)
         self.state = State()
+        self._saved_step: int | None = None
         if resume:
             self._restore()
 
     def run(self) -> Result:
-        o, state = self.options, self.state
-        stop = _StopSignal()
-        self.model.train()
-        with self.reporter, stop:
-            if self.batches.dropped or self.data.dropped:
-                note = f"{self.batches.dropped} pairs longer than {self.recipe.data.max_length} tokens"
-                self.reporter.line(f"left out: {note}, {self.data.dropped} with an empty side")
-            begin = saved = time.monotonic()
-            before, bad_in_a_row = state.seconds, 0
-            window_tokens, window_begin = 0, begin
-            valid_every = o.valid_every or len(self.batches)
-            for batch in self.batches.from_step(state.step):
-                if self._progress() >= 1 or stop.received:
-                    break
-                state.step += 1
-                mx.random.seed((o.seed << 32) | state.step)  # a resumed run draws the same dropout
-                rate = noam(state.step, self.config.d_model, o.warmup_steps, o.learning_rate_scale)
-                rate *= cooldown(self._progress(), o.cooldown)
-                loss, norm, finite = self.step(batch, rate)
-                self.step.evaluate(loss, norm, finite)
-                state.epoch = state.step / len(self.batches)
-                state.target_tokens += batch.tokens
-                window_tokens += batch.tokens
-                if not finite.item():
-                    state.skipped_steps += 1
-                    bad_in_a_row += 1
-                    self.files.metric("skipped", state.step, loss=str(loss.item()))
-                    if bad_in_a_row >= o.stop_after_bad_steps:
-                        kept = self.files.checkpoints()
-                        last = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
-                        raise UserError(
-                            f"{bad_in_a_row} steps in a row had a gradient that is not finite; {last}; "
-                            "lower learning_rate_scale or raise warmup_steps"
-                        )
-                else:
-                    bad_in_a_row = 0
-                now = time.monotonic()
-                state.seconds = before + now - begin
-                if state.step % o.log_every == 0:
-                    speed = window_tokens / (now - window_begin)
-                    values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
-                    values |= {"tokens_per_second": round(speed), "epoch": round(state.epoch, 3)}
-                    self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
-                    status = f"step {state.step}  loss {values['loss']:.3f}  {speed:,.0f} tokens/s"
-                    self.reporter.update(self._progress(), status)
-                    window_tokens, window_begin = 0, now
-                if state.step % valid_every == 0 and self._progress() < 1:
-                    self.validate()
-                    window_tokens, window_begin = 0, time.monotonic()
-                if now - saved >= o.checkpoint_seconds:
+        """Train until the recipe's end, or until Ctrl-C or SIGTERM; either way a checkpoint and the model are written.
+
+        Raises `UserError` when gradients stay infinite or the disk refuses; the last checkpoint is then intact.
+        """
+        begun_at = self.state.step
+        try:
+            with self.reporter, self.stop:
+                self._train()
+                if self.state.step != self._saved_step:
                     self.save()
-                    saved = time.monotonic()
-            self.save()
-            self.validate()
-            self.model.eval()
-            model = save_checkpoint(self.out / "model", self.config, self.model.weights(), self.tokenizer.to_json())
-            self.reporter.update(self._progress(), f"step {state.step}")
-        self.files.close()
-        parameters = sum(array.size for _, array in tree_flatten(self.model.parameters()))
-        return Result(model, state, parameters, stop.received)
+                if self.state.step != begun_at and self.stop.received is None:
+                    self.validate()
+                self.model.eval()
+                model = save_checkpoint(self.out / "model", self.config, self.model.weights(), self.tokenizer.to_json())
+        finally:
+            self.files.close()
+        return Result(model, self.state, parameter_count(self.config), self.stop.received)
+
+    def _train(self) -> None:
+        o, state = self.options, self.state
+        if self.batches.dropped or self.data.dropped:
+            note = f"{self.batches.dropped:,} pairs longer than {self.recipe.data.max_length} tokens"
+            self.reporter.line(f"left out: {note}, {self.data.dropped:,} with an empty side")
+        self.model.train()
+        speed, bad_in_a_row = _Speed(), 0
+        begin = saved = time.monotonic()
+        seconds_before = state.seconds
+        valid_every = o.valid_every or len(self.batches)
+        for batch in self.batches.from_step(state.step):
+            share = self._progress()
+            if share >= 1 or self.stop.received is not None:
+                break
+            state.step += 1
+            mx.random.seed((o.seed << 32) | state.step)  # a resumed run draws the same dropout
+            rate = noam(state.step, self.config.d_model, o.warmup_steps, o.learning_rate_scale)
+            rate *= cooldown(share, o.cooldown)
+            loss, norm, finite = self.step(batch, rate)
+            self.step.evaluate(loss, norm, finite)
+            state.epoch = state.step / len(self.batches)
+            state.target_tokens += batch.tokens
+            state.seconds = seconds_before + time.monotonic() - begin
+            speed.add(batch.tokens)
+            bad_in_a_row = 0 if finite.item() else bad_in_a_row + 1
+            if bad_in_a_row:
+                self._skipped(loss, bad_in_a_row)
+            steps = f"/{o.steps:,}" if o.steps is not None else ""
+            status = f"step {state.step:,}{steps}  loss {loss.item():.3f}  {speed.recent:,.0f} tokens/s"
+            self.reporter.update(self._progress(), status)
+            if state.step % o.log_every == 0:
+                values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
+                values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
+                self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
+            if state.step % valid_every == 0 and self._progress() < 1:
+                self.validate()
+            if time.monotonic() - saved >= o.checkpoint_seconds:
+                self.save()
+                saved = time.monotonic()
+            speed.pause()
+        if self.stop.received is not None:
+            self.reporter.line(f"interrupted: saving step {state.step:,}")
+
+    def _skipped(self, loss: mx.array, in_a_row: int) -> None:
+        """Count a step whose gradient was not finite (`TrainStep` has changed nothing); end the run after too many."""
+        self.state.skipped_steps += 1
+        self.files.metric("skipped", self.state.step, loss=str(loss.item()))
+        if in_a_row >= self.options.stop_after_bad_steps:
+            kept = self.files.checkpoints()
+            last = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+            raise UserError(
+                f"{in_a_row} steps in a row had a gradient that is not finite; {last}; "
+                "lower learning_rate_scale or raise warmup_steps"
+            )
 
     def validate(self) -> dict[str, float]:
-        """Validation loss in nats a token, with and without label smoothing's share as trained, and greedy scores."""
+        """Mean loss in nats a target token, as trained (label smoothing included), and scores of greedy translations.
+
+        Empty if the run is being interrupted.
+        """
         self.model.eval()
         total, tokens = 0.0, 0
         for batch in self.valid.batches(0):
+            if self.stop.received is not None:
+                return {}
             total += self._loss(batch)
             tokens += batch.tokens
         values: dict[str, float] = {"loss": total / max(1, tokens)}
         count = min(self.options.valid_sentences, len(self.data.valid))
         if count:
             source, reference = self.data.valid.source[:count], self.data.valid.target[:count]
-            ids = self.model.generate(self.tokenizer.encode_batch(source))
-            found = score(self.tokenizer.decode_batch(ids), reference)
+            translated = MlxTranslator(self.model, self.tokenizer).translate(source, overlong="truncate")
+            found = score(translated, reference)
             values |= {"bleu": found["bleu"], "chrf": found["chrf"], "exact_match": found["exact_match"]}
         self.model.train()
         self.files.metric("valid", self.state.step, epoch=round(self.state.epoch, 3), **values)
         shown = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
-        self.reporter.line(f"valid  step {self.state.step}  epoch {self.state.epoch:.2f}  {shown}")
+        self.reporter.line(f"valid  step {self.state.step:,}  epoch {self.state.epoch:.2f}  {shown}")
         return values
 
     def save(self) -> None:
         """Write a checkpoint of the current step, with the optimizer's state."""
-        flat = tree_flatten(self.step.optimizer.state)
-        optimizer = {name: np.array(value) for name, value in flat}
+        optimizer = {name: np.array(value) for name, value in _flat(self.step.optimizer.state)}
         weights, state = self.model.weights(), asdict(self.state)
         self.files.save(self.config, weights, self.tokenizer.to_json(), optimizer, state, self.options.keep)
+        self._saved_step = self.state.step
 
     def _restore(self) -> None:
         found = self.files.newest()
         if found is None:
-            self.reporter.line(f"{self.out}: no usable checkpoint yet, starting from the first step")
+            self.files.rewind(0)
+            self.reporter.line(f"{self.out}: no checkpoint yet, starting from the first step")
             return
         opened, optimizer, state = found
-        if opened.config != self.config:
-            raise UserError(f"{opened.folder}: its config differs from the run's; start a new run")
+        expected = {name: tuple(value.shape) for name, value in _flat(self.step.optimizer.state)}
+        if opened.config != self.config or {name: a.shape for name, a in optimizer.items()} != expected:
+            raise UserError(f"{opened.folder}: its config or optimizer differs from the run's; start a new run")
+        try:
+            self.state = State(**state)
+        except TypeError as error:
+            raise UserError(f"{opened.folder / STATE}: written by another version ({error})") from error
         self.model.update(tree_unflatten([(name, mx.array(array)) for name, array in opened.tensors()]))
         assign(
             self.step.optimizer.state, tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()])
         )
         mx.eval(self.model.parameters(), self.step.optimizer.state)
-        self.state = State(**state)
+        self._saved_step = self.state.step
+        self.files.rewind(self.state.step)
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
 
-    def _new_tokenizer(self) -> Tokenizer:
-        return train_tokenizer(self.data, self.recipe.data.vocab_size)
-
     def _progress(self) -> float:
+        """Share of the run that is done: of its first end in sight."""
         o, s = self.options, self.state
         parts = [(s.step, o.steps), (s.epoch, o.epochs), (s.seconds / 60, o.minutes)]
         return max(done / limit for done, limit in parts if limit is not None)
 
-    def _loss(self, batch) -> float:
+    def _loss(self, batch: Batch) -> float:
         pad = self.config.pad_id
         source, target_in, target_out = (mx.array(a) for a in (batch.source, batch.target_in, batch.target_out))
-        return self.step.loss(source, target_in, target_out, mx.array(batch.source != pad)).item()
+        return float(np.array(self.step.loss(source, target_in, target_out, mx.array(batch.source != pad))))
+
+
+class _Speed:
+    """Target tokens a second, without the time that validation and saving take."""
+
+    def __init__(self) -> None:
+        self._mark = time.monotonic()
+        self._tokens = self._seconds = self._recent_tokens = self._recent_seconds = 0.0
+
+    def add(self, tokens: int) -> None:
+        """A step ends now, begun at the last `pause`."""
+        seconds = time.monotonic() - self._mark
+        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
+        self._recent_tokens = 0.95 * self._recent_tokens + tokens
+        self._recent_seconds = 0.95 * self._recent_seconds + seconds
+
+    def pause(self) -> None:
+        self._mark = time.monotonic()
+
+    @property
+    def recent(self) -> float:
+        """Of about the last 20 steps."""
+        return self._recent_tokens / max(self._recent_seconds, 1e-9)
+
+    def since_asked(self) -> float:
+        tokens, seconds = self._tokens, self._seconds
+        self._tokens = self._seconds = 0.0
+        return tokens / max(seconds, 1e-9)
 
 
 class _StopSignal:
@@ -215,6 +279,13 @@ class _StopSignal:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received = number
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = number
+        else:
+            raise SystemExit(128 + number)
+
+
+def _flat(tree: Any) -> list[tuple[str, mx.array]]:
+    return cast(list[tuple[str, mx.array]], tree_flatten(tree))
