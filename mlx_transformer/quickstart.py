@@ -21,6 +21,7 @@ from .spec.errors import UserError
 from .spec.versions import versions
 
 MADE = "run.json metrics.jsonl tensorboard tokenizer.json checkpoints model onnx report data summary.json".split()
+MARKER = ".quickstart"  # says that the folder is ours to clear
 PATHS = "model onnx report data metrics.jsonl summary.json".split()
 
 
@@ -46,7 +47,6 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("corpus", seconds):
         data = load_data(recipe)
         assert data.held_out is not None
-        (out / "data").mkdir(parents=True, exist_ok=True)
         for name, part in {"train": data.train, "valid": data.valid, "held_out": data.held_out}.items():
             part.write(out / "data" / f"{name}.en", out / "data" / f"{name}.de")
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
@@ -65,7 +65,6 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("export", seconds):
         export_onnx(result.model, out / "onnx")
     report = out / "report"
-    report.mkdir(parents=True, exist_ok=True)
     with _stage("validate", seconds):
         verdict = validate_command(result.model, out / "onnx", report / "validate.json", seed=seed)
     with _stage("translate", seconds):
@@ -100,22 +99,28 @@ def run(out: Path, minutes: float, seed: int) -> int:
 
 
 def _clear(out: Path) -> None:
-    """Remove what an earlier quickstart left in `out`; refuse a folder with anything else in it."""
+    """Make `out`, or remove what an earlier quickstart left there; refuse a folder with anything else in it."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; --out needs a folder")
-    if not out.exists():
-        return
-    foreign = sorted(p.name for p in out.iterdir() if p.name not in MADE and not p.name.startswith("."))
-    if foreign:
-        raise UserError(
-            f"{out}: holds {foreign[0]!r}, which quickstart did not make; choose an empty folder with --out"
-        )
-    for name in MADE:
-        path = out / name
+    marker = out / MARKER
+    if out.exists() and any(out.iterdir()):
+        found = {path.name for path in out.iterdir()} - {MARKER}
+        foreign = sorted(found - set(MADE) if marker.exists() else found)
+        if foreign:
+            raise UserError(
+                f"{out}: holds {foreign[0]!r}, which quickstart did not make; choose another folder with --out"
+            )
+    for path in (out / name for name in MADE):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    try:
+        (out / "data").mkdir(parents=True)
+        (out / "report").mkdir()
+        marker.touch()
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from error
 
 
 @contextmanager
