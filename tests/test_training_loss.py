@@ -1,0 +1,90 @@
+"""The fused loss against the formula of section 5.4 written out in float64, and against autodiff."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_transformer.training.loss import label_smoothed_loss
+
+PAD, N, V, D = 0, 12, 17, 5
+
+
+def inputs(seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    h, W, b = rng.normal(size=(N, D)) * scale, rng.normal(size=(V, D)), rng.normal(size=V)
+    y = rng.integers(1, V, N)
+    y[[3, 7]] = PAD
+    y[5] = y[4]  # the same row of W twice: its gradients must add up
+    return h, W, b, y
+
+
+def plain(h, W, b, y, smoothing):
+    """-sum_v q_v log p_v with q = (1 - e) onehot(y) + e / V; the sum, and its gradients for h, W, b. Float64."""
+    z = h @ W.T + b
+    z -= z.max(axis=1, keepdims=True)
+    logp = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    p = np.exp(logp)
+    q = (1 - smoothing) * np.eye(V)[y] + smoothing / V
+    counted = (y != PAD)[:, None]
+    dz = (p - q) * counted
+    return -(q * logp * counted).sum(), dz @ W, dz.T @ h, dz.sum(axis=0)
+
+
+def fused(h, W, b, y, smoothing, dtype=mx.float32):
+    arrays = [mx.array(x, dtype=dtype) for x in (h, W, b)]
+    targets = mx.array(y, dtype=mx.int32)
+    function = mx.value_and_grad(lambda *a: label_smoothed_loss(*a, targets, smoothing, PAD), argnums=(0, 1, 2))
+    loss, gradients = function(*arrays)
+    return loss, *gradients
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_value_and_gradients_are_the_formula(smoothing):
+    for found, expected in zip(fused(*inputs(), smoothing), plain(*inputs(), smoothing), strict=True):
+        np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_gradients_are_those_of_autodiff_whatever_comes_after():
+    h, W, b, y = (mx.array(x, dtype=mx.float32) for x in inputs())
+    y = y.astype(mx.int32)
+
+    def by_definition(h, W, b):
+        logp = mx.log(mx.softmax(h @ W.T + b, axis=-1))
+        q = 0.9 * (y[:, None] == mx.arange(V)) + 0.1 / V
+        return (-(q * logp).sum(axis=-1) * (y != PAD)).sum() ** 2 / 7
+
+    def with_our_loss(h, W, b):
+        return label_smoothed_loss(h, W, b, y, 0.1, PAD) ** 2 / 7
+
+    expected, found = (mx.grad(f, argnums=(0, 1, 2))(h, W, b) for f in (by_definition, with_our_loss))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
+
+
+def test_no_bias_and_more_axes_mean_the_same():
+    h, W, _, y = inputs()
+    flat = label_smoothed_loss(mx.array(h), mx.array(W), mx.zeros(V), mx.array(y), 0.1, PAD)
+    shaped = label_smoothed_loss(mx.array(h).reshape(3, 4, D), mx.array(W), None, mx.array(y).reshape(3, 4), 0.1, PAD)
+    assert flat.item() == shaped.item()
+    assert flat.shape == ()
+
+
+def test_a_batch_of_padding_gives_zero_and_no_gradient():
+    h, W, b, _ = inputs()
+    for found in fused(h, W, b, np.full(N, PAD), 0.1):
+        assert np.array(mx.abs(found).max()) == 0
+
+
+def test_large_logits_stay_finite():
+    values = inputs(scale=1e4)
+    for found, expected in zip(fused(*values, 0.1), plain(*values, 0.1), strict=True):
+        np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_low_precision_stays_in_type(dtype):
+    loss, *gradients = fused(*inputs(), 0.1, dtype=dtype)
+    expected, *_ = plain(*inputs(), 0.1)
+    assert loss.dtype == mx.float32
+    assert [g.dtype for g in gradients] == [dtype] * 3
+    np.testing.assert_allclose(loss.item(), expected, rtol=2e-2)

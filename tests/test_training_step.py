@@ -1,0 +1,227 @@
+"""One optimizer step: streams, clipping, Adam, steps that are not finite; the compiled step is the same step."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mlx_transformer.data.batches import Batch
+from mlx_transformer.nn import Transformer
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.training.step import TrainStep
+
+V, BETAS, EPSILON = 23, (0.9, 0.98), 1e-9
+
+
+def model(dropout=0.0, seed=1):
+    mx.random.seed(seed)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "heads": 2, "d_ff": 24}
+    made = Transformer(TransformerConfig(vocab_size=V, dropout=dropout, output_bias=True, **sizes))
+    mx.eval(made.parameters())
+    return made.train()
+
+
+def batch(rows=5, source=7, target=6, seed=0, ragged=True):
+    """Odd rows, so that parts are unequal; the last row is padding only, as in a last batch."""
+    rng = np.random.default_rng(seed)
+    ids, out = rng.integers(3, V, (rows, source)), rng.integers(3, V, (rows, target))
+    if ragged:
+        ids[1, 4:], out[1, 2:], out[2, 5:] = 0, 0, 0
+        ids[-1], out[-1] = 0, 0
+    before = np.concatenate([np.ones((rows, 1), int), out[:, :-1]], axis=1)
+    return Batch(*(x.astype(np.int32) for x in (ids, before, out)), tokens=int((out != 0).sum()))
+
+
+def step_with(made, streams=1, clip_norm=0.0, **options):
+    step = TrainStep(made, BETAS, EPSILON, 0.1, clip_norm, **options)
+    step.streams = [mx.new_stream(mx.cpu) for _ in range(streams)]
+    return step
+
+
+def run(step, data, rate=1e-3):
+    loss, norm, finite = step(data, rate)
+    step.evaluate(loss, norm, finite)
+    return loss.item(), norm.item(), finite.item()
+
+
+def flat(tree):
+    return {name: np.array(value) for name, value in tree_flatten(tree)}
+
+
+def first_gradients(step):
+    """After the first step Adam's m is (1 - beta1) times the gradient."""
+    return {name: v / (1 - BETAS[0]) for name, v in flat(step.optimizer.state).items() if name.endswith(".m")}
+
+
+def plain_gradients(made, data, smoothing=0.1):
+    """Of the mean over target tokens of the smoothed cross entropy, by autodiff of the whole batch at once."""
+    source, before, out = (mx.array(x) for x in (data.source, data.target_in, data.target_out))
+
+    def loss():
+        logits = made(source, before, mx.array(data.source != 0))
+        losses = nn.losses.cross_entropy(logits, out, label_smoothing=smoothing, reduction="none")
+        return (losses * (out != 0)).sum() / data.tokens
+
+    value, gradients = nn.value_and_grad(made, loss)()
+    return value.item(), {f"{name}.m": value for name, value in flat(gradients).items()}
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("streams", [1, 2, 3, 9])
+def test_streams_compute_the_gradient_of_the_whole_batch(streams, ragged):
+    step = step_with(model(), streams)
+    data = batch(ragged=ragged)
+    loss, gradients = plain_gradients(step.model, data)
+    found, norm, finite = run(step, data)
+    assert finite
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in gradients.values())), rel=1e-5)
+    assert first_gradients(step).keys() == gradients.keys()
+    for name, gradient in first_gradients(step).items():
+        np.testing.assert_allclose(gradient, gradients[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_two_streams_give_the_parameters_of_one():
+    found = []
+    for streams in (1, 2):
+        step = step_with(model(), streams)
+        for seed in range(3):
+            run(step, batch(rows=6, seed=seed))
+        found.append(flat(step.model.parameters()))
+    for name, one in found[0].items():
+        np.testing.assert_allclose(found[1][name], one, atol=3e-5, err_msg=name)
+
+
+def test_same_seed_same_bits_and_dropout_differs_between_parts_and_steps():
+    first, again = (step_with(model(dropout=0.3), 2) for _ in range(2))
+    rows = batch(rows=1, ragged=False)
+    data = Batch(*(np.repeat(x, 2, axis=0) for x in (rows.source, rows.target_in, rows.target_out)), 2 * rows.tokens)
+    losses = []
+    for step in (first, again):
+        mx.random.seed(5)
+        losses.append([run(step, data, rate=0.0)[0] for _ in range(3)])
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 3
+    mx.random.seed(5)
+    twice = run(step_with(model(dropout=0.3), 1), rows, rate=0.0)[0]
+    assert twice != losses[0][0], "the second row, on the second stream, has the dropout of the first"
+
+
+def test_clipping_scales_all_gradients_together():
+    free, clipped, loose = (step_with(model(), clip_norm=norm) for norm in (0.0, 0.01, 1e6))
+    norms = [run(step, batch())[1] for step in (free, clipped, loose)]
+    assert norms[0] == norms[1] == norms[2] > 0.1  # before clipping
+    whole = first_gradients(free)
+    for name, gradient in first_gradients(clipped).items():
+        np.testing.assert_allclose(gradient, whole[name] * 0.01 / norms[0], rtol=1e-3, atol=1e-9)
+    for name, gradient in first_gradients(loose).items():
+        np.testing.assert_array_equal(gradient, whole[name])
+
+
+def test_adam_with_bias_correction():
+    """Kingma and Ba 2015, algorithm 1, in float64, fed with the same gradients; the rate changes every step."""
+    step = step_with(model())
+    seen = []
+    original = step._gradients
+
+    def recording(*arguments):
+        loss, gradients = original(*arguments)
+        seen.append(flat(gradients))
+        return loss, gradients
+
+    step._gradients = recording
+    weights = {name: w.astype(np.float64) for name, w in flat(step.model.parameters()).items()}
+    m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+    for t, rate in enumerate((1e-3, 2e-3, 3e-3, 1e-3, 5e-4), start=1):
+        run(step, batch(seed=t), rate)
+        for name, gradient in seen[-1].items():
+            g = gradient.astype(np.float64)
+            m[name] = BETAS[0] * m[name] + (1 - BETAS[0]) * g
+            v[name] = BETAS[1] * v[name] + (1 - BETAS[1]) * g * g
+            corrected = m[name] / (1 - BETAS[0] ** t), v[name] / (1 - BETAS[1] ** t)
+            weights[name] -= rate * corrected[0] / (np.sqrt(corrected[1]) + EPSILON)
+        for name, weight in flat(step.model.parameters()).items():
+            np.testing.assert_allclose(weight, weights[name], rtol=1e-5, atol=1e-6, err_msg=f"step {t}, {name}")
+    assert step.optimizer.step.item() == 5
+
+
+def spoil(step, factor):
+    original = step.loss
+    step.loss = lambda *arguments: original(*arguments) * factor
+    return original
+
+
+def state_of(step):
+    return {**flat(step.model.parameters()), **flat(step.optimizer.state)}
+
+
+def check_a_bad_step_changes_nothing(step, factor):
+    run(step, batch(seed=1))
+    before = state_of(step)
+    original = spoil(step, mx.array(factor))
+    assert run(step, batch(seed=2))[2] is False
+    after = state_of(step)
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert after[name].tobytes() == value.tobytes(), name
+    step.loss = original
+    assert run(step, batch(seed=2))[2] is True
+    assert np.isfinite(np.concatenate([x.ravel() for x in state_of(step).values()])).all()
+    assert state_of(step)["step"] == before["step"] + 1
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_step_that_is_not_finite_changes_nothing(streams, factor):
+    check_a_bad_step_changes_nothing(step_with(model(), streams, clip_norm=1.0), factor)
+
+
+def test_a_batch_of_padding_changes_no_weight_to_nan():
+    step = step_with(model(), 2)
+    empty = batch()
+    empty = Batch(*(np.zeros_like(x) for x in (empty.source, empty.target_in, empty.target_out)), 0)
+    assert run(step, empty) == (0.0, 0.0, True)
+    assert all(np.isfinite(w).all() for w in flat(step.model.parameters()).values())
+
+
+@pytest.mark.slow  # MLX compiles C++ at run time on Linux CPUs
+def test_the_compiled_step_is_the_same_step():
+    eager, compiled = step_with(model(), clip_norm=1.0), step_with(model(), clip_norm=1.0, compiled=True)
+    traces = []
+    original = compiled.loss
+    compiled.loss = lambda *arguments: (traces.append(1), original(*arguments))[1]
+    for seed, rate in enumerate((1e-3, 2e-3, 3e-3)):
+        ones, others = run(eager, batch(seed=seed), rate), run(compiled, batch(seed=seed), rate)
+        assert ones == pytest.approx(others, rel=1e-4)
+    assert len(traces) == 1, "a new learning rate or step must not trace again"
+    found = state_of(compiled)
+    for name, value in state_of(eager).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
+    run(compiled, batch(ragged=False))
+    assert len(traces) == 2  # without a mask it is another function
+
+
+@pytest.mark.slow
+def test_the_compiled_step_draws_new_dropout_and_skips_bad_steps():
+    step = step_with(model(dropout=0.3), compiled=True)
+    losses = [run(step, batch(), rate=0.0)[0] for _ in range(3)]
+    assert len(set(losses)) == 3
+    mx.random.seed(9)
+    once = run(step, batch(), rate=0.0)[0]
+    mx.random.seed(9)
+    assert run(step, batch(), rate=0.0)[0] == once
+
+    factor = mx.array(1.0)  # read as an input of the compiled step: its weights
+    step = step_with(model(), clip_norm=1.0, compiled=True)
+    run(step, batch(seed=1))
+    bias = step.model.output_proj.bias
+    before = state_of(step)
+    step.model.output_proj.bias = bias * mx.array(float("nan")) * factor
+    spoiled = state_of(step)
+    assert run(step, batch(seed=2))[2] is False
+    for name, value in state_of(step).items():
+        assert value.tobytes() == spoiled[name].tobytes(), name
+    step.model.output_proj.bias = bias
+    assert run(step, batch(seed=2))[2] is True
+    assert state_of(step)["step"] == before["step"] + 1

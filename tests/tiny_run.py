@@ -1,0 +1,62 @@
+"""A training run of seconds: a text of copied digits, a model of a few thousand parameters, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mlx_transformer.training.recipe import Recipe
+
+MODEL = {"preset": "tiny", "d_model": 16, "heads": 1, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1}
+COMMAND = [sys.executable, "-c", "from mlx_transformer.cli import main; main()"]
+
+
+def write_pairs(folder: Path, count: int = 120, seed: int = 0) -> tuple[Path, Path]:
+    """Lines of 2 to 6 digits, the target a copy of the source."""
+    rng = np.random.default_rng(seed)
+    lines = ["".join(str(d) for d in rng.integers(0, 10, rng.integers(2, 7))) for _ in range(count)]
+    paths = folder / f"{seed}.source", folder / f"{seed}.target"
+    for path in paths:
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return paths
+
+
+def recipe(folder: Path, model: dict | None = None, **training) -> Recipe:
+    """Dropout is on; five steps an epoch."""
+    source, target = folder / "0.source", folder / "0.target"
+    if not source.exists():
+        write_pairs(folder)
+    data = {"source": str(source), "target": str(target), "vocab_size": 260, "batch_tokens": 128}
+    training = {"steps": 4, "warmup_steps": 10, "log_every": 1, "valid_every": 1000, "valid_sentences": 2, **training}
+    return Recipe.from_dict({"data": data, "model": {**MODEL, **(model or {})}, "training": training})
+
+
+def write_recipe(folder: Path, **training) -> Path:
+    """The same as a TOML file."""
+    values = recipe(folder, **training).to_dict()
+    tables = {"data": values["data"], "model": {"preset": values["preset"], **values["model"]}}
+    tables["training"] = values["training"]
+    path = folder / "recipe.toml"
+    rows = []
+    for table, entries in tables.items():
+        rows.append(f"[{table}]")
+        rows += [f"{key} = {json.dumps(value)}" for key, value in entries.items() if value is not None]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def start(*arguments: object, **options) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], text=True, env=environment, **pipes)
+
+
+def metrics(run: Path, kind: str) -> list[dict]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
