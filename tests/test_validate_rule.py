@@ -1,11 +1,16 @@
 """The rule by itself, and the certified tie."""
 
+import platform
+import sys
+
 import numpy as np
 import pytest
 
 from export.reference import Reference
+from export.validate import threads
 from export.validate.decoding import Hypothesis, Sentence, beam_search, judge_beam, judge_greedy
 from export.validate.rule import UNIT, Budget, Deviation, Measurement, Natural, Truth, budget_for
+from export.validate.threads import one_blas_thread
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
@@ -204,3 +209,20 @@ def test_a_beam_divergence_is_accepted_only_at_a_tie() -> None:
     tie = judge_beam(sentence(1e-6), [([7, 9], -2.5)], 9, 1e-6, eos=2)[0]
     assert tie.tie
     assert not tie.problem
+
+
+def test_one_blas_thread_for_the_time_of_a_comparison() -> None:
+    import ctypes
+
+    with one_blas_thread() as libraries:
+        inside = [get() for _, _, get in threads._openblas()]
+    for library, name, get in threads._openblas():
+        assert isinstance(library, ctypes.CDLL)
+        getattr(library, name)(2)
+        with one_blas_thread():
+            assert get() == 1
+        assert get() == 2
+        getattr(library, name)(1)
+    assert inside == [1] * libraries
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        assert libraries >= 1  # NumPy's wheel brings one

@@ -27,6 +27,7 @@ from .decoding import Judged, beam_search, judge_beam, judge_greedy
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Tokens, Weights
 from .rule import Deviation, Measurement, Natural, Truth, budget_for
+from .threads import one_blas_thread
 
 Array = NDArray
 T = TypeVar("T")
@@ -82,6 +83,11 @@ def compare(
 
 def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:
     """As `compare`, for engines and inputs that exist already."""
+    with one_blas_thread():
+        return _compare(checkpoint, engines, cases)
+
+
+def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
     c = checkpoint.config
