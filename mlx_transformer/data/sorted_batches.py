@@ -33,8 +33,9 @@ class SortedBatches(TokenBatches):
             begin = cuts[-1]
             most = min(len(self._kept) - begin, tokens_per_batch // int(target_lengths[begin]))
             longest = np.maximum.accumulate(np.maximum(source_lengths, target_lengths)[begin : begin + most])
-            fits = longest * np.arange(1, most + 1) <= tokens_per_batch
-            rows = max(1, int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 1)
+            padded_rows = -(-np.arange(1, most + 1) // row_multiple) * row_multiple
+            fits = np.flatnonzero(longest * padded_rows <= tokens_per_batch)
+            rows = int(fits[-1]) + 1 if len(fits) else 1
             whole = rows // row_multiple * row_multiple
             cuts.append(begin + (whole if whole and begin + rows < len(self._kept) else rows))
         self._cuts = cuts

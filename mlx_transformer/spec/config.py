@@ -165,6 +165,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 _POSITIVE = "vocab_size source_vocab_size d_model heads key_value_heads d_k d_v d_ff max_positions".split()
+_MOST_LAYERS = 1000
 _BOOLEAN = "gated attention_bias feed_forward_bias output_bias scale_embeddings".split()
 _RATES = "dropout attention_dropout activation_dropout".split()
 
@@ -185,6 +186,8 @@ def _problems(c: TransformerConfig) -> list[str]:
         least = 1 if name in _POSITIVE else 0
         whole = isinstance(value, int) and not isinstance(value, bool)
         check(whole and value >= least, f"{name}={value!r} must be a whole number of at least {least}")
+        if whole and name.endswith("_layers"):  # a damaged file must not fill the memory with names of parameters
+            check(value <= _MOST_LAYERS, f"{name}={value} must be at most {_MOST_LAYERS}")
     for name in _BOOLEAN:
         check(isinstance(getattr(c, name), bool), f"{name}={getattr(c, name)!r} must be true or false")
     for name in [*_RATES, "norm_epsilon", "rotary_base"]:

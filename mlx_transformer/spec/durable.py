@@ -26,7 +26,8 @@ if sys.platform != "win32":
 def replace_folder(folder: Path, what: str) -> Iterator[Path]:
     """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
 
-    Raises `UserError` ("the {what} could not be written") when the disk refuses. `folder` is untouched after any error.
+    Raises `UserError` ("the {what} could not be written") when the disk refuses. After any error `folder` is the
+    old one, untouched (or the new one, complete, if only the last flush was refused).
     """
     shown, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
     if folder.exists() and not folder.is_dir():

@@ -1,0 +1,114 @@
+"""MLX's matrix products through OpenBLAS: in use where it is installed, exact, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_transformer import blas
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or blas._openblas() is None, reason="needs Linux with scipy-openblas32"
+)
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@linux
+def test_it_is_in_use():
+    assert blas.use_fast_blas().startswith("openblas 0.")
+    assert "USE64BITINT" not in blas.use_fast_blas(), "MLX passes 32-bit integers"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 1e-4), (mx.complex64, 1e-4)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (64, 33, 128), (1, 300, 2)])
+def test_products_are_right(dtype, tolerance, shape):
+    blas.use_fast_blas()
+    rng = np.random.default_rng(0)
+    n, k, m = shape
+    a, b = rng.normal(size=(n, k)), rng.normal(size=(m, k))
+    if dtype == mx.complex64:
+        a, b = a + 1j * rng.normal(size=a.shape), b + 1j * rng.normal(size=b.shape)
+    left, right = (mx.array(x.astype(np.complex64 if dtype == mx.complex64 else np.float32)) for x in (a, b))
+    np.testing.assert_allclose(np.array(left @ right.T), a @ b.T, atol=tolerance)
+    np.testing.assert_allclose(np.array(mx.addmm(mx.ones((n, m)), left, right.T)), 1 + a @ b.T, atol=tolerance)
+
+
+@linux
+def test_it_is_much_faster_than_the_wheels_own():
+    """15 to 60 times on a quiet machine; 3 times is proof enough that the calls arrive."""
+    code = (
+        "import time, mlx.core as mx\n"
+        "from mlx_transformer import blas\n"
+        "print(blas.use_fast_blas())\n"
+        "a = mx.random.normal((384, 384)); mx.eval(a @ a)\n"
+        "def once():\n"
+        "    begin = time.process_time(); mx.eval(a @ a); return time.process_time() - begin\n"
+        "print(min(once() for _ in range(5)))"
+    )
+    fast, slow = (in_a_process(code, MLX_TRANSFORMER_BLAS=value).splitlines() for value in ("", "wheel"))
+    assert fast[0].startswith("openblas")
+    assert slow[0] == "mlx (MLX_TRANSFORMER_BLAS=wheel)"
+    assert float(fast[1]) * 3 < float(slow[1])
+
+
+@linux
+def test_threads_can_be_set():
+    openblas = blas._openblas()
+    assert openblas is not None
+    before = openblas.scipy_openblas_get_num_threads()
+    try:
+        for threads in (2, 1):
+            blas.set_blas_threads(threads)
+            assert openblas.scipy_openblas_get_num_threads() == threads
+    finally:
+        blas.set_blas_threads(before)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("blas._openblas = lambda: None", "mlx (scipy-openblas32 is not installed)"),
+        ("blas._loaded = lambda library: None", "mlx (libmlx.so not found in this process)"),
+        ("blas._jump_slots = lambda *a: {}", "mlx (libmlx.so imports no cblas_*gemm)"),
+        ("blas.sys.platform = 'darwin'", "mlx (darwin x86_64)"),
+        ("blas.platform.machine = lambda: 'aarch64'", "mlx (linux aarch64)"),
+    ],
+)
+def test_without_a_part_of_it_mlx_is_left_alone(code, said):
+    rest = "import mlx.core as mx; a = mx.ones((4, 4)); assert (a @ a).sum().item() == 64; blas.set_blas_threads(2)"
+    assert in_a_process(f"from mlx_transformer import blas; {code}; print(blas.use_fast_blas()); {rest}") == said
+
+
+@linux
+def test_a_path_with_spaces_is_found(monkeypatch):
+    found = blas._loaded("libmlx.so")
+    original = blas.Path.read_text
+
+    def spaced(path, *arguments, **options):
+        return original(path, *arguments, **options).replace("/mlx/lib/", "/my env/mlx/lib/")
+
+    monkeypatch.setattr(blas.Path, "read_text", spaced)
+    assert blas._loaded("libmlx.so") == found is not None
+    monkeypatch.setattr(blas.Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no /proc")))
+    assert blas._loaded("libmlx.so") is None
+
+
+def test_it_takes_no_time():
+    begin = time.perf_counter()
+    for _ in range(100):
+        blas.use_fast_blas()
+    assert time.perf_counter() - begin < 0.1
