@@ -9,21 +9,23 @@ DATA ?= data/multi30k
 MULTI30K_OUT ?= runs/multi30k
 WORKERS ?= 2
 ARGS ?=
+MODEL ?=
 # Another interpreter: make PYTHON=/path/to/python3.12 test
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-slow test-consumers has-node multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
 	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
 	@echo 'make test-slow      the checks that take minutes'
+	@echo 'make test-consumers Optimum and transformers.js (Node) against MLX on a trained model (MODEL=folder: on yours)'
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see README)'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
 	@echo 'make setup          only make $(VENV); setup-dev adds the tools for tests and lint'
-	@echo 'make clean          remove caches and build leftovers; clean-venv removes $(VENV)'
+	@echo 'make clean          remove caches and build leftovers; clean-venv removes the environments'
 
 # ---- set-up ---------------------------------------------------------------------------------------------------------
 
@@ -78,13 +80,53 @@ format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# ---- longer checks, benchmarks, recipes: test-slow, test-consumers, benchmark, multi30k; each with its line in help ----
+# ---- other projects' programs that read our files ---------------------------------------------------------------------
+
+# They get an environment without any package of ours. tests/consumers/constraints.txt says how to avoid torch with CUDA.
+CONSUMERS := tests/consumers
+CONSUMERS_VENV := .venv-consumers
+CONSUMERS_MODEL := .consumers/model
+NODE_MODULES := $(CONSUMERS)/node/node_modules
+
+test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
+	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CONSUMERS_PYTHON='$(CONSUMERS_VENV)/bin/python' \
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS) $(ARGS)
+
+has-node:
+	@if ! node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a == 20 && b >= 9) ? 0 : 1)' 2>/dev/null \
+	  || ! npm --version >/dev/null 2>&1; then \
+	  echo 'make: test-consumers needs node 20.9 or later and npm: install Node.js (macOS: brew install node)' >&2; \
+	  exit 1; \
+	fi
+
+$(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-dev
+	@echo 'Installing Optimum, transformers and torch into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
+	@$(BIN)/python -m venv --clear $(CONSUMERS_VENV)
+	@$(CONSUMERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers torch
+	@touch $@
+
+# Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.
+$(NODE_MODULES)/.installed: $(CONSUMERS)/node/package.json
+	@echo 'Installing transformers.js into $(NODE_MODULES), once; 0.5 GB'
+	@cd $(CONSUMERS)/node && npm install --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# From a folder beside it, so that an interrupted training leaves none.
+$(CONSUMERS_MODEL): | $(VENV)/.installed-dev
+	@echo 'Training a small model for the consumers, once: a minute and a half'
+	@rm -rf $(CONSUMERS_MODEL)-run
+	@$(BIN)/mlx-transformer train quickstart --minutes 1.5 --out $(CONSUMERS_MODEL)-run
+	@mv $(CONSUMERS_MODEL)-run/model $@
+	@rm -rf $(CONSUMERS_MODEL)-run
+
+# ---- longer checks, benchmarks, recipes: test-slow, benchmark, multi30k; each with its line in help ------------------
 
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .consumers
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CONSUMERS_VENV) $(NODE_MODULES)

@@ -1,0 +1,173 @@
+"""The models that consumers are given, what they are asked, and how they are run in their own environments."""
+
+import dataclasses
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from imports import ROOT
+from small_models import alone, encoder_decoder, random_weights
+
+from export.package import data_owners, export_onnx
+from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError, load
+from mlx_transformer.data import cldr
+from mlx_transformer.spec.checkpoint import save_checkpoint
+
+HERE = Path(__file__).parent
+# `make test-consumers` makes the environments and the model, and says where they are.
+MODEL = Path(os.environ.get("CONSUMERS_MODEL", ROOT / ".consumers" / "model"))
+PYTHON = Path(os.environ.get("CONSUMERS_PYTHON", ROOT / ".venv-consumers" / "bin" / "python"))
+COMMANDS = {
+    "optimum": [str(PYTHON), "-I", str(HERE / "with_optimum.py")],
+    "transformers.js": ["node", str(HERE / "node" / "with_transformers.mjs")],
+}
+# What only one of them can be asked, by the beginning of a task's name. transformers.js reads the merged layout alone.
+ONLY = {"split": "optimum", "wasm": "transformers.js"}
+SECONDS = 900  # for all that one consumer is asked
+
+PHRASES, NEW_TOKENS, BATCH = 200, 80, 32
+# Random models of each architecture, beside the trained one, by their names in small_models.
+ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
+RANDOM = ("paper", "modern", "untied")
+RANDOM_NEW_TOKENS = 16
+
+# What tokenizers stumble over.
+TEXTS = [
+    *("", " ", "  two  spaces ", "\t\n", "a\u00a0b\u2009c\u3000d", "e\u0301 é", "ﬁ Å ﷺ", "İstanbul ẞ"),
+    *("12.345,67 €", "२०२४", "½ Ⅷ ²", "don't I'll", "...?!", "日本語のテキスト", "العربية ١٢٣", "🇩🇪👩\u200d👧 🏳️"),
+    *("\u200b\ufeff\x07\x7f", "x" * 100, "-" * 70, "\u0301" * 40, " " * 50, "[CLS] ## ▁a <0x0A> Ġ <|endoftext|>"),
+]
+SPECIAL_TEXT = "a </s> b <pad><s>"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained model, its folder for consumers, phrases it has not seen, and MLX's greedy tokens for them."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    folder: Path
+    phrases: list[str]
+    tokens: list[list[int]]
+
+    def finished(self) -> list[tuple[str, list[int]]]:
+        """The first 20 phrases, with their tokens, whose translation ended before the limit."""
+        pairs = zip(self.phrases, self.tokens, strict=True)
+        return [(text, tokens) for text, tokens in pairs if len(tokens) < NEW_TOKENS][:20]
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """A random model, its folder, and rows of ids to run it on."""
+
+    model: Transformer
+    folder: Path
+    rows: list[list[int]]
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.model.config
+
+    def padded(self) -> tuple[np.ndarray, np.ndarray]:
+        """ids and mask (B, L): left of the prompts of a decoder, right of everything else."""
+        longest = max(map(len, self.rows))
+        ids = np.full((len(self.rows), longest), self.config.pad_id)
+        mask = np.zeros_like(ids)
+        for i, row in enumerate(self.rows):
+            left = self.config.architecture == "decoder"
+            place = slice(longest - len(row), longest) if left else slice(0, len(row))
+            ids[i, place], mask[i, place] = row, 1
+        return ids, mask
+
+
+def trained_model(folder: Path) -> Trained:
+    """Export to `folder` and translate. Raises UserError when there is no model to do it with."""
+    model, tokenizer = load(MODEL)
+    if tokenizer is None or model.config.architecture != "encoder-decoder":
+        raise UserError(f"{MODEL}: an encoder-decoder with its tokenizer is needed")
+    export_onnx(MODEL, folder)
+    # The default arguments, as in training: with others, these phrases would not be held out. All kinds take turns.
+    phrases = cldr.build("cldr:en-de").held_out.source[:PHRASES]
+    tokens = model.generate(tokenizer.encode_batch(phrases), max_new_tokens=NEW_TOKENS)
+    return Trained(model, tokenizer, folder, phrases, tokens)
+
+
+def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
+    config = encoder_decoder(name) if architecture == "encoder-decoder" else alone(name, architecture)
+    # A random model with tied embeddings says the same token for ever.
+    config = dataclasses.replace(config, tie_embeddings="none")
+    weights = random_weights(config)
+    save_checkpoint(folder / "model", config, weights)
+    model = Transformer.from_weights(config, weights)
+    model.eval()
+    rng = np.random.default_rng(1)
+    rows = [rng.integers(3, config.source_vocab_size, length).tolist() for length in (9, 1, 14, 5)]
+    return RandomModel(model, export_onnx(folder / "model", folder / "onnx"), rows)
+
+
+def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> list[dict[str, Any]]:
+    """As the scripts read them: {"name", "kind", arguments of this kind}."""
+    folder = str(trained.folder)
+    texts = [*TEXTS, *trained.phrases]
+    rows = trained.tokenizer.encode_batch(texts)
+    translate = dict(kind="translate", folder=folder, texts=trained.phrases, batch=BATCH, max_new_tokens=NEW_TOKENS)
+    tasks = [
+        dict(name="tokenize", kind="tokenize", folder=folder, texts=texts, rows=[*rows, *trained.tokens]),
+        dict(name="special", kind="tokenize", folder=folder, texts=[SPECIAL_TEXT], rows=[]),
+        dict(name="merged", layout="merged", **translate),
+        dict(name="split", layout="split", **translate),
+        dict(
+            name="pipeline", kind="translation_pipeline", folder=folder, texts=[text for text, _ in trained.finished()]
+        ),
+        _wasm("trained", trained.folder, trained.model.config, np.array([rows[-1]]), np.ones((1, len(rows[-1])), int)),
+    ]
+    for (architecture, name), random in randoms.items():
+        ids, mask = random.padded()
+        name = f"{architecture} {name}"
+        task = dict(name=name, folder=str(random.folder), ids=ids.tolist(), mask=mask.tolist())
+        if architecture == "encoder":
+            tasks.append(dict(kind="logits", **task))
+        else:
+            tasks.append(dict(kind="generate", architecture=architecture, max_new_tokens=RANDOM_NEW_TOKENS, **task))
+        tasks.append(_wasm(name, random.folder, random.config, ids, mask))
+    return tasks
+
+
+def _wasm(name: str, folder: Path, config: TransformerConfig, ids: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
+    """Open all graphs, run the first; with an empty cache, if it is a decoder."""
+    graphs = {graph: owner for owner, graphs in data_owners(config).items() for graph in graphs}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if config.architecture == "decoder":
+        inputs["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)
+        for layer in range(config.decoder_layers):
+            for part, width in (("key", config.d_k), ("value", config.d_v)):
+                empty = np.zeros((len(ids), config.key_value_heads, 0, width), np.float32)
+                inputs[f"past_key_values.{layer}.{part}"] = empty
+    return {
+        "name": f"wasm {name}",
+        "kind": "wasm",
+        "folder": str(folder),
+        "graphs": graphs,
+        "inputs": {k: [str(v.dtype), v.ravel().tolist(), v.shape] for k, v in inputs.items()},
+        "output": "last_hidden_state" if config.architecture == "encoder-decoder" else "logits",
+    }
+
+
+def run(consumer: str, tasks: list[dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+    """{task's name: {"value": ...} or {"error": text}}. Raises RuntimeError if the consumer is missing or dies."""
+    chosen = [task for task in tasks if ONLY.get(task["name"].split()[0], consumer) == consumer]
+    (folder / "tasks.json").write_text(json.dumps(chosen), encoding="utf-8")
+    command = [*COMMANDS[consumer], str(folder / "tasks.json"), str(folder / "answers.json")]
+    # An empty cache of its own: what a developer has downloaded before must not help.
+    environment = {**os.environ, "HF_HOME": str(folder / "cache")}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    except FileNotFoundError:
+        raise RuntimeError(f"{command[0]} is not there; run make test-consumers") from None
+    if done.returncode != 0:
+        raise RuntimeError(f"{consumer} ended with {done.returncode}: {done.stderr[-3000:]}")
+    return json.loads((folder / "answers.json").read_text(encoding="utf-8"))

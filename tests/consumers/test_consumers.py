@@ -1,0 +1,126 @@
+"""Optimum and transformers.js load exported folders unchanged and give MLX's greedy tokens, as ids and as text.
+
+Shapes: B batch, L positions, V vocabulary.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from consumers.cases import ARCHITECTURES, BATCH, NEW_TOKENS, RANDOM, RANDOM_NEW_TOKENS, SPECIAL_TEXT, TEXTS, Trained
+
+pytestmark = pytest.mark.consumers
+
+CONSUMERS = ("optimum", "transformers.js")
+LAYOUTS = (("optimum", "merged"), ("optimum", "split"), ("transformers.js", "merged"))
+
+
+def new_tokens(row: list[int], before: int, eos: int, pad: int) -> list[int]:
+    """A row of generate's output without the `before` tokens it began with, eos, and the padding behind it."""
+    row = row[before:]
+    if eos in row:
+        end = row.index(eos)
+        assert set(row[end + 1 :]) <= {eos, pad}, f"tokens after the end of a sentence: {row}"
+        row = row[:end]
+    return row
+
+
+def differing(trained: Trained, found: list[list[int]]) -> list[str]:
+    """One line a row that is not MLX's, with the gap between both tokens' logits there: a tiny one is a tie."""
+    lines = []
+    for i, (ours, theirs) in enumerate(zip(trained.tokens, found, strict=True)):
+        if ours != theirs:
+            eos, config = [trained.model.config.eos_id], trained.model.config
+            pairs = zip(ours + eos, theirs + eos, strict=False)
+            at = next(at for at, (a, b) in enumerate(pairs) if a != b)
+            before = mx.array([[config.bos_id, *ours[:at]]])
+            logits = trained.model(mx.array(trained.tokenizer.encode_batch([trained.phrases[i]])), before)[0, -1]
+            a, b = (ours + eos)[at], (theirs + eos)[at]
+            gap = (logits[a] - logits[b]).item()
+            lines.append(f"{trained.phrases[i]!r}, token {at}: MLX {a}, consumer {b}, logits differ by {gap:.1e}")
+    return lines
+
+
+def test_the_comparison_is_of_a_trained_model_on_padded_batches(trained):
+    """Else equality would prove little: nearly all sentences differ, most end, a batch has several lengths."""
+    assert len(trained.phrases) == 200
+    assert len({tuple(tokens) for tokens in trained.tokens}) > 150
+    assert sum(len(tokens) < NEW_TOKENS for tokens in trained.tokens) > 180
+    lengths = [len(ids) for ids in trained.tokenizer.encode_batch(trained.phrases)]
+    assert all(len(set(lengths[i : i + BATCH])) > 1 for i in range(0, len(lengths), BATCH))
+
+
+@pytest.mark.parametrize(("consumer", "layout"), LAYOUTS)
+def test_greedy_tokens_and_text(consumer, layout, trained, ask):
+    found = ask(consumer, layout)
+    config = trained.model.config
+    assert {row[0] for row in found["ids"]} == {config.bos_id}
+    tokens = [new_tokens(row, 1, config.eos_id, config.pad_id) for row in found["ids"]]
+    problems = differing(trained, tokens)
+    assert not problems, f"{len(problems)} of {len(tokens)} rows: " + "\n".join(problems[:10])
+    assert found["texts"] == trained.tokenizer.decode_batch(trained.tokens)
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_translation_pipeline(consumer, trained, ask):
+    assert ask(consumer, "pipeline") == trained.tokenizer.decode_batch([tokens for _, tokens in trained.finished()])
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_tokenizer(consumer, trained, ask):
+    found = ask(consumer, "tokenize")
+    texts = [*TEXTS, *trained.phrases]
+    ids = trained.tokenizer.encode_batch(texts)
+    wrong = [(t, ours, theirs) for t, ours, theirs in zip(texts, ids, found["ids"], strict=True) if ours != theirs]
+    assert not wrong
+    assert found["texts"] == [*texts, *trained.tokenizer.decode_batch(trained.tokens)]
+
+
+def test_special_tokens_written_in_a_text_are_text(trained, ask):
+    """transformers.js has no such setting and reads them as tokens: the one known difference."""
+    ours = trained.tokenizer.encode(SPECIAL_TEXT)
+    assert ask("optimum", "special")["ids"] == [ours]
+    assert ask("transformers.js", "special")["ids"] != [ours], "transformers.js has learned it: ask it this as the rest"
+
+
+@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_greedy_tokens_of_random_models(consumer, architecture, name, randoms, ask):
+    random = randoms[architecture, name]
+    expected = random.model.generate(random.rows, max_new_tokens=RANDOM_NEW_TOKENS)
+    before = 1 if architecture == "encoder-decoder" else max(map(len, random.rows))
+    eos, pad = random.config.eos_id, random.config.pad_id
+    rows = ask(consumer, f"{architecture} {name}")
+    assert [new_tokens(row, before, eos, pad) for row in rows] == expected
+    assert len({token for row in expected for token in row}) > 5
+
+
+@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_logits_of_encoders(consumer, name, randoms, ask):
+    random = randoms["encoder", name]
+    ids, mask = random.padded()
+    expected = np.array(random.model(ids, mask.astype(bool)))
+    found = np.array(ask(consumer, f"encoder {name}"))
+    assert found.shape == expected.shape  # (B, L, V)
+    np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["trained", *(f"{a} {n}" for a in ARCHITECTURES for n in RANDOM)])
+def test_webassembly_opens_every_graph(name, trained, randoms, ask):
+    """And computes the encoder's output, or the logits of the only graph."""
+    found = ask("transformers.js", f"wasm {name}")
+    if name == "trained":
+        model, graphs = trained.model, 4
+        ids = np.array(trained.tokenizer.encode_batch(trained.phrases[-1:]))
+        mask = np.ones_like(ids)
+    else:
+        architecture, kind = name.split()
+        random = randoms[architecture, kind]
+        model, graphs = random.model, 4 if architecture == "encoder-decoder" else 1
+        ids, mask = random.padded()
+    assert found["opened"] == graphs
+    compute = model.encode if model.config.architecture == "encoder-decoder" else model
+    expected = np.array(compute(ids, mask.astype(bool)))
+    output = np.array(found["output"]).reshape(expected.shape)
+    np.testing.assert_allclose(output[mask == 1], expected[mask == 1], atol=2e-5, rtol=1e-5)
