@@ -1,0 +1,135 @@
+"""Recipes: the built-in ones load, flags win, and what makes no sense is refused before any work begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+
+import pytest
+
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.training.recipe import RECIPES, DataOptions, Recipe, TrainingOptions, load_recipe
+
+FILES = {"data": {"source": "a", "target": "b"}}
+BUILT_IN = sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def made(**tables):
+    tables = {"data": {"corpus": "cldr:en-de"}, "training": {"steps": 1}, **tables}
+    return Recipe.from_dict(tables)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_recipes_load(name):
+    recipe = load_recipe(name, {} if load_text(name) else FILES)
+    written = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    assert load_recipe(str(RECIPES / f"{name}.toml"), {} if load_text(name) else FILES) == recipe
+    for table, options in (("data", recipe.data), ("training", recipe.training)):
+        for key, value in written[table].items():
+            assert getattr(options, key) == value
+    assert recipe.preset == written["model"]["preset"]
+
+
+def load_text(name):
+    return {"corpus", "source"} & tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))["data"].keys()
+
+
+def test_there_are_recipes():
+    assert {"quickstart", "multi30k"} <= set(BUILT_IN)
+
+
+def test_every_option_survives_the_record():
+    recipe = made(model={"preset": "small", "dropout": 0.2}, training={"minutes": 2.5, "seed": 7})
+    values = recipe.to_dict()
+    assert values["preset"] == "small"
+    assert values["model"] == {"dropout": 0.2}
+    assert values["training"].keys() == {f.name for f in dataclasses.fields(TrainingOptions)}
+    assert values["data"].keys() == {f.name for f in dataclasses.fields(DataOptions)}
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text('[data]\nsource = "a"\ntarget = "b"\n[training]\nsteps = 5\nseed = 3\n', encoding="utf-8")
+    recipe = load_recipe(str(path), {"training": {"steps": 9, "seed": None}, "model": {"preset": "big"}})
+    assert (recipe.training.steps, recipe.training.seed, recipe.preset) == (9, 3, "big")
+
+
+def test_a_corpus_and_files_displace_each_other():
+    recipe = load_recipe("quickstart", FILES)
+    assert (recipe.data.corpus, recipe.data.source, recipe.data.vocab_size) == (None, "a", 2000)
+    files = {"data": {"source": "a", "target": "b", "valid_source": "c", "valid_target": "d"}}
+    recipe = load_recipe("multi30k", {"data": {**files["data"], "corpus": None}})
+    assert recipe.data.valid_source == "c"
+    recipe = load_recipe("multi30k", {"data": {"corpus": "cldr:en-fr"}})
+    assert (recipe.data.corpus, recipe.data.source) == ("cldr:en-fr", None)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"trainig": {}}, r"unknown table \[trainig\]"),
+        ({"training": 3}, "training must be a table"),
+        ({"training": {"step": 3}}, r"unknown key training\.step \(did you mean steps\?\)"),
+        ({"data": {"vocab": 3}}, r"unknown key data\.vocab \(did you mean vocab_size\?\)"),
+        ({"data": {"xyzzy": 3}}, r"unknown key data\.xyzzy$"),
+        ({"training": {"steps": "ten"}}, r"training\.steps = 'ten' must be of type int"),
+        ({"training": {"steps": 2.5}}, r"training\.steps = 2\.5 must be of type int"),
+        ({"training": {"steps": True}}, r"training\.steps = True must be of type int"),
+        ({"training": {"minutes": True}}, r"training\.minutes = True must be of type float"),
+        ({"training": {"minutes": float("nan")}}, r"training\.minutes = nan must be finite"),
+        ({"training": {"epochs": float("inf")}}, r"training\.epochs = inf must be finite"),
+        ({"data": {"source": 3, "target": 4}}, r"data\.source = 3 must be of type str; data\.target"),
+        ({"training": {}}, "say how long to train: epochs, steps or minutes"),
+        ({"training": {"steps": 0}}, r"training\.steps = 0 must be positive"),
+        ({"training": {"minutes": -1}}, r"training\.minutes = -1 must be positive"),
+        ({"training": {"steps": 1, "keep": 0}}, r"training\.keep = 0 must be at least 1"),
+        ({"training": {"steps": 1, "stop_after_bad_steps": 0}}, r"stop_after_bad_steps = 0 must be at least 1"),
+        ({"training": {"steps": 1, "warmup_steps": 0}}, r"training\.warmup_steps = 0"),
+        ({"training": {"steps": 1, "beta2": 1.0}}, r"training\.beta2 = 1\.0 must be in \[0, 1\)"),
+        ({"training": {"steps": 1, "label_smoothing": 1}}, r"training\.label_smoothing = 1 must be in"),
+        ({"training": {"steps": 1, "cooldown": 1.5}}, r"training\.cooldown = 1\.5 must be in \[0, 1\]"),
+        ({"training": {"steps": 1, "clip_norm": -1}}, r"training\.clip_norm = -1 must not be negative"),
+        ({"training": {"steps": 1, "learning_rate_scale": 0}}, "learning_rate_scale = 0 must be positive"),
+        ({"training": {"steps": 1, "seed": 2**32}}, r"training\.seed = 4294967296 must be in"),
+        ({"training": {"steps": 1, "seed": -1}}, r"training\.seed = -1 must be in"),
+        ({"data": {}}, "give either a corpus"),
+        ({"data": {"corpus": "cldr:en-de", **FILES["data"]}}, "give either a corpus"),
+        ({"data": {"source": "a"}}, "source and target files go together"),
+        ({"data": {**FILES["data"], "valid_source": "c"}}, "valid_source and valid_target files go together"),
+        ({"data": {"corpus": "cldr:en-de", "valid_source": "c", "valid_target": "d"}}, "its own validation text"),
+        ({"data": {"corpus": "cldr:en-de", "vocab_size": 100}}, r"data\.vocab_size = 100 must be at least 260"),
+        ({"data": {"corpus": "cldr:en-de", "batch_tokens": 0}}, r"data\.batch_tokens = 0 must be at least 1"),
+        ({"model": {"preset": "huge"}}, "unknown preset 'huge': choose one of tiny, small, base, big"),
+        ({"model": {"preset": ["tiny"]}}, r"unknown preset \['tiny'\]"),
+        ({"model": {"d_modell": 3}}, r"\[model\] .*unknown key 'd_modell' \(did you mean 'd_model'\?\)"),
+        ({"model": {"heads": 3}}, r"\[model\] .*d_model=256 is not a multiple of heads=3"),
+        ({"model": {"vocab_size": 900}}, r"model\.vocab_size follows from the tokenizer"),
+        ({"model": {"pad_id": 5}}, r"model\.pad_id follows from the tokenizer"),
+        (
+            {"model": {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none"}},
+            r"model\.architecture = 'decoder': training takes an encoder-decoder",
+        ),
+        ({"model": {"positions": "learned", "max_positions": 100}}, r"data\.max_length = 256 is more than .* = 100"),
+    ],
+)
+def test_refused(tables, message):
+    with pytest.raises(UserError, match=message):
+        made(**tables)
+
+
+def test_all_problems_at_once():
+    with pytest.raises(UserError) as error:
+        made(data={"vocab": 1, "corpus": 2}, training={"step": 1, "seed": "x"})
+    assert str(error.value).count(";") == 3
+
+
+def test_files_that_are_no_recipe(tmp_path):
+    for name, data in {"syntax": b"[data\n", "binary": b"\xff\xfe", "deep": b"a=" + b"[" * 50_000}.items():
+        path = tmp_path / f"{name}.toml"
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=rf"{name}\.toml: not a TOML recipe"):
+            load_recipe(str(path), {})
+    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(multi30k, "):
+        load_recipe("nothing", {})
+    with pytest.raises(UserError, match="no such recipe file"):
+        load_recipe(str(tmp_path), {})

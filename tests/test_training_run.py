@@ -1,0 +1,262 @@
+"""A run's folder: exact resume, damaged checkpoints, other recipes, full disks, gradients that are not finite."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import mlx.core as mx
+import pytest
+from tiny_run import metrics, recipe, write_pairs
+
+from mlx_transformer.spec import checkpoint
+from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.training.run import Run
+from mlx_transformer.training.step import TrainStep
+from mlx_transformer.training.trainer import Trainer
+
+
+def train(folder, out="run", resume=False, **options):
+    return Trainer(recipe(folder, **options), folder / out, resume).run()
+
+
+def saved_files(run, step):
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+
+
+def losses(run):
+    return [(entry["step"], entry["loss"], entry["learning_rate"]) for entry in metrics(run, "train")]
+
+
+def test_a_run_leaves_everything_behind(tmp_path):
+    result = train(tmp_path, steps=7, valid_every=3, keep=2, checkpoint_seconds=0)
+    run = tmp_path / "run"
+    assert (result.state.step, result.interrupted) == (7, None)
+    assert result.parameters == sum(array.size for _, array in open_checkpoint(result.model).tensors())
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-00000006", "step-00000007"]
+    assert sorted(path.name for path in run.iterdir() if path.name != "tensorboard") == [
+        "checkpoints", "metrics.jsonl", "model", "run.json", "tokenizer.json"
+    ]  # fmt: skip
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert record["recipe"]["training"]["steps"] == 7
+    assert record["config"]["d_model"] == 16
+    assert len(record["data"]["train"]["source"]) == 64
+    assert {"mlx", "numpy", "python"} <= record["versions"].keys()
+    assert [entry["step"] for entry in metrics(run, "train")] == [1, 2, 3, 4, 5, 6, 7]
+    assert [entry["step"] for entry in metrics(run, "valid")] == [3, 6, 7]
+    assert {"loss", "bleu", "chrf", "exact_match", "epoch"} <= metrics(run, "valid")[0].keys()
+    opened = open_checkpoint(run)
+    last = open_checkpoint(run / "checkpoints" / "step-00000007")
+    assert (opened.folder / "model.safetensors").read_bytes() == (last.folder / "model.safetensors").read_bytes()
+    assert opened.tokenizer_path is not None
+    assert not (opened.folder / "optimizer.safetensors").exists()
+
+
+def test_resumed_is_bit_identical_to_uninterrupted(tmp_path):
+    """Weights, Adam's moments and the loss curve, over the end of an epoch, with dropout."""
+    train(tmp_path, "straight", steps=9)
+    train(tmp_path, "parts", steps=2)
+    train(tmp_path, "parts", resume=True, steps=6)
+    result = train(tmp_path, "parts", resume=True, steps=9)
+    assert result.state.step == 9
+    assert saved_files(tmp_path / "parts", 9) == saved_files(tmp_path / "straight", 9)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "straight")
+    other = train(tmp_path, "seed", steps=9, seed=2)
+    assert saved_files(tmp_path / "seed", 9) != saved_files(tmp_path / "straight", 9)
+    assert other.state.target_tokens > 0
+
+
+def test_a_resumed_run_that_is_finished_computes_nothing(tmp_path):
+    train(tmp_path, steps=3)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert train(tmp_path, resume=True, steps=3).state.step == 3
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "checkpoints").iterdir()} == before
+    assert len(metrics(tmp_path / "run", "valid")) == 1
+
+
+@pytest.mark.parametrize("damage", ["flip", "manifest", "state"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, damage):
+    train(tmp_path, "straight", steps=9)
+    train(tmp_path, steps=6, checkpoint_seconds=0)
+    run = tmp_path / "run"
+    newest = run / "checkpoints" / "step-00000006"
+    if damage == "flip":
+        data = bytearray((newest / "optimizer.safetensors").read_bytes())
+        data[-1] ^= 1
+        (newest / "optimizer.safetensors").write_bytes(data)
+    else:
+        (newest / {"manifest": "manifest.json", "state": "training.json"}[damage]).unlink()
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind": "train", "st')  # a kill in the middle of a line
+    train(tmp_path, resume=True, steps=9, keep=1)
+    said = capsys.readouterr().err
+    assert "step-00000006 is damaged, trying the one before it" in said
+    assert "resumed from step-00000005" in said
+    assert saved_files(run, 9) == saved_files(tmp_path / "straight", 9)
+    assert losses(run) == losses(tmp_path / "straight"), "steps that were computed again stand there once"
+    # The damaged one no longer counts among those that are kept.
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["damaged-step-00000006", "step-00000009"]
+
+
+def test_all_checkpoints_damaged_is_an_error_and_none_is_touched(tmp_path):
+    train(tmp_path, steps=3)
+    folder = tmp_path / "run" / "checkpoints" / "step-00000003"
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="every checkpoint is damaged; restore one from a copy"):
+        train(tmp_path, resume=True, steps=5)
+    assert folder.is_dir()
+
+
+def test_killed_before_the_first_checkpoint(tmp_path, capsys):
+    train(tmp_path, "straight", steps=4)
+    Trainer(recipe(tmp_path, steps=4), tmp_path / "run").files.close()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 5}\n')
+    train(tmp_path, resume=True, steps=4)
+    assert "no checkpoint yet, starting from the first step" in capsys.readouterr().err
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+    assert saved_files(tmp_path / "run", 4) == saved_files(tmp_path / "straight", 4)
+
+
+def test_a_run_is_never_overwritten_or_made_up(tmp_path):
+    train(tmp_path, steps=2)
+    with pytest.raises(UserError, match=r"run: already holds a run; continue it with --resume"):
+        train(tmp_path, steps=2)
+    with pytest.raises(UserError, match=r"nothing to resume \(no run\.json\)"):
+        train(tmp_path, "nowhere", resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file; --out needs a folder"):
+        train(tmp_path, "file")
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json: damaged"):
+        train(tmp_path, resume=True)
+
+
+def test_another_recipe_is_refused_listing_the_differences(tmp_path):
+    train(tmp_path, steps=2)
+    with pytest.raises(UserError) as error:
+        train(tmp_path, resume=True, steps=4, seed=2, beta1=0.8, model={"dropout": 0.3})
+    for text in (
+        "recipe.training.seed was 1, now 2",
+        "recipe.training.beta1 was 0.9, now 0.8",
+        "recipe.model.dropout was None, now 0.3",
+        "config.dropout was 0.1, now 0.3",
+    ):
+        assert text in str(error.value)
+    assert "steps" not in str(error.value)
+    assert "versions" not in str(error.value)
+    train(tmp_path, resume=True, steps=3, keep=5, log_every=7, checkpoint_seconds=1, valid_every=2)
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["recipe"]["training"]["keep"] == 5
+
+
+def test_other_text_is_refused_and_moved_text_is_not(tmp_path):
+    train(tmp_path, steps=2)
+    source, target = tmp_path / "0.source", tmp_path / "0.target"
+    again = recipe(tmp_path, steps=3)
+    for path in (source, target):
+        path.rename(path.with_suffix(path.suffix + ".moved"))
+    moved = {"source": f"{source}.moved", "target": f"{target}.moved"}
+    values = again.to_dict()
+    values["data"] = {name: v for name, v in {**values["data"], **moved}.items() if v is not None}
+    values["training"] = {name: v for name, v in values["training"].items() if v is not None}
+    values["model"] = {"preset": values.pop("preset"), **values["model"]}
+    assert Trainer(type(again).from_dict(values), tmp_path / "run", resume=True).run().state.step == 3
+    write_pairs(tmp_path)
+    source.write_text(source.read_text().replace("1", "2"))
+    with pytest.raises(UserError, match=r"data\.train\.source was '\w+\.\.\., now"):
+        train(tmp_path, resume=True, steps=4)
+
+
+def test_another_machine_is_said_not_refused(tmp_path, capsys):
+    train(tmp_path, steps=2)
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**record, "blas": "another"}), encoding="utf-8")
+    train(tmp_path, resume=True, steps=3)
+    assert "blas was 'another', now " in capsys.readouterr().err
+    assert json.loads(path.read_text(encoding="utf-8")) == {**record, "recipe": json.loads(path.read_text())["recipe"]}
+
+
+def test_two_processes_never_train_in_one_folder(tmp_path):
+    first = Trainer(recipe(tmp_path), tmp_path / "run")
+    with pytest.raises(UserError, match="another process is training in this folder"):
+        Trainer(recipe(tmp_path), tmp_path / "run", resume=True)
+    first.files.close()
+    train(tmp_path, resume=True)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    original, calls = checkpoint.save_file, []
+
+    def filling(arrays, path):
+        calls.append(path)
+        if len(calls) > 4:  # two files a checkpoint: the third one fails
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(arrays, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", filling)
+    with pytest.raises(UserError, match=r"step-00000003: the checkpoint could not be written .*No space left"):
+        train(tmp_path, steps=9, checkpoint_seconds=0)
+    found = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert found == ["step-00000001", "step-00000002"]
+    monkeypatch.undo()
+    assert train(tmp_path, resume=True, steps=4).state.step == 4
+
+
+def test_metrics_on_a_full_disk(tmp_path):
+    run = Run(tmp_path, {}, resume=False, warn=print)
+    run.metric("train", 1, loss=1.0)
+    run._metrics.close()  # type: ignore[union-attr]
+    full = open("/dev/full", "wb", buffering=0) if os.path.exists("/dev/full") else None  # noqa: SIM115
+    if full is None:
+        pytest.skip("no /dev/full here")
+    run._metrics = full
+    with pytest.raises(UserError, match=r"metrics\.jsonl: could not be written .*continue with --resume"):
+        run.metric("train", 2, loss=1.0)
+    run.close()
+
+
+def spoiled(monkeypatch, steps):
+    """Make the loss of these steps infinite or NaN."""
+    original, count = TrainStep.__call__, 0
+
+    def call(self, batch, rate):
+        nonlocal count
+        count += 1
+        plain = self.loss
+        if count in steps:
+            self.loss = lambda *arguments: plain(*arguments) * mx.array(float("nan") if count % 2 else float("inf"))
+        try:
+            return original(self, batch, rate)
+        finally:
+            if count in steps:
+                del self.loss
+
+    monkeypatch.setattr(TrainStep, "__call__", call)
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path, monkeypatch):
+    spoiled(monkeypatch, {2, 3, 5})
+    result = train(tmp_path, steps=6, stop_after_bad_steps=3)
+    assert result.state.skipped_steps == 3
+    assert [entry["step"] for entry in metrics(tmp_path / "run", "skipped")] == [2, 3, 5]
+    assert all(mx.isfinite(mx.array(array)).all().item() for _, array in open_checkpoint(result.model).tensors())
+
+
+def test_too_many_of_them_in_a_row_end_the_run(tmp_path, monkeypatch):
+    spoiled(monkeypatch, set(range(3, 99)))
+    with pytest.raises(UserError, match=r"4 steps in a row .* the last good checkpoint is .*step-0000000"):
+        train(tmp_path, steps=50, stop_after_bad_steps=4, checkpoint_seconds=0)
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    assert all(mx.isfinite(mx.array(array)).all().item() for _, array in open_checkpoint(newest).tensors())
+
+
+def test_dropped_pairs_are_counted(tmp_path, capsys):
+    source, target = write_pairs(tmp_path)
+    for path in (source, target):
+        path.write_text(path.read_text() + "1" * 400 + "\n\n\n", encoding="utf-8")
+    train(tmp_path, steps=1)
+    assert "left out: 1 pairs longer than 256 tokens, 2 with an empty side" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Ctrl-C, SIGTERM and kill -9 on a training process: the step is finished, all is saved, --resume goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tiny_run import metrics, start, write_recipe
+
+from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.training.run import Run
+
+PATIENCE = 60.0  # seconds that a busy machine may take
+
+
+def wait_for(condition, process) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def trained_steps(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def newest_step(run: Path) -> int:
+    return max((int(path.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*")), default=0)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
+    recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
+    with start("train", recipe, "--out", run) as process:
+        wait_for(lambda: trained_steps(run) > 3, process)
+        process.send_signal(number)
+        out, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status, said
+    step = newest_step(run)
+    assert f"interrupted: saving step {step:,}" in said
+    assert "continue with --resume" in said
+    assert "Traceback" not in said
+    assert f"{step} steps" in out
+    assert open_checkpoint(run).config.d_model == 16  # the model so far is there
+    assert metrics(run, "train")[-1]["step"] == step
+    assert metrics(run, "valid") == []  # who interrupts does not want to wait for it
+    with start("train", recipe, "--out", run, "--resume", "--steps", step + 2) as process:
+        out, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    assert f"resumed from step-{step:08d}" in said
+    assert f"{step + 2} steps" in out
+
+
+def kill_and_resume(tmp_path: Path, kills: int) -> None:
+    recipe, run = write_recipe(tmp_path, steps=1_000_000, checkpoint_seconds=0), tmp_path / "run"
+    delays = random.Random(time.time_ns())
+    reached = 0
+    for attempt in range(kills):
+        with start("train", recipe, "--out", run, *(["--resume"] if attempt else [])) as process:
+            wait_for(lambda least=reached + 2: newest_step(run) >= least, process)
+            time.sleep(delays.uniform(0, 0.1))
+            known = newest_step(run)
+            process.kill()
+            process.wait()
+        complaints: list[str] = []
+        found = Run.newest(_unlocked(run, complaints))
+        assert not complaints
+        assert found is not None
+        assert found[2]["step"] >= known - 1, "a checkpoint is lost"
+        reached = found[2]["step"]
+    with start("train", recipe, "--out", run, "--resume", "--steps", reached + 1) as process:
+        out, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    assert f"{reached + 1} steps" in out
+    steps = [entry["step"] for entry in metrics(run, "train")]
+    assert steps == list(range(1, reached + 2)), "the curve of a run that was never killed"
+
+
+def _unlocked(folder: Path, complaints: list[str]) -> Run:
+    """To look at a run's checkpoints alone."""
+    run = Run.__new__(Run)
+    run.folder, run.warn = folder, complaints.append
+    return run
+
+
+def test_kill_9_and_resume(tmp_path):
+    kill_and_resume(tmp_path, kills=2)
+
+
+@pytest.mark.slow
+def test_kill_9_and_resume_many_times(tmp_path):
+    kill_and_resume(tmp_path, kills=30)
