@@ -55,7 +55,7 @@ BackendOption = Annotated[Backend | None, typer.Option(help="Runtime.", show_def
 @app.command()
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder for everything it makes.")] = Path("quickstart"),
-    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 4.0,
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 3.5,
     seed: Annotated[int, typer.Option(help="Seed of corpus, weights and dropout.")] = 1,
 ) -> None:
     """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes."""
@@ -190,7 +190,10 @@ def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder
 
     from .info import describe
 
-    Console(highlight=False).print(describe(path, graph_facts))
+    console = Console(highlight=False)
+    with console.capture() as text:  # rich would end the process by itself when nobody reads
+        console.print(describe(path, graph_facts))
+    print(text.get(), end="")
 
 
 def _translator(model: Path, backend: Backend | None) -> Any:
