@@ -66,9 +66,8 @@ def print_growth(seconds: float) -> None:
     table = np.array(rows)
     slopes = [np.polyfit(np.log(table[:, 0]), np.log(column), 1)[0] for column in table[:, 1:].T]
     last = np.log2(table[-1, 1:] / table[-2, 1:])
-    print(
-        f"\n{HEADS} heads of {HEAD_WIDTH}, n positions to n positions, no mask; time, and peak memory above the inputs:\n"
-    )
+    sizes = f"{HEADS} heads of {HEAD_WIDTH}, n positions to n positions"
+    print(f"\n{sizes}, no mask; time, and peak memory above the inputs:\n")
     print("| n | fused, ms | weights stored, ms | fused, MB | weights stored, MB |\n|-|-|-|-|-|")
     for n, *times, small, large in rows:
         print(f"| {n} | {' | '.join(f'{1e3 * t:.2f}' for t in times)} | {small / 1e6:.1f} | {large / 1e6:.1f} |")
