@@ -69,6 +69,23 @@ def test_resumed_is_bit_identical_to_uninterrupted(tmp_path):
     assert other.state.target_tokens > 0
 
 
+def test_the_rate_of_every_step(tmp_path):
+    """Warm-up over 10 steps of the paper's formula, then the falling end: the last step still counts."""
+    train(tmp_path, steps=8, cooldown=0.5, learning_rate_scale=2.0)
+    rates = [rate for _, _, rate in losses(tmp_path / "run")]
+    warm_up = [2.0 * 16**-0.5 * step * 10**-1.5 for step in range(1, 9)]
+    factors = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert rates == pytest.approx([rate * factor for rate, factor in zip(warm_up, factors, strict=True)])
+
+
+def test_the_run_ends_at_the_first_of_its_limits(tmp_path):
+    assert train(tmp_path, "steps", steps=3, epochs=50.0, minutes=50.0).state.step == 3
+    run = train(tmp_path, "epochs", steps=300, epochs=1.5)
+    assert run.state.epoch == pytest.approx(1.5, abs=0.2)
+    run = train(tmp_path, "minutes", steps=10**6, minutes=0.003)
+    assert 0.18 <= run.state.seconds < 10
+
+
 def test_a_resumed_run_that_is_finished_computes_nothing(tmp_path):
     train(tmp_path, steps=3)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "checkpoints").iterdir()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +51,8 @@ def write_recipe(folder: Path, **training) -> Path:
 
 def start(*arguments: object, **options) -> subprocess.Popen[str]:
     """The command line in a process of its own."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], text=True, env=environment, **pipes)
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], text=True, **pipes)
 
 
 def metrics(run: Path, kind: str) -> list[dict]:

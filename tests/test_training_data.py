@@ -1,0 +1,91 @@
+"""The text of a run, and the scores of translations."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tiny_run import recipe, write_pairs
+
+from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.scoring import score
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.training import data as training_data
+from mlx_transformer.training.data import load_data, make_batches, train_tokenizer
+from mlx_transformer.training.recipe import Recipe
+
+
+def test_validation_is_set_aside_by_the_seed(tmp_path):
+    source, _ = write_pairs(tmp_path, 500)
+    lines = source.read_text(encoding="utf-8").split("\n")[:-1]
+    found = load_data(recipe(tmp_path))
+    assert (len(found.train), len(found.valid), found.held_out, found.dropped) == (495, 5, None, 0)
+    assert sorted(found.train.source + found.valid.source) == sorted(lines)
+    assert found.valid.source == load_data(recipe(tmp_path)).valid.source
+    assert found.valid.source != load_data(recipe(tmp_path, seed=2)).valid.source
+    assert found.record["train"]["pairs"] == 495
+    assert found.record["valid"].keys() == {"pairs", "source", "target"}
+
+
+def test_files_for_validation_are_taken_whole(tmp_path):
+    source, target = write_pairs(tmp_path, 50)
+    valid = write_pairs(tmp_path, 7, seed=1)
+    files = {"source": str(source), "target": str(target)}
+    files |= {"valid_source": str(valid[0]), "valid_target": str(valid[1])}
+    found = load_data(Recipe.from_dict({"data": files, "training": {"steps": 1}}))
+    assert (len(found.train), len(found.valid)) == (50, 7)
+    assert load_data(Recipe.from_dict({"data": files, "training": {"steps": 1}})).record == found.record
+
+
+def test_one_pair_is_not_enough(tmp_path):
+    for path in write_pairs(tmp_path, 3):
+        path.write_text("1\n\n\n", encoding="utf-8")
+    with pytest.raises(UserError, match="1 usable pairs; training needs more"):
+        load_data(recipe(tmp_path))
+
+
+def test_the_built_in_corpus_brings_all_parts():
+    data = {"corpus": "cldr:en-de", "train_pairs": 300}
+    found = load_data(Recipe.from_dict({"data": data, "training": {"steps": 1, "seed": 5}}))
+    assert found.held_out is not None
+    assert len(found.train) >= 300
+    assert not set(zip(found.train.source, found.train.target, strict=True)) & set(
+        zip(found.held_out.source, found.held_out.target, strict=True)
+    )
+
+
+def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path, monkeypatch):
+    write_pairs(tmp_path, 200)
+    chosen = recipe(tmp_path)
+    found = load_data(chosen)
+    tokenizer = train_tokenizer(found, 300)
+    tight = make_batches(found.train, tokenizer, chosen, seed=1)
+    assert isinstance(tight, SortedBatches)
+    monkeypatch.setattr(training_data.mx, "default_device", lambda: training_data.mx.gpu)
+    few = make_batches(found.train, tokenizer, chosen, seed=1)
+    assert type(few) is TokenBatches
+    assert min(batch.target_out.shape[1] for batch in few.batches(0)) >= 16
+    assert tight.shapes != few.shapes
+
+
+def test_scores():
+    references = ["The cat sat on the mat.", "Es ist 12:30 Uhr.", "one"]
+    perfect = score(references, references)
+    assert (perfect["bleu"], perfect["chrf"], perfect["exact_match"], perfect["lines"]) == (100, 100, 100, 3)
+    assert perfect["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    lower = score(["the cat sat on the mat.", *references[1:]], references)
+    assert lower["exact_match"] == 66.67
+    assert lower["bleu"] < 100
+    assert score(["", "", ""], references)["bleu"] == 0
+    with pytest.raises(UserError, match="2 translations but 3 references"):
+        score(["a", "b"], references)
+    with pytest.raises(UserError, match="no lines to score"):
+        score([], [])
+
+
+def test_known_scores():
+    """BLEU by hand: 5 of 6, 3 of 5, 2 of 4, 1 of 3 n-grams match, no brevity penalty."""
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)
+    found = score(["a b c d x f"], ["a b c d e f"])
+    assert found["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25, abs=0.01)
