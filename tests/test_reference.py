@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from export import reference
-from export.reference import Reference, attention
+from export.reference import Reference
+from export.reference_layers import attention
 from mlx_transformer.spec import positions as stored
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError

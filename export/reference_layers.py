@@ -1,0 +1,115 @@
+"""What the NumPy reference is made of: functions of arrays alone, in the paper's notation.
+
+Equation and section numbers are those of "Attention Is All You Need" (Vaswani et al., 2017).
+
+B batch, L new tokens, S keys, D model, H heads, K key/value heads, d_k and d_v one head's widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mlx_transformer.spec.errors import UserError
+
+Array = NDArray
+Bits = NDArray[np.bool_]
+Look = Callable[[str, Array], Array]
+"""Sees a point of a calculation by name and returns what the calculation goes on with."""
+KeysValues = tuple[Array, Array]
+
+
+def unseen(name: str, value: Array) -> Array:
+    """The default: nobody looks."""
+    return value
+
+
+def attention(Q: Array, K: Array, V: Array, allowed: Bits | None = None, look: Look = unseen) -> Array:
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V: equation 1, for the last two axes.
+
+    `allowed` (broadcast to (..., L, S)) is True where a query may look. A query that may look nowhere is padding and
+    looks everywhere: its output is finite and nobody reads it.
+    """
+    scores = look("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
+    if allowed is not None:
+        scores = np.where(allowed | ~allowed.any(axis=-1, keepdims=True), scores, -np.inf)
+    return look("weights", softmax(scores)) @ V
+
+
+def softmax(x: Array) -> Array:
+    """exp(x) / sum exp(x) over the last axis, shifted by the maximum so that nothing overflows."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def activation(name: str, x: Array) -> Array:
+    """relu; gelu (Hendrycks and Gimpel 2016) exact or in its tanh form; silu x * sigmoid(x) (Elfwing et al. 2017)."""
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "gelu":
+        erf = np.asarray(np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2)), x.dtype)
+        return x * (1 + erf) / 2
+    if name == "gelu_tanh":
+        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    e = np.exp(-np.abs(x))  # never overflows
+    return x * np.where(x >= 0, 1, e) / (1 + e)
+
+
+# The angles are written with the same float64 operations as the stored tables: another order of rounding would differ
+# by 1e-13, enough to fall on the other side of a float32 rounding boundary now and then.
+
+
+def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDArray[np.float32]:
+    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (..., d_model).
+
+    `sinusoidal_concat` (tensor2tensor): sines, then cosines, of pos / 10000^(j / (d/2 - 1)).
+    """
+    j = np.arange(d_model // 2, dtype=np.float64)
+    exponent = -j / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * j / d_model
+    angle = positions[..., None].astype(np.float64) * 10000.0**exponent
+    PE = np.empty((*positions.shape, d_model))
+    if layout == "sinusoidal_concat":
+        PE[..., : d_model // 2], PE[..., d_model // 2 :] = np.sin(angle), np.cos(angle)
+    else:
+        PE[..., 0::2], PE[..., 1::2] = np.sin(angle), np.cos(angle)
+    return PE.astype(np.float32)
+
+
+def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """cos and sin (..., d_k/2) of the rotary angles pos * base^(-2i/d_k)."""
+    i = np.arange(d_k // 2, dtype=np.float64)
+    angle = positions[..., None].astype(np.float64) * base ** (-2 * i / d_k)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def position_ids(real: Bits) -> Array:
+    """Number of real tokens before each token (B,L): padding on the left moves no position."""
+    return np.maximum(np.cumsum(real, axis=1) - 1, 0)
+
+
+def checked_ids(ids: ArrayLike, vocabulary: int, name: str) -> Array:
+    tokens = np.asarray(ids, dtype=np.int64)
+    if tokens.ndim != 2:
+        raise UserError(f"reference: {name} has shape {tokens.shape}, expected (batch, length)")
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        raise UserError(f"reference: {name} holds an id outside 0..{vocabulary - 1}")
+    return tokens
+
+
+def append(past: KeysValues | None, new: KeysValues) -> KeysValues:
+    if past is None:
+        return new
+    return np.concatenate([past[0], new[0]], axis=2), np.concatenate([past[1], new[1]], axis=2)
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """(B,L,H*d) -> (B,H,L,d)"""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x: Array) -> Array:
+    """(B,H,L,d) -> (B,L,H*d)"""
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
