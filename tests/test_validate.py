@@ -59,8 +59,15 @@ def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[
     assert taps == tap_names(CONFIGS[name])
     assert {p.worst.deviation.same_bits for p in report.points if p.tap.endswith(".embedding")} == {True}
     searches = {(t.runtime, t.search) for t in report.tokens}
-    runtimes = ("mlx", "onnxruntime") if CONFIGS[name].has_decoder else ()
-    assert searches == {(r, s) for r in runtimes for s in ("greedy", "beam 4")}
+    kinds = ["top-1, teacher-forced"]
+    if CONFIGS[name].has_decoder:
+        kinds += ["cached against full", "greedy", "sampling", "beam 4"]
+    assert searches == {(r, s) for r in ("mlx", "onnxruntime") for s in kinds}
+    decoder = [tap for tap in tap_names(CONFIGS[name]) if tap == "logits" or tap.startswith("decoder.")]
+    for path, runtime in [("cached", "mlx"), ("cached", "onnxruntime"), ("cached, merged", "onnxruntime")]:
+        cached = [p.tap for p in report.points if (p.runtime, p.path) == (runtime, f"{path}, tapped")]
+        both = CONFIGS[name].architecture == "encoder-decoder"
+        assert cached == (decoder if both or (path == "cached" and CONFIGS[name].has_decoder) else [])
 
 
 def test_every_optimisation_level_and_thread_count_passes(exported: dict[str, tuple[Path, Path]]) -> None:

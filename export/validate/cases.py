@@ -1,8 +1,9 @@
 """Inputs of one validation run: fresh random numbers every time, printed, and the same again for the same seed.
 
 The grid holds what breaks implementations: one token alone, one row, batches without padding, ragged padding on the
-right, on the left and on both sides, rows of one token, the longest sequence that the model takes; and real text where
-the checkpoint has a tokenizer.
+right, on the left and on both sides, rows of one token, the longest sequence that the model takes, and real text where
+the checkpoint has a tokenizer. Cached runs begin with one token, some or nearly all of them, and go on by one token or
+by several at once.
 
 B batch, S source length, T target length (an encoder or a decoder alone has one length, S).
 """
@@ -10,8 +11,7 @@ B batch, S source length, T target length (an encoder or a decoder alone has one
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ SENTENCES = (
 class Case:
     """One input. `ids` (B,S) int64, `mask` (B,S) True on tokens or None, `target_ids` (B,T) where both stacks exist.
 
-    `prefill`: how many decoder tokens a cached run takes in one pass before it goes on token by token.
+    `prefill`: how many decoder tokens a cached run takes in its first pass, `chunk`: how many in each one after it.
     """
 
     name: str
@@ -49,6 +49,13 @@ class Case:
     mask: Bits | None
     target_ids: NDArray[np.int64] | None
     prefill: int
+    chunk: int = 1
+
+    def passes(self) -> list[slice]:
+        """The passes of a cached run over the decoder's tokens."""
+        length = (self.ids if self.target_ids is None else self.target_ids).shape[1]
+        starts = range(self.prefill, length, self.chunk)
+        return [slice(0, self.prefill), *(slice(i, min(i + self.chunk, length)) for i in starts)]
 
     @property
     def source_real(self) -> Bits:
@@ -84,8 +91,8 @@ def grid(
     short, middle = min(limit, int(rng.integers(5, 10))), min(limit, int(rng.integers(10, 19)))
     cases = [
         _case(config, rng, "single token", 1, 1, 1),
-        _case(config, rng, "one row", 1, short, min(limit, short + 2)),
-        _case(config, rng, "batch", 3, middle, short),
+        replace(_case(config, rng, "one row", 1, short, min(limit, short + 2)), prefill=1),
+        replace(_case(config, rng, "batch", 3, middle, short), prefill=2, chunk=3),
         _case(config, rng, "padding right", 4, middle, middle, "right"),
         _case(config, rng, "padding left", 4, middle, short, "left"),
     ]
@@ -176,10 +183,3 @@ def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, le
 def _prefill(rng: np.random.Generator, length: int) -> int:
     """Tokens of the first cached pass; at most 12 single steps follow it, for the longest case takes its time."""
     return int(rng.integers(max(1, length - 12), length + 1))
-
-
-def slices(prefill: int, length: int) -> Iterator[slice]:
-    """The passes of a cached run: the prefill, then token by token."""
-    yield slice(0, prefill)
-    for i in range(prefill, length):
-        yield slice(i, i + 1)

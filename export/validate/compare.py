@@ -3,8 +3,8 @@
 weights    bit for bit, wherever a runtime or a file holds them
 taps       by the rule, gathers bit for bit, on every input, in a copy of the model that shows its inside
 plain      logits of the model as it is used, without taps
-cached     logits step by step with a cache
-tokens     greedy and beam search, free-running
+cached     logits pass by pass with a cache, with taps and without
+tokens     the likeliest token at every position; greedy and beam search and sampling, free-running
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from export.reference import Reference
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.spec.versions import versions
 
+from .agreement import Agreement
 from .cases import Case, fresh_seed, grid, tokenised
 from .decoding import Judged, beam_search, judge_beam, judge_greedy
 from .engines import DEFAULT, Engine, Unavailable, open_engine
@@ -33,6 +34,7 @@ Array = NDArray
 T = TypeVar("T")
 
 BEAM = 4
+SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
 MOST_NEW_TOKENS = 20
 MOST_SENTENCES = 8
 
@@ -94,13 +96,17 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
     truth64, truth32 = Reference(c, stored), Reference(c, stored, np.float32)
     weights = [check for engine in engines for check in _weights(engine, stored)]
     taken: list[Sample] = []
+    agreement = Agreement()
     for case in cases:
         truths = _truths(truth64, truth32, case)
         for engine in engines:
             for path, tap, got, why in _outputs(engine, case, truths):
                 deviation = Deviation.of(got, truths[tap], why)
                 taken.append(Sample(engine, path, tap, case.name, deviation, truths[tap].natural))
+                if tap == "logits":
+                    agreement.see(engine.name, path, case, got, truths[tap])
     points, limits = _judged(taken)
+    tokens = (*agreement.judged(limits), *_tokens(truth64, engines, cases, limits))
     return Report(
         checkpoint=str(checkpoint.folder),
         onnx="",
@@ -112,9 +118,10 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         inputs=tuple(f"{case.name} {case.ids.shape}" for case in cases),
         weights=tuple(weights),
         points=tuple(points),
-        tokens=tuple(_tokens(truth64, engines, cases, limits)),
+        tokens=tokens,
         seconds=time.perf_counter() - begin,
         versions=versions(),
+        placements=tuple(engine.placement() for engine in engines),
     )
 
 
@@ -164,6 +171,12 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
     for name in taps:
         yield TAPPED, name, None if shown is None else shown.get(name), why
     yield PLAIN, "logits", *_attempt(lambda: engine.logits(case))
+    # Before the logits: what comes first is what a failure is told by.
+    inside, why = _attempt(lambda: engine.cached_taps(case))
+    for path, shown in {"cached": {}}.items() if inside is None else inside.items():
+        for name in taps:
+            if name == "logits" or name.startswith("decoder."):
+                yield f"{path}, tapped", name, shown.get(name), why
     cached, why = _attempt(lambda: engine.cached_logits(case))
     for path, logits in {"cached": None}.items() if cached is None else cached.items():
         yield path, "logits", logits, why
@@ -208,7 +221,7 @@ def _worse(a: Point, b: Point) -> Point:
 def _tokens(
     reference: Reference, engines: Sequence[Engine], cases: Sequence[Case], limits: Mapping[str, float]
 ) -> Iterator[Tokens]:
-    """Greedy and beam search of every runtime, from the rows of the cases that have several."""
+    """Greedy and beam search and sampling of every runtime, from the rows of the cases that have several."""
     c = reference.config
     if not c.has_decoder:
         return
@@ -218,12 +231,15 @@ def _tokens(
     limit = min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
     truth = beam_search(reference, sources, BEAM, limit)
     for engine in engines:
-        for name, beam in (("greedy", 1), (f"beam {BEAM}", BEAM)):
-            found, why = _attempt(lambda engine=engine, beam=beam: engine.search(sources, beam, limit))
+        for name, beam, drawn in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {BEAM}", BEAM, None)):
+            found, why = _attempt(
+                lambda engine=engine, beam=beam, drawn=drawn: engine.search(sources, beam, limit, drawn)
+            )
             if found is None:
                 judged = [Judged(problem=why)]
             elif beam == 1:
-                judged = judge_greedy(reference, sources, [ids for ids, _ in found], limit, limits[engine.name])
+                outputs = [ids for ids, _ in found]
+                judged = judge_greedy(reference, sources, outputs, limit, limits[engine.name], drawn)
             else:
                 judged = judge_beam(truth, found, limit, limits[engine.name], c.eos_id)
             yield _tokens_row(engine, name, [ids for ids, _ in found or []], judged)

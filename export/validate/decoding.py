@@ -1,10 +1,11 @@
-"""Free-running tokens under the float64 reference: greedy choices one by one, beam search against a search of its own.
+"""Free-running tokens under the float64 reference: greedy and drawn ones one by one, beam search against its own.
 
 Runtimes may part only at a certified tie: where the reference's own gap between the two choices is within twice the
 budget that their logits have. The beam search here is a third one, written without the package's: plain lists, one
 sentence after the other, only the network is run for all of them at once.
 
 Greedy search, limit n: at each step the likeliest token that is allowed (never pad or bos), until eos or n tokens.
+Sampling: the same with Gumbel noise added to the logits, a function of seed, step, row and token alone (Gumbel 1954).
 Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha, length counting eos.
 """
 
@@ -17,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference import Cache, Reference
+from mlx_transformer.generation.greedy import gumbel
 from mlx_transformer.spec.config import TransformerConfig
+
+from .rule import UNIT
 
 Array = NDArray
 ALPHA = 0.6
@@ -52,9 +56,15 @@ class Sentence:
 
 
 def judge_greedy(
-    reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]], limit: int, budget: float
+    reference: Reference,
+    sources: Sequence[list[int]],
+    outputs: Sequence[list[int]],
+    limit: int,
+    budget: float,
+    sample: int | None = None,
 ) -> list[Judged]:
-    """Hold every token of greedy outputs (without eos) against the reference's logits along that very output."""
+    """Hold every token of greedy outputs (without eos) against the reference's logits along that very output; of drawn
+    ones, with the noise of the seed `sample`."""
     c = reference.config
     chosen = [[*ids, c.eos_id] if len(ids) < limit else list(ids) for ids in outputs]
     logits = _teacher_forced(reference, sources, [tokens[:-1] for tokens in chosen])
@@ -66,11 +76,15 @@ def judge_greedy(
             continue
         for i, token in enumerate(tokens):
             scores = _allowed(logits[row][i], c)
+            tie = 2 * budget
+            if sample is not None:
+                scores += gumbel(sample, i, np.array([row]), c.vocab_size)[0]
+                tie += 4 * UNIT * float(np.abs(scores).max(where=np.isfinite(scores), initial=0))  # float32 sums
             best = int(scores.argmax())
             gap = float(scores[best] - scores[token])
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
-            if gap > 2 * budget:
-                verdict = Judged(problem=f"{place} (a tie would be at most {2 * budget:.3g})")
+            if gap > tie:
+                verdict = Judged(problem=f"{place} (a tie would be at most {tie:.3g})")
                 break
             if token != best:
                 verdict = Judged(tie=place)
@@ -171,6 +185,29 @@ def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c:
             going = []
     s.live = [h for _, h in going]
     return [parent for parent, _ in going]
+
+
+def sampled(reference: Reference, sources: Sequence[list[int]], limit: int, seed: int) -> list[tuple[list[int], float]]:
+    """A drawn output (ids without eos, log p / lp(length)) of each source, by the reference's own logits."""
+    c = reference.config
+    cache, logits = _start(reference, sources)
+    rows = np.arange(len(sources))
+    tokens: list[list[int]] = [[] for _ in sources]
+    total = np.zeros(len(sources))
+    done = np.zeros(len(sources), bool)
+    for step in range(limit):
+        chosen = (_allowed(logits, c) + gumbel(seed, step, rows, c.vocab_size)).argmax(axis=1)
+        log_p = _log_softmax(logits)
+        for row in rows[~done]:
+            tokens[row].append(int(chosen[row]))
+            total[row] += log_p[row, chosen[row]]
+        done |= chosen == c.eos_id
+        if done.all():
+            break
+        new, cache = reference.step(chosen[:, None], cache)
+        logits = new[:, -1]
+    scores = [float(p) / ((5 + len(row)) / 6) ** ALPHA for p, row in zip(total, tokens, strict=True)]
+    return [(row[:-1] if row[-1] == c.eos_id else row, s) for row, s in zip(tokens, scores, strict=True)]
 
 
 def _start(reference: Reference, sources: Sequence[list[int]]) -> tuple[Cache, Array]:

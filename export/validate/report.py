@@ -19,6 +19,7 @@ from rich.text import Text
 
 from mlx_transformer.spec.errors import UserError
 
+from .engines import Placement
 from .rule import Budget, Measurement
 
 EQUAL, MISMATCH = "equal", "mismatch"
@@ -106,6 +107,8 @@ class Report:
     tokens: tuple[Tokens, ...]
     seconds: float
     versions: dict[str, str] = field(default_factory=dict)
+    placements: tuple[Placement, ...] = ()
+    """Where each runtime ran: execution provider of every node, copies between memories, TF32, threads."""
 
     @property
     def equal(self) -> bool:

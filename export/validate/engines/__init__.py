@@ -1,12 +1,14 @@
 """Engines: one small protocol for everything that can run a Transformer, so that a comparison knows none of them.
 
-A runtime is asked for by name, with options after colons: "mlx:cpu", "mlx:gpu", "onnxruntime", "onnxruntime:cpu:none"
-(no graph optimisation), "reference:float32". One that cannot run here raises `Unavailable`: exit status 3.
+A runtime is asked for by name, with options after colons; RUNTIMES lists them. One that cannot run here raises
+`Unavailable`: exit status 3.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,15 +25,62 @@ class Unavailable(UserError):  # noqa: N818 - a state of the machine, not a mist
     """A requested runtime that is not installed, or a device that is not there."""
 
 
+@dataclass(frozen=True)
+class Node:
+    """One operation of a graph that ran. Names are those after the runtime's own optimisation."""
+
+    graph: str
+    name: str
+    operator: str
+    provider: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how one runtime ran.
+
+    `device`: what was asked for, an execution provider or a device. `tf32`, `threads`: in words. `versions`: of the
+    libraries that computed. `nodes`: every operation that ran, where the runtime tells; otherwise empty, and all ran on
+    the device.
+    """
+
+    runtime: str
+    device: str
+    tf32: str
+    threads: str
+    versions: dict[str, str]
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def providers(self) -> dict[str, int]:
+        """{provider: nodes}"""
+        return dict(Counter(node.provider for node in self.nodes))
+
+    @property
+    def copies(self) -> dict[str, int]:
+        """{graph: copies between the memories of two providers}, without the graphs that need none."""
+        return dict(Counter(node.graph for node in self.nodes if node.operator.startswith("Memcpy")))
+
+    @property
+    def fallback(self) -> dict[str, int]:
+        """{operator: nodes} that another provider ran than the one asked for: what nobody is told otherwise."""
+        return dict(Counter(node.operator for node in self.nodes if node.provider != self.device))
+
+
 class Engine(Protocol):
-    """One runtime holding one model. Arrays are NumPy's, in the runtime's own precision."""
+    """One runtime holding one model. Arrays are NumPy's, in the runtime's own precision (bfloat16, which NumPy lacks,
+    as float64)."""
 
     name: str
     precision: str
     device: str
 
     def details(self) -> dict[str, str]:
-        """Where and how it runs: versions, threads, providers, TF32."""
+        """Where and how it runs, in a few words: versions, threads, providers, TF32."""
+        ...
+
+    def placement(self) -> Placement:
+        """Where it ran, asked after everything else."""
         ...
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
@@ -47,12 +96,18 @@ class Engine(Protocol):
         ...
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
-        """The same logits with a cache: the first `case.prefill` tokens in one pass, then token by token. By name, for
-        a runtime may have several ways of doing so; empty where there is nothing to cache (an encoder alone)."""
+        """The same logits with a cache, in the passes of `case.passes()`. By name, for a runtime may have several ways
+        of doing so; empty where there is nothing to cache (an encoder alone)."""
         ...
 
-    def search(self, sources: Sequence[list[int]], beam: int, max_new_tokens: int) -> list[tuple[list[int], float]]:
-        """Best output (ids without eos, score) of each source."""
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        """Of the same ways, every named point of the decoder, its passes joined along the positions."""
+        ...
+
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        """Best output (ids without eos, score) of each source; with `sample`, a seed, drawn tokens."""
         ...
 
 
@@ -65,15 +120,19 @@ def _mlx(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, thre
 def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .onnxruntime_engine import OnnxRuntimeEngine
 
-    if onnx is None:
-        raise UserError("onnxruntime needs the folder of an exported model")
-    return OnnxRuntimeEngine(checkpoint, onnx, *options, threads=threads)
+    return OnnxRuntimeEngine(checkpoint, _needed(onnx, "onnxruntime"), *options, threads=threads)
 
 
 def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .reference_engine import ReferenceEngine
 
     return ReferenceEngine(checkpoint.config, dict(checkpoint.tensors()), *options)
+
+
+def _needed(onnx: Path | None, runtime: str) -> Path:
+    if onnx is None:
+        raise UserError(f"{runtime} needs the folder of an exported model")
+    return onnx
 
 
 # How an engine is opened, and what may follow its name.
@@ -96,4 +155,6 @@ def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None, threads: i
     make, known = ENGINES[kind]
     if len(options) > len(known):
         raise UserError(f"runtime {name!r}: {kind} takes only {':'.join((kind, *known))}")
-    return make(options, checkpoint, onnx, threads)
+    engine = make(options, checkpoint, onnx, threads)
+    engine.name = name
+    return engine

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case, slices
+from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.versions import versions
 
-from . import Unavailable
+from . import Placement, Unavailable
 
 Array = NDArray
 
@@ -68,6 +69,13 @@ class MlxEngine:
             "MLX_ENABLE_TF32": os.environ.get("MLX_ENABLE_TF32", "unset"),
         }
 
+    def placement(self) -> Placement:
+        kind = "CPU" if self.device == "cpu" else "Metal" if self.mx.metal.is_available() else "CUDA"
+        wanted = os.environ.get("MLX_ENABLE_TF32", "1") != "0"
+        tf32 = "none on a CPU" if self.device == "cpu" else f"{'on' if wanted else 'off'} (MLX_ENABLE_TF32)"
+        libraries = {name: version for name, version in versions().items() if name.startswith(("mlx", "scipy"))}
+        return Placement(self.name, kind, tf32, "MLX's own", libraries)
+
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
         for name, array in self.model.weights().items():
             yield "model in memory", name, array
@@ -77,16 +85,38 @@ class MlxEngine:
         with self._stream():
             self.model(*_inputs(case), tap=found.__setitem__)
             self.mx.eval(list(found.values()))
-        return {name: np.array(value) for name, value in found.items()}
+            return {name: self._numpy(value) for name, value in found.items()}
 
     def logits(self, case: Case) -> Array:
         with self._stream():
-            return np.array(self.model(*_inputs(case)))
+            return self._numpy(self.model(*_inputs(case)))
+
+    def _numpy(self, value: Any) -> Array:
+        """NumPy has no bfloat16: its values, in float64."""
+        if value.dtype == self.mx.bfloat16:
+            return np.array(value.astype(self.mx.float32)).astype(np.float64)
+        return np.array(value)
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
-        model, parts = self.model, []
+        return {} if self.config.architecture == "encoder" else {"cached": self._cached(case, None)}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         if self.config.architecture == "encoder":
             return {}
+        found: dict[str, list[Array]] = {}
+        self._cached(case, lambda name, value: found.setdefault(name, []).append(self._numpy(value)))
+        return {"cached": {name: np.concatenate(values, axis=1) for name, values in found.items()}}
+
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        drawn = {} if sample is None else {"sample": True, "seed": sample}
+        with self._stream():
+            found = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+
+    def _cached(self, case: Case, tap: Any) -> Array:
+        model, parts = self.model, []
         with self._stream():
             if case.target_ids is None:
                 ids, mask = case.ids, case.prompt_mask
@@ -94,14 +124,9 @@ class MlxEngine:
             else:
                 ids = case.target_ids
                 cache = model.start(model.encode(case.ids, case.mask), case.mask)
-            for part in slices(case.prefill, ids.shape[1]):
-                parts.append(np.array(model.step(ids[:, part], cache)))
-        return {"cached": np.concatenate(parts, axis=1)}
-
-    def search(self, sources: Sequence[list[int]], beam: int, max_new_tokens: int) -> list[tuple[list[int], float]]:
-        with self._stream():
-            found = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens)
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+            for part in case.passes():
+                parts.append(self._numpy(model.step(ids[:, part], cache, tap=tap)))
+        return np.concatenate(parts, axis=1)
 
 
 def _inputs(case: Case) -> tuple[Any, ...]:

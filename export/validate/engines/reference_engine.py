@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference import Reference
-from export.validate.cases import Case, slices
-from export.validate.decoding import beam_search
+from export.reference import Reference, Tap
+from export.validate.cases import Case
+from export.validate.decoding import beam_search, sampled
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+
+from . import Placement
 
 Array = NDArray
 
@@ -31,6 +33,9 @@ class ReferenceEngine:
     def details(self) -> dict[str, str]:
         return {"numpy": np.__version__, "computed in": str(self.model.dtype)}
 
+    def placement(self) -> Placement:
+        return Placement(self.name, "CPU", "none on a CPU", "one", {"numpy": np.__version__})
+
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
         for name, array in self.stored.items():
             yield "arrays in memory", name, array
@@ -44,23 +49,35 @@ class ReferenceEngine:
         return self.model(case.ids, case.target_ids, case.mask)
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
-        model, parts = self.model, []
+        return {} if self.config.architecture == "encoder" else {"cached": self._cached(case, None)}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         if self.config.architecture == "encoder":
             return {}
-        if case.target_ids is None:
-            ids, real, cache = case.ids, case.prompt_mask, model.start(batch=len(case.ids))
-        else:
-            ids, real = case.target_ids, None
-            cache = model.start(model.encode(case.ids, case.mask), case.mask)
-        for part in slices(case.prefill, ids.shape[1]):
-            logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part])
-            parts.append(logits)
-        return {"cached": np.concatenate(parts, axis=1)}
+        found: dict[str, list[Array]] = {}
+        self._cached(case, lambda name, value: found.setdefault(name, []).append(value))
+        return {"cached": {name: np.concatenate(values, axis=1) for name, values in found.items()}}
 
-    def search(self, sources: Sequence[list[int]], beam: int, max_new_tokens: int) -> list[tuple[list[int], float]]:
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        if sample is not None:
+            return sampled(self.model, sources, max_new_tokens, sample)
         found = []
         for sentence in beam_search(self.model, sources, beam, max_new_tokens):
             score, best = sentence.finished[0]
             ids = list(best.tokens)
             found.append((ids[:-1] if ids[-1] == self.config.eos_id else ids, score))
         return found
+
+    def _cached(self, case: Case, tap: Tap | None) -> Array:
+        model, parts = self.model, []
+        if case.target_ids is None:
+            ids, real, cache = case.ids, case.prompt_mask, model.start(batch=len(case.ids))
+        else:
+            ids, real = case.target_ids, None
+            cache = model.start(model.encode(case.ids, case.mask), case.mask)
+        for part in case.passes():
+            logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part], tap)
+            parts.append(logits)
+        return np.concatenate(parts, axis=1)

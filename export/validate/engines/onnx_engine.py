@@ -1,0 +1,183 @@
+"""What every engine that runs the exported files has in common: full passes, cached passes, taps, search.
+
+Taps come from copies of the exported graphs, made in memory: same nodes, same data files, inner values as further
+outputs. So a mistake in a file shows in its taps; and because outputs keep an optimiser from fusing what lies around
+them, the files are also run untouched.
+
+Shapes: B batch, L tokens of a pass, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from export.folder import ENCODER, FIRST, MERGED, OnnxFolder, open_folder
+from export.graphs import add_taps
+from export.sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
+from export.validate.cases import Case
+from export.validate.points import tap_names
+from mlx_transformer.generation.search import search
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import parameter_shapes
+
+Array = NDArray
+Graphs = EncoderDecoderGraphs | CausalGraphs | EncoderGraphs
+
+# Without these two running on another model is no comparison at all; the others show in tokens and lengths.
+SHAPES = "architecture vocab_size source_vocab_size d_model encoder_layers decoder_layers".split()
+
+
+class TappedSession:
+    """A session of a tapped copy that looks like one of the graph as it is: each run hands the taps to `see`."""
+
+    def __init__(self, session: Session, names: Sequence[str], see: Callable[[str, Array], None]):
+        """`names`: of all taps; `logits`, an output anyway, are seen when a run asks for them."""
+        self.session, self.see, self.names = session, see, set(names)
+        extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
+        self.taps = [name for name in names if name in extra]
+
+    def get_inputs(self) -> list[Any]:
+        return self.session.get_inputs()
+
+    def get_outputs(self) -> list[Any]:
+        return [entry for entry in self.session.get_outputs() if entry.name not in self.taps]
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
+        asked = list(output_names or [entry.name for entry in self.get_outputs()])
+        names = [*asked, *self.taps]
+        values = self.session.run(names, input_feed)
+        for name, value in zip(names, values, strict=True):
+            if name in self.names:
+                self.see(name, value)
+        return values[: len(asked)]
+
+
+class OnnxEngine:
+    """An exported folder. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of it
+    whose data files lie beside `path`."""
+
+    precision = "float32"
+
+    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path):
+        self.folder = open_folder(onnx_folder)
+        self.config = self.folder.config
+        _check_same_model(self.folder, checkpoint)
+        self.files = _all_graphs(self.folder)
+        self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
+        self._tapped: dict[str, Session] = {}
+        self._seen: dict[str, list[Array]] = {}
+
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
+        raise NotImplementedError
+
+    def parameters(self) -> Iterator[tuple[str, str, Array]]:
+        """Initializers of every file that are parameters; tables and shape constants are not."""
+        table = parameter_shapes(self.config)
+        for path in self.files.values():
+            for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+                if tensor.name in table:
+                    yield path.name, tensor.name, numpy_helper.to_array(tensor, str(path.parent))
+
+    def logits(self, case: Case) -> Array:
+        return _logits(self._model(), case)
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        first = FIRST if FIRST in self.files else MERGED
+        return self._look(lambda: _logits(self._model(self._tapping(*self.files.keys() & {ENCODER, first})), case))
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {path: _cached(self._model({}, only), case) for path, only in self._ways().items()}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        """The encoder isn't tapped again: it has no cache."""
+        found = {}
+        for path, only in self._ways().items():
+            tapped = self._tapping(*(name for name in only if name != ENCODER))
+            found[path] = self._look(lambda only=only, tapped=tapped: _cached(self._model(tapped, only), case))
+        return found
+
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        drawn = {} if sample is None else {"sample": True, "seed": sample}
+        found = search(self._model(), list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)  # type: ignore[arg-type]
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+
+    def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
+        """The graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
+        kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
+        sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
+        return kinds[self.config.architecture](self.config, sessions)
+
+    def _ways(self) -> dict[str, list[str]]:
+        """Each way of running with a cache, and the graphs it takes."""
+        if self.config.architecture != "encoder-decoder":
+            return {} if self.config.architecture == "encoder" else {"cached": list(self.files)}
+        pair = [name for name in self.files if name != MERGED]
+        ways = {"cached": pair, "cached, merged": [ENCODER, MERGED]}
+        return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
+
+    def _tapping(self, *names: str) -> dict[str, Session]:
+        """Sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the names."""
+        taps = tap_names(self.config)
+        for name in names or self.files:
+            if name not in self._tapped:
+                copy = add_taps(onnx.load(self.files[name], load_external_data=False), taps)
+                self._tapped[name] = TappedSession(self.open(self.files[name], copy), taps, self._see)
+        return {name: self._tapped[name] for name in names or self.files}
+
+    def _look(self, run: Callable[[], Any]) -> dict[str, Array]:
+        """What the taps show during a run, the passes of each joined along the positions."""
+        self._seen = {}
+        run()
+        return {name: np.concatenate(values, axis=1) for name, values in self._seen.items()}
+
+    def _see(self, name: str, value: Array) -> None:
+        self._seen.setdefault(name, []).append(value)
+
+
+def _logits(model: Graphs, case: Case) -> Array:
+    mask = case.source_real.astype(np.int64)
+    if isinstance(model, EncoderDecoderGraphs):
+        assert case.target_ids is not None
+        return model.decode(case.target_ids, model.encode(case.ids, mask), mask)
+    return model.logits(case.ids, mask)
+
+
+def _cached(model: Graphs, case: Case) -> Array:
+    assert not isinstance(model, EncoderGraphs)
+    if isinstance(model, EncoderDecoderGraphs):
+        assert case.target_ids is not None
+        ids, mask = case.target_ids, case.source_real.astype(np.int64)
+        cache = model.begin(model.encode(case.ids, mask), mask)
+    else:
+        ids, mask = case.ids, case.prompt_mask
+        real = np.ones(ids.shape, np.int64) if mask is None else mask.astype(np.int64)
+        cache = model.begin(real[:, : case.prefill])
+    return np.concatenate([_step(model, ids[:, part], cache) for part in case.passes()], axis=1)
+
+
+def _step(model: EncoderDecoderGraphs | CausalGraphs, ids: Array, cache: Any) -> Array:
+    return model.step(np.ascontiguousarray(ids), cache)
+
+
+def _check_same_model(folder: OnnxFolder, checkpoint: Checkpoint) -> None:
+    pairs = {name: (getattr(folder.config, name), getattr(checkpoint.config, name)) for name in SHAPES}
+    differing = [f"{name}={there!r}, not {here!r}" for name, (there, here) in pairs.items() if there != here]
+    if differing:
+        raise UserError(f"{folder.path}: not exported from {checkpoint.folder}: it has {'; '.join(differing)}")
+
+
+def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
+    """Every graph of the folder, those included that running it doesn't need."""
+    place = next(iter(folder.graphs.values())).parent
+    merged = {MERGED: place / f"{MERGED}.onnx"} if MERGED not in folder.graphs else {}
+    return folder.graphs | {name: path for name, path in merged.items() if path.is_file()}
