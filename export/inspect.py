@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from mlx_transformer.spec.errors import UserError
 
@@ -27,7 +26,7 @@ def graph_facts(folder: str | Path) -> dict[str, dict[str, Any]]:
 def _facts(file: Path) -> dict[str, Any]:
     try:
         model = onnx.load(str(file), load_external_data=False)
-    except (OSError, DecodeError) as error:
+    except Exception as error:  # OSError, and protobuf's DecodeError, which onnx does not export
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
     weights = {tensor.name for tensor in model.graph.initializer}
     return {
