@@ -80,7 +80,7 @@ def run(out: Path, minutes: float, seed: int) -> int:
         "chrf": scores["chrf"],
         "scores": scores,
         "exact_match_by_kind": by_kind,
-        "validate": "equal" if verdict == 0 else "mismatch",
+        "validate": {0: "equal", 1: "mismatch"}.get(verdict, "not completed"),
         "translations_compared": len(translations),
         "translations_that_differ": differ,
         "parameters": result.parameters,
