@@ -1,11 +1,11 @@
-"""`python -m export build CHECKPOINT OUT`, `python -m export translate ONNX`: the ONNX side where there is no MLX."""
+"""`python -m export build | validate | translate`: the ONNX side where there is no MLX."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.translate import Overlong, translate_stream
@@ -13,11 +13,11 @@ from mlx_transformer.spec.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 for what the user can mend (one line on standard error)."""
+    """Exit status: 0, or 2 for what the user can mend (one line on standard error); `validate` has 1 and 3 too."""
     chosen = vars(_parser().parse_args(arguments))
     command = chosen.pop("command")
     try:
-        (_build if command == "build" else _translate)(**chosen)
+        return {"build": _build, "translate": _translate, "validate": _validate}[command](**chosen) or 0
     except UserError as error:
         print(f"python -m export: {error}", file=sys.stderr)
         return 2
@@ -27,7 +27,6 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
-    return 0
 
 
 def _build(checkpoint: Path, out: Path) -> None:
@@ -36,6 +35,14 @@ def _build(checkpoint: Path, out: Path) -> None:
     export_onnx(checkpoint, out)
     files = [path for path in out.rglob("*") if path.is_file()]
     print(f"{out}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+
+
+def _validate(
+    checkpoint: Path, onnx: Path, runtimes: str | None, seed: int | None, threads: int | None, json: Path | None
+) -> int:
+    from .validate import runtime_names, validate_command
+
+    return validate_command(checkpoint, onnx, json, runtime_names(runtimes), seed, threads)
 
 
 def _translate(
@@ -49,7 +56,7 @@ def _translate(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m export", description="Export to ONNX, and translate with ONNX Runtime."
+        prog="python -m export", description="Export to ONNX, validate, and translate with ONNX Runtime."
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -81,7 +88,30 @@ def _parser() -> argparse.ArgumentParser:
     translate.add_argument("--seed", type=int, default=default.seed, help="seed of sampling")
     translate.add_argument("--overlong", choices=get_args(Overlong), default="error", help="lines that are too long")
     translate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
+
+    validate = commands.add_parser("validate", help="hold runtimes against the float64 reference (exit 1: mismatch)")
+    validate.add_argument("checkpoint", type=Path, help="checkpoint folder")
+    validate.add_argument("onnx", type=Path, help="folder exported from it")
+    validate.add_argument("--runtimes", help="separated by commas (default: mlx and onnxruntime, if installed)")
+    validate.add_argument("--seed", type=int, help="of the inputs (default: a fresh one, printed)")
+    validate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
+    validate.add_argument("--json", type=Path, help="write the report to this file as JSON")
+    validate.add_argument(
+        "--explain",
+        action=_Explain,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="print the rule and the runtimes, and end",
+    )
     return parser
+
+
+class _Explain(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from .validate import explain
+
+        print(explain())
+        parser.exit()
 
 
 if __name__ == "__main__":

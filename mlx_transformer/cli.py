@@ -170,17 +170,42 @@ def export(
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")
 
 
+def _explain(wanted: bool) -> None:
+    if wanted:
+        from export.validate import explain
+
+        print(explain())
+        raise typer.Exit()
+
+
 @app.command()
 def validate(
     checkpoint: Checkpoint,
     onnx: Onnx,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
+    runtimes: Annotated[
+        str | None,
+        typer.Option(
+            help="Runtimes to judge, separated by commas; one that isn't there is exit 3. See --explain.",
+            show_default="mlx,onnxruntime",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs.", show_default="fresh")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of one ONNX Runtime operator.", show_default="one for each core")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", callback=_explain, is_eager=True, help="Print the rule and the runtimes, and end."),
+    ] = False,
 ) -> None:
-    """Prove that MLX, ONNX Runtime and a float64 reference compute the same function (exit 1 if not)."""
-    from export.validate import validate_command
+    """Prove that MLX, ONNX Runtime and a float64 reference compute the same function.
 
-    raise typer.Exit(validate_command(checkpoint, onnx, json_file, seed=seed))
+    Exit status: 0 equal, 1 mismatch, 2 bad input, 3 a requested runtime is not available.
+    """
+    from export.validate import runtime_names, validate_command
+
+    raise typer.Exit(validate_command(checkpoint, onnx, json_file, runtime_names(runtimes), seed, threads))
 
 
 @app.command()

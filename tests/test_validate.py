@@ -100,7 +100,7 @@ def test_the_report_as_json_and_on_the_terminal(exported: dict[str, tuple[Path, 
     assert found["first_over_budget"] == {"mlx": None, "onnxruntime": None}
     assert {w["where"]: w["count"] for w in found["weights"]} == {"model in memory": 14, "model.onnx": 14}
     assert found["versions"]["onnxruntime"]
-    assert found["runtimes"][0]["budget"] == {"rms": 4.0, "max": 8.0}
+    assert found["runtimes"][0]["budget"] | {"origin": ""} == {"rms": 4.0, "max": 8.0, "unit": 2**-24, "origin": ""}
     text = out.getvalue()
     assert text.startswith("validate: equal   seed 9\n")
     assert "bits equal" in text
@@ -146,7 +146,11 @@ def test_the_command_exits_1_on_a_mismatch(exported: dict[str, tuple[Path, Path]
         (["torch"], 2, "unknown runtime 'torch': choose from mlx, onnxruntime, reference"),
         (["onnxruntime:cpu:most"], 2, "optimisation 'most' is not one of all, extended, basic, none"),
         (["mlx:tpu"], 2, "mlx:tpu: choose mlx:cpu or mlx:gpu"),
-        (["mlx:cpu:fast"], 2, "runtime 'mlx:cpu:fast': mlx takes only mlx:device"),
+        (["mlx:cpu:fast"], 2, "mlx:cpu:fast: choose float32, float16, bfloat16"),
+        (["mlx:cpu:tf32"], 2, "mlx:cpu:tf32: choose float32, float16, bfloat16"),
+        (["mlx:cpu:float32:fast"], 2, "runtime 'mlx:cpu:float32:fast': mlx takes only mlx:device:precision"),
+        (["onnxruntime:cpu:all:tf32"], 2, "precision 'tf32' is not float32 or, on cuda, tf32"),
+        (["onnxruntime:AzureExecutionProvider"], 3, "no node ran on AzureExecutionProvider: all "),
         (["reference:float16"], 2, "reference:float16: choose reference:float32 or reference:float64"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_small_sample_leans_on_all_inputs() -> None:
 
 
 def test_a_budget_that_nobody_calibrated_is_an_error() -> None:
-    with pytest.raises(UserError, match="no calibrated budget for int3 on abacus"):
+    with pytest.raises(UserError, match="no budget for int3 on abacus"):
         budget_for("int3", "abacus")
 
 

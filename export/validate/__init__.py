@@ -5,8 +5,9 @@ report = compare("run/model", "run/onnx")
 report.print()
 """
 
-from .command import validate_command
+from .command import runtime_names, validate_command
 from .compare import compare, compare_engines
+from .explain import explain
 from .report import Report
 
-__all__ = ["Report", "compare", "compare_engines", "validate_command"]
+__all__ = ["Report", "compare", "compare_engines", "explain", "runtime_names", "validate_command"]

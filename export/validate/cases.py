@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 Array = NDArray
@@ -86,6 +87,8 @@ def grid(
 ) -> list[Case]:
     """The cases of one seed. `texts`: tokenised real sentences; `longest`: length of the longest case, by default all
     of `max_positions` (less where its logits would not fit into memory)."""
+    if seed < 0:
+        raise UserError(f"seed {seed}: it must be 0 or more")
     rng = np.random.default_rng(seed)
     limit = min(config.max_positions, longest or config.max_positions)
     short, middle = min(limit, int(rng.integers(5, 10))), min(limit, int(rng.integers(10, 19)))

@@ -14,12 +14,25 @@ from .engines import Unavailable
 from .report import EXIT_BAD_INPUT, EXIT_UNAVAILABLE
 
 
+def runtime_names(given: str | None) -> list[str] | None:
+    """Names separated by commas, as on a command line; None, the default ones, stays None."""
+    if given is None:
+        return None
+    names = [name.strip() for name in given.split(",")]
+    twice = [name for name in names if names.count(name) > 1]
+    if not all(names) or twice:
+        what = f"{twice[0]!r} twice" if all(names) else "an empty name"
+        raise UserError(f"--runtimes {given!r}: {what}; give names separated by commas")
+    return names
+
+
 def validate_command(
     checkpoint: str | Path,
     onnx: str | Path,
     json: str | Path | None = None,
     runtimes: Sequence[str] | None = None,
     seed: int | None = None,
+    threads: int | None = None,
     console: Console | None = None,
 ) -> int:
     """Compare, print the report, write it as JSON where asked; the exit status (see `report`).
@@ -27,7 +40,7 @@ def validate_command(
     Errors are one line on standard error.
     """
     try:
-        report = compare(checkpoint, onnx, runtimes, seed)
+        report = compare(checkpoint, onnx, runtimes, seed, threads=threads)
         report.print(console)
         if json is not None:
             report.write(json)

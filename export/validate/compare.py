@@ -27,7 +27,7 @@ from .cases import Case, fresh_seed, grid, tokenised
 from .decoding import Judged, beam_search, judge_beam, judge_greedy
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Tokens, Weights
-from .rule import Deviation, Measurement, Natural, Truth, budget_for
+from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
 from .threads import one_blas_thread
 
 Array = NDArray
@@ -127,6 +127,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
 
 def _weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
     """One check for each place in which an engine holds parameters."""
+    stored = {name: stored_as(array, engine.precision) for name, array in stored.items()}
     found: dict[str, dict[str, Array]] = {}
     for where, name, array in engine.parameters():
         found.setdefault(where, {})[name] = array
@@ -207,7 +208,7 @@ def _judged(taken: Sequence[Sample]) -> tuple[list[Point], dict[str, float]]:
         key = (engine.name, sample.path, tap)
         points[key] = _worse(points[key], point) if key in points else point
         if tap == "logits":
-            limit = budget.max * sample.natural.limits(pools[tap])[1]
+            limit = budget.max * sample.natural.limits(pools[tap], budget.unit)[1]
             limits[engine.name] = max(limits.get(engine.name, 0.0), limit)
     return list(points.values()), limits
 

@@ -137,11 +137,22 @@ def _needed(onnx: Path | None, runtime: str) -> Path:
 
 # How an engine is opened, and what may follow its name.
 ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
-    "mlx": (_mlx, ("device",)),
-    "onnxruntime": (_onnxruntime, ("provider", "optimisation")),
+    "mlx": (_mlx, ("device", "precision")),
+    "onnxruntime": (_onnxruntime, ("provider", "optimisation", "precision")),
     "reference": (_reference, ("precision",)),
 }
 DEFAULT = ("mlx", "onnxruntime")
+# For people: a name, and what it stands for.
+RUNTIMES = {
+    "mlx": "the MLX model on the CPU",
+    "mlx:gpu": "on Metal or CUDA, TF32 off",
+    "mlx:cpu:bfloat16": "in lower precision: float16, bfloat16, on a GPU tf32",
+    "onnxruntime": "the exported files on the CPU, all graph optimisations",
+    "onnxruntime:cuda": "on another execution provider: cuda (TF32 off), coreml, or any by its full name",
+    "onnxruntime:cpu:none": "other graph optimisations: all, extended, basic, none",
+    "onnxruntime:cuda:all:tf32": "CUDA with TF32, as ONNX Runtime has it by default",
+    "reference": "the NumPy reference in float32; reference:float64 compares it with itself",
+}
 
 
 def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None, threads: int | None = None) -> Engine:

@@ -19,28 +19,42 @@ from mlx_transformer.spec.versions import versions
 from . import Placement, Unavailable
 
 Array = NDArray
+PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
+
+
+# MLX reads its setting once in a process, when it first multiplies on a GPU.
+_tf32: list[str] = []
 
 
 class MlxEngine:
-    """The MLX model of a checkpoint on one device: cpu, or gpu (Metal or CUDA)."""
+    """The MLX model of a checkpoint on one device, cpu or gpu (Metal or CUDA), in one precision: float32 without TF32,
+    float16, bfloat16 or, on a GPU, tf32."""
 
     name = "mlx"
-    precision = "float32"
 
-    def __init__(self, checkpoint: Checkpoint, device: str = "cpu"):
+    def __init__(self, checkpoint: Checkpoint, device: str = "cpu", precision: str = "float32"):
         if find_spec("mlx") is None:
             raise Unavailable("runtime mlx is not installed (pip install mlx)")
-        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read when MLX first multiplies on a CUDA device
+        if precision not in PRECISIONS or (precision == "tf32" and device == "cpu"):
+            known = PRECISIONS if device != "cpu" else PRECISIONS[:-1]
+            raise UserError(f"mlx:{device}:{precision}: choose {', '.join(known)}")
+        if device == "gpu":
+            _set_tf32("1" if precision == "tf32" else "0")
+        self.precision = precision
+        self._open(device)
         from mlx_transformer.nn import Transformer
 
-        self._open(device)
         with self._stream():
             self.model = Transformer.load(checkpoint.folder)
+            if precision in ("float16", "bfloat16"):
+                self.model.set_dtype(getattr(self.mx, precision))
+                self.mx.eval(self.model.parameters())
 
     @classmethod
     def of(cls, model: Any, device: str = "cpu") -> MlxEngine:
         """An engine around a `Transformer` that exists already."""
         engine = cls.__new__(cls)
+        engine.precision = "float32"
         engine._open(device)
         engine.model = model
         return engine
@@ -50,10 +64,11 @@ class MlxEngine:
 
         if device not in ("cpu", "gpu"):
             raise UserError(f"mlx:{device}: choose mlx:cpu or mlx:gpu")
-        self.mx, self.device = mx, device
+        self.mx = mx
         self._device = mx.Device(mx.cpu if device == "cpu" else mx.gpu)
         if not mx.is_available(self._device):
             raise Unavailable("runtime mlx:gpu: MLX sees no GPU here")
+        self.device = "cpu" if device == "cpu" else "metal" if mx.metal.is_available() else "cuda"
 
     def _stream(self) -> Any:
         return self.mx.stream(self._device)
@@ -63,18 +78,14 @@ class MlxEngine:
         return self.model.config
 
     def details(self) -> dict[str, str]:
-        return {
-            "mlx": self.mx.__version__,
-            "device": str(self._device),
-            "MLX_ENABLE_TF32": os.environ.get("MLX_ENABLE_TF32", "unset"),
-        }
+        found = {"mlx": versions().get("mlx", ""), "device": str(self._device), "precision": self.precision}
+        return found if self.device == "cpu" else found | {"MLX_ENABLE_TF32": os.environ["MLX_ENABLE_TF32"]}
 
     def placement(self) -> Placement:
-        kind = "CPU" if self.device == "cpu" else "Metal" if self.mx.metal.is_available() else "CUDA"
-        wanted = os.environ.get("MLX_ENABLE_TF32", "1") != "0"
-        tf32 = "none on a CPU" if self.device == "cpu" else f"{'on' if wanted else 'off'} (MLX_ENABLE_TF32)"
+        switched = {"1": "on", "0": "off"}.get(os.environ.get("MLX_ENABLE_TF32", "1"), "on")
+        tf32 = "none" if self.device == "cpu" else f"{switched} (MLX_ENABLE_TF32)"
         libraries = {name: version for name, version in versions().items() if name.startswith(("mlx", "scipy"))}
-        return Placement(self.name, kind, tf32, "MLX's own", libraries)
+        return Placement(self.name, self.device, tf32, "MLX's own", libraries)
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
         for name, array in self.model.weights().items():
@@ -127,6 +138,13 @@ class MlxEngine:
             for part in case.passes():
                 parts.append(self._numpy(model.step(ids[:, part], cache, tap=tap)))
         return np.concatenate(parts, axis=1)
+
+
+def _set_tf32(value: str) -> None:
+    if _tf32 and _tf32[0] != value:
+        raise UserError("mlx:gpu: float32 and tf32 can't be compared in one run: MLX takes one setting a process")
+    _tf32[:] = [value]
+    os.environ["MLX_ENABLE_TF32"] = value
 
 
 def _inputs(case: Case) -> tuple[Any, ...]:

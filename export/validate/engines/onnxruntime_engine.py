@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
         if model is None:
             options.enable_profiling = True
+            self._profiles.mkdir(exist_ok=True)
             options.profile_file_prefix = str(self._profiles / path.stem)
             session = open_session(path, providers, options)
         else:
@@ -129,6 +131,8 @@ class OnnxRuntimeEngine(OnnxEngine):
     def placement(self) -> Placement:
         """`Unavailable` where not a single node ran on the provider that was asked for."""
         nodes = tuple(self._nodes())
+        with suppress(OSError):
+            self._profiles.rmdir()
         if nodes and not any(node.provider == self.provider for node in nodes):
             others = ", ".join(sorted({node.provider for node in nodes}))
             raise Unavailable(f"{self.name}: no node ran on {self.provider}: all {len(nodes)} on {others}")

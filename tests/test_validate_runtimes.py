@@ -1,0 +1,183 @@
+"""`validate` runtime by runtime: how they are asked for, in which precision they compute, where they ran."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_models import write_model
+from rich.console import Console
+
+from export.__main__ import main as export_main
+from export.validate import compare, compare_engines, explain, validate_command
+from export.validate.cases import grid
+from export.validate.engines import RUNTIMES, Node, Placement, open_engine
+from export.validate.rule import BUDGETS, budget_for, stored_as
+from mlx_transformer.cli import main
+from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+
+CONFIG = TransformerConfig(
+    vocab_size=60, d_model=32, heads=4, key_value_heads=2, d_ff=48, encoder_layers=1, decoder_layers=1, max_positions=40
+)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_model(CONFIG, tmp_path_factory.mktemp("m"), 1)
+
+
+@pytest.fixture
+def arguments(exported: tuple[Path, Path]) -> list[str]:
+    return ["validate", *map(str, exported), "--seed", "3", "--threads", "1"]
+
+
+@pytest.mark.parametrize("side", ["mlx", "onnx"])
+@pytest.mark.parametrize(
+    ("runtimes", "status"),
+    [
+        ("onnxruntime,reference", 0),
+        ("onnxruntime:cpu:none, onnxruntime:cpu:basic", 0),
+        ("onnxruntime,onnxruntime:cuda", 3),
+        ("mlx:gpu", 3),
+        ("onnxruntime,,mlx", 2),
+        ("mlx,mlx", 2),
+        ("tensorflow", 2),
+    ],
+)
+def test_runtimes_of_the_command(side: str, runtimes: str, status: int, arguments: list[str], capfd) -> None:
+    if status == 3 and _gpu_is_there():
+        pytest.skip("the runtime that should be missing is here")
+    given = [*arguments, "--runtimes", runtimes]
+    if side == "mlx":
+        with pytest.raises(SystemExit) as ended:
+            main(given)
+        assert (ended.value.code or 0) == status
+    else:
+        assert export_main(given) == status
+    out, error = capfd.readouterr()
+    if status:
+        assert error.count("\n") == 1, error
+    else:
+        assert out.startswith("validate: equal   seed 3\n")
+        assert all(name.strip() in out for name in runtimes.split(","))
+
+
+def _gpu_is_there() -> bool:
+    import mlx.core as mx
+    import onnxruntime as ort
+
+    return mx.is_available(mx.Device(mx.gpu)) or "CUDAExecutionProvider" in ort.get_available_providers()
+
+
+def test_a_negative_seed_is_bad_input(exported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate_command(*exported, seed=-1, runtimes=["reference"]) == 2
+    assert capsys.readouterr().err == "validate: seed -1: it must be 0 or more\n"
+
+
+def test_explain_says_the_rule_with_the_codes_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "--explain"])
+    assert not ended.value.code
+    text = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        export_main(["validate", "--explain"])
+    assert not ended.value.code
+    assert capsys.readouterr().out == text == explain() + "\n"
+    for precision, _ in BUDGETS:
+        assert precision in text
+    for name in RUNTIMES:
+        assert f"  {name} " in text
+    assert "float32   cpu     2^-24     4    8" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_two_settings_of_one_runtime_are_told_apart(exported: tuple[Path, Path]) -> None:
+    names = ["onnxruntime:cpu:none", "onnxruntime:cpu:all"]
+    report = compare(*exported, names, seed=1, threads=1)
+    assert [r.name for r in report.runtimes] == names
+    assert {p.runtime for p in report.points} == set(names)
+    assert [p.runtime for p in report.placements] == names
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_lower_precision_stays_in_its_own_budget(precision: str, seed: int, exported: tuple[Path, Path]) -> None:
+    report = compare(exported[0], None, [f"mlx:cpu:{precision}"], seed)
+    assert report.equal, report.failures()
+    assert report.runtimes[0].budget == BUDGETS[precision, "cpu"]
+    assert min(p.worst.rms_ratio for p in report.points) > 0.1  # it did compute in that precision
+
+
+def test_a_precision_does_not_pass_for_a_better_one(exported: tuple[Path, Path]) -> None:
+    checkpoint = open_checkpoint(exported[0])
+    cases = grid(CONFIG, 1)
+    for real, claimed in [("float16", "float32"), ("bfloat16", "float16")]:
+        engine = open_engine(f"mlx:cpu:{real}", checkpoint, None)
+        engine.precision = claimed
+        report = compare_engines(checkpoint, [engine], cases)
+        assert not report.equal
+        assert report.weights[0].problems
+        assert {p.tap for p in report.points if p.passed} == set()
+
+
+def test_weights_are_rounded_as_mlx_rounds_them() -> None:
+    mx = pytest.importorskip("mlx.core")
+    values = np.random.default_rng(0).standard_normal(2000).astype(np.float32)
+    values[:4] = 1 + 2.0**-8, 1 + 3 * 2.0**-8, -0.0, 1e-30  # the first two lie between two bfloat16 numbers
+    rounded = np.array(mx.array(values).astype(mx.bfloat16).astype(mx.float32))
+    assert np.array_equal(stored_as(values, "bfloat16").view(np.uint32), rounded.view(np.uint32))
+    half = np.array(mx.array(values).astype(mx.float16))
+    assert np.array_equal(stored_as(values, "float16").view(np.uint16), half.view(np.uint16))
+
+
+def test_a_device_without_its_own_budget_has_the_cpus_and_says_so() -> None:
+    found = budget_for("float32", "NnapiExecutionProvider")
+    assert (found.rms, found.max) == (4.0, 8.0)
+    assert found.origin == "declared; not measured on this device"
+
+
+def test_the_provider_of_every_node_is_reported(exported: tuple[Path, Path]) -> None:
+    report = compare(*exported, ["onnxruntime", "mlx"], seed=1, threads=2)
+    ort, mlx = report.placements
+    assert {node.graph for node in ort.nodes} == {
+        "encoder_model",
+        "decoder_model",
+        "decoder_with_past_model",
+        "decoder_model_merged",
+    }
+    assert ort.providers == {"CPUExecutionProvider": len(ort.nodes)}
+    assert (ort.fallback, ort.copies) == ({}, {})
+    for graph, operator, fewest in [("encoder_model", "MatMul", 6), ("decoder_model", "LayerNormalization", 3)]:
+        assert sum((node.graph, node.operator) == (graph, operator) for node in ort.nodes) >= fewest
+    merged = [node.operator for node in ort.nodes if node.graph == "decoder_model_merged"]
+    assert "Identity" in merged  # the branch with a cache
+    assert merged.count("If") == 1
+    assert (ort.threads, ort.tf32) == ("2", "none")
+    assert ort.versions
+    assert (mlx.device, mlx.nodes, mlx.tf32) == ("cpu", (), "none")
+    assert "mlx" in mlx.versions
+    assert '"provider": "CPUExecutionProvider"' in report.to_json()
+
+
+def test_a_fallback_and_copies_are_seen() -> None:
+    cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    nodes = (
+        Node("model", "a", "MatMul", cuda),
+        Node("model", "b", "MemcpyToHost", cuda),
+        Node("model", "c", "CumSum", cpu),
+        Node("model", "d", "CumSum", cpu),
+    )
+    placement = Placement("onnxruntime:cuda", cuda, "off", "1", {}, nodes)
+    assert placement.providers == {cuda: 2, cpu: 2}
+    assert placement.fallback == {"CumSum": 2}
+    assert placement.copies == {"model": 1}
+
+
+def test_profiles_leave_no_files_behind(
+    exported: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    status = validate_command(*exported, runtimes=["onnxruntime"], seed=1, console=Console(file=io.StringIO()))
+    assert status == 0
+    assert not list(tmp_path.iterdir())
