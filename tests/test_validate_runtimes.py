@@ -1,9 +1,11 @@
 """`validate` runtime by runtime: how they are asked for, in which precision they compute, where they ran."""
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from random_models import write_model
 from rich.console import Console
@@ -11,7 +13,8 @@ from rich.console import Console
 from export.__main__ import main as export_main
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
-from export.validate.engines import RUNTIMES, Node, Placement, open_engine
+from export.validate.engines import RUNTIMES, Node, Placement, Unavailable, open_engine
+from export.validate.engines.wasm_engine import find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
 from mlx_transformer.spec.checkpoint import open_checkpoint
@@ -181,3 +184,64 @@ def test_profiles_leave_no_files_behind(
     status = validate_command(*exported, runtimes=["onnxruntime"], seed=1, console=Console(file=io.StringIO()))
     assert status == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_the_operators_specification_agrees(exported: tuple[Path, Path]) -> None:
+    report = compare(*exported, ["evaluator"], seed=1)
+    assert report.equal, report.failures()
+    assert {p.path for p in report.points} >= {"tapped", "plain", "cached", "cached, merged", "cached, tapped"}
+    assert report.placements[0].providers == {"cpu": len(report.placements[0].nodes)}
+
+
+def test_the_evaluator_refuses_large_models(
+    exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("export.validate.engines.evaluator_engine.MOST_PARAMETERS", 10_000)
+    assert validate_command(*exported, runtimes=["evaluator"]) == 2
+    assert "million parameters; onnx's ReferenceEvaluator is plain Python" in capsys.readouterr().err
+
+
+def _no_wasm() -> str:
+    try:
+        find_package()
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
+needs_wasm = pytest.mark.skipif(bool(_no_wasm()), reason=_no_wasm())
+
+
+@needs_wasm
+def test_the_browsers_build_agrees(exported: tuple[Path, Path]) -> None:
+    report = compare(*exported, ["wasm"], seed=1, threads=2)
+    assert report.equal, report.failures()
+    assert {p.path for p in report.points} >= {"tapped", "plain", "cached", "cached, merged", "cached, tapped"}
+    placement = report.placements[0]
+    assert (placement.device, placement.threads) == ("wasm", "2")
+    assert placement.versions["onnxruntime-web"]
+
+
+@needs_wasm
+def test_the_browsers_build_reports_its_errors(exported: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    shutil.copytree(exported[1], tmp_path / "onnx")
+    graph = tmp_path / "onnx" / "onnx" / "encoder_model.onnx"
+    model = onnx.load(graph, load_external_data=False)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    graph.write_bytes(model.SerializeToString())
+    assert validate_command(exported[0], tmp_path / "onnx", runtimes=["wasm"]) == 2
+    error = capsys.readouterr().err
+    assert "encoder_model.onnx: ONNX Runtime Web can't load it (" in error
+    assert "NoSuchOperator" in error
+
+
+def test_wasm_without_node_or_its_package_is_exit_3(
+    exported: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("node"):
+        monkeypatch.setenv("ONNXRUNTIME_WEB", str(tmp_path))
+        assert validate_command(*exported, runtimes=["wasm"]) == 3
+        assert f"onnxruntime-web is not installed (ONNXRUNTIME_WEB={tmp_path})" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert validate_command(*exported, runtimes=["wasm"]) == 3
+    assert "needs Node.js" in capsys.readouterr().err

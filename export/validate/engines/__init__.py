@@ -129,6 +129,18 @@ def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None
     return ReferenceEngine(checkpoint.config, dict(checkpoint.tensors()), *options)
 
 
+def _evaluator(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .evaluator_engine import EvaluatorEngine
+
+    return EvaluatorEngine(checkpoint, _needed(onnx, "evaluator"))
+
+
+def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .wasm_engine import WasmEngine
+
+    return WasmEngine(checkpoint, _needed(onnx, "wasm"), threads)
+
+
 def _needed(onnx: Path | None, runtime: str) -> Path:
     if onnx is None:
         raise UserError(f"{runtime} needs the folder of an exported model")
@@ -139,6 +151,8 @@ def _needed(onnx: Path | None, runtime: str) -> Path:
 ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
     "mlx": (_mlx, ("device", "precision")),
     "onnxruntime": (_onnxruntime, ("provider", "optimisation", "precision")),
+    "evaluator": (_evaluator, ()),
+    "wasm": (_wasm, ()),
     "reference": (_reference, ("precision",)),
 }
 DEFAULT = ("mlx", "onnxruntime")
@@ -151,6 +165,8 @@ RUNTIMES = {
     "onnxruntime:cuda": "on another execution provider: cuda (TF32 off), coreml, or any by its full name",
     "onnxruntime:cpu:none": "other graph optimisations: all, extended, basic, none",
     "onnxruntime:cuda:all:tf32": "CUDA with TF32, as ONNX Runtime has it by default",
+    "evaluator": "the exported files in onnx's ReferenceEvaluator: plain Python, small models only",
+    "wasm": "the exported files in ONNX Runtime's browser build, run by Node (onnxruntime-web from npm)",
     "reference": "the NumPy reference in float32; reference:float64 compares it with itself",
 }
 

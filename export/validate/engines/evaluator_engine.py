@@ -1,0 +1,95 @@
+"""onnx's own ReferenceEvaluator as an engine: what the operators' specification says, in plain Python and NumPy.
+
+It shares no kernel and no optimiser with ONNX Runtime, and it is slow: only small models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
+from onnx.reference import ReferenceEvaluator
+
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import parameter_shapes
+
+from . import Node, Placement
+from .onnx_engine import OnnxEngine
+
+Array = NDArray
+
+# Parameters of the largest model that it takes (2 million: 4 s on two cores).
+MOST_PARAMETERS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Name and shape of an input or an output; dynamic axes by their names."""
+
+    name: str
+    shape: list[int | str]
+
+
+class EvaluatorSession:
+    """A `ReferenceEvaluator` with the methods of an ONNX Runtime session."""
+
+    def __init__(self, model: onnx.ModelProto):
+        self.inputs, self.outputs = graph_entries(model)
+        self.evaluator = ReferenceEvaluator(model)
+
+    def get_inputs(self) -> list[Any]:
+        return self.inputs
+
+    def get_outputs(self) -> list[Any]:
+        return self.outputs
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
+        with np.errstate(all="ignore"):  # as any runtime
+            return list(self.evaluator.run(output_names, dict(input_feed)))  # type: ignore[arg-type]
+
+
+class EvaluatorEngine(OnnxEngine):
+    name = "evaluator"
+    device = "cpu"
+
+    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path):
+        size = sum(int(np.prod(shape)) for shape in parameter_shapes(checkpoint.config).values())
+        if size > MOST_PARAMETERS:
+            raise UserError(
+                f"evaluator: {size / 1e6:.1f} million parameters; onnx's ReferenceEvaluator is plain Python, "
+                f"models above {MOST_PARAMETERS / 1e6:.0f} million take too long: leave it out"
+            )
+        super().__init__(checkpoint, onnx_folder)
+
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> EvaluatorSession:
+        if model is None:
+            model = onnx.load(path)
+        else:
+            load_external_data_for_model(model, str(path.parent))
+        return EvaluatorSession(model)
+
+    def details(self) -> dict[str, str]:
+        return {"onnx": onnx.__version__, "device": "cpu"}
+
+    def placement(self) -> Placement:
+        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
+        nodes = tuple(
+            Node(name, node.name, node.op_type, self.device) for name, graph in graphs.items() for node in graph.node
+        )
+        return Placement(self.name, self.device, "none", "NumPy's", {"onnx": onnx.__version__}, nodes)
+
+
+def graph_entries(model: onnx.ModelProto) -> tuple[list[Entry], list[Entry]]:
+    """Inputs and outputs of a model."""
+    inputs, outputs = (
+        [Entry(v.name, [axis.dim_param or axis.dim_value for axis in v.type.tensor_type.shape.dim]) for v in values]
+        for values in (model.graph.input, model.graph.output)
+    )
+    return inputs, outputs

@@ -1,0 +1,175 @@
+"""ONNX Runtime's browser build (wasm) as an engine, run by Node: the exported files as transformers.js runs them.
+
+Needs Node.js and the npm package onnxruntime-web, in the folder that the environment variable ONNXRUNTIME_WEB names
+(the package's own or one that holds node_modules), or in node_modules of the current folder or of
+tests/consumers/node, where `make test-consumers` installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+
+from . import Node, Placement, Unavailable
+from .evaluator_engine import graph_entries
+from .onnx_engine import OnnxEngine
+
+Array = NDArray
+
+HOST = Path(__file__).with_name("wasm_host.js")
+VARIABLE = "ONNXRUNTIME_WEB"
+PLACES = ("node_modules", "tests/consumers/node/node_modules", ".consumers/node_modules")
+TYPES = {"float32": np.float32, "int64": np.int64, "bool": np.bool_}
+
+
+def find_package() -> Path:
+    """The folder of onnxruntime-web; `Unavailable` without it or without Node."""
+    if shutil.which("node") is None:
+        raise Unavailable("runtime wasm needs Node.js: there is no program `node` (https://nodejs.org)")
+    given = os.environ.get(VARIABLE)
+    places = [Path(given), Path(given, "node_modules")] if given else [Path(place) for place in PLACES]
+    for folder in (folder for place in places for folder in (place, place / "onnxruntime-web")):
+        if (folder / "dist" / "ort.node.min.js").is_file():
+            return folder.resolve()
+    where = f"{VARIABLE}={given}" if given else f"{', '.join(PLACES)}; {VARIABLE} is not set"
+    raise Unavailable(f"runtime wasm: onnxruntime-web is not installed ({where}): npm install onnxruntime-web")
+
+
+Reply = tuple[dict[str, Any], list[Array]]
+
+
+class Host:
+    """The Node process. Messages are described in wasm_host.js."""
+
+    def __init__(self, package: Path, threads: int):
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block it
+        self.process = subprocess.Popen(
+            ["node", str(HOST), str(package), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+        )
+        weakref.finalize(self, _end, self.process, self.errors)
+        self.versions, _ = self._receive()
+
+    def ask(
+        self, request: dict[str, Any], tensors: Iterable[tuple[str, Array]] = ()
+    ) -> tuple[dict[str, Any], list[Array]]:
+        """The reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where there is an error."""
+        named = [(name, np.ascontiguousarray(array)) for name, array in tensors]
+        described = [{"name": name, "type": array.dtype.name, "dims": array.shape} for name, array in named]
+        header = json.dumps(request | {"tensors": described}).encode()
+        pipe = _open(self.process.stdin)
+        try:
+            pipe.write(struct.pack("<I", len(header)) + header)
+            for _, array in named:
+                pipe.write(array.tobytes())
+            pipe.flush()
+        except BrokenPipeError:
+            pass  # the reply that doesn't come says why
+        return self._receive()
+
+    def _receive(self) -> Reply:
+        header = json.loads(self._read(*struct.unpack("<I", self._read(4))))
+        if "error" in header:
+            raise RuntimeError(header["error"])
+        return header, [self._tensor(entry) for entry in header.get("tensors", ())]
+
+    def _tensor(self, entry: Mapping[str, Any]) -> Array:
+        dtype, shape = np.dtype(TYPES[entry["type"]]), entry["dims"]
+        return np.frombuffer(self._read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+    def _read(self, length: int) -> bytes:
+        found = _open(self.process.stdout).read(length)
+        if len(found) < length:
+            self.errors.seek(0)
+            lines = self.errors.read().decode(errors="replace").strip().splitlines()
+            raise RuntimeError(f"Node ended: {lines[0] if lines else 'without a message'}")
+        return found
+
+
+class WasmSession:
+    """One graph in the Node process, with the methods of an ONNX Runtime session."""
+
+    def __init__(self, host: Host, model: onnx.ModelProto, file: Path, folder: Path):
+        """`file`: the model; `folder`: where its data files lie."""
+        self.host, self.inputs, self.outputs = host, *graph_entries(model)
+        data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(_data_files(model)))]
+        self.number = host.ask({"open": str(file.resolve()), "data": data})[0]["session"]
+
+    def get_inputs(self) -> list[Any]:
+        return self.inputs
+
+    def get_outputs(self) -> list[Any]:
+        return self.outputs
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
+        outputs = list(output_names or [entry.name for entry in self.outputs])
+        return self.host.ask({"session": self.number, "outputs": outputs}, input_feed.items())[1]
+
+
+class WasmEngine(OnnxEngine):
+    name = "wasm"
+    device = "wasm"
+
+    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, threads: int | None = None):
+        self.threads = threads or 1
+        self.host = Host(find_package(), self.threads)
+        super().__init__(checkpoint, onnx_folder)
+
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> WasmSession:
+        try:
+            if model is None:
+                return WasmSession(self.host, onnx.load(path, load_external_data=False), path, path.parent)
+            with tempfile.TemporaryDirectory(prefix="validate-") as folder:
+                file = Path(folder) / path.name
+                file.write_bytes(model.SerializeToString())
+                return WasmSession(self.host, model, file, path.parent)
+        except RuntimeError as error:
+            raise UserError(f"{path}: ONNX Runtime Web can't load it ({' '.join(str(error).split())[:300]})") from error
+
+    def details(self) -> dict[str, str]:
+        return {"onnxruntime-web": self.host.versions["version"], "node": self.host.versions["node"]}
+
+    def placement(self) -> Placement:
+        """The build has one provider. Nodes are those of the files; it doesn't tell what its optimiser made of them."""
+        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
+        nodes = tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
+        return Placement(self.name, self.device, "none", str(self.threads), self.details(), nodes)
+
+
+def _data_files(model: onnx.ModelProto) -> Iterator[str]:
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                yield entry.value
+
+
+def _open(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, errors):
+        if pipe is not None:
+            with suppress(BrokenPipeError):  # what was written and never read
+                pipe.close()
