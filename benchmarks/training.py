@@ -1,0 +1,146 @@
+"""Training speed of one step, target tokens a second: ours, ours with the BLAS of MLX's Linux wheel, PyTorch.
+
+    python benchmarks/training.py --torch-python .venv-consumers/bin/python >> benchmarks/RESULTS.md
+
+The same work for all: post-norm encoder-decoder of a preset, tied embeddings, dropout, label smoothing 0.1, Adam,
+gradient clipping, full batches of random ids of one length. Each engine is a process of its own; they take turns,
+round by round, and the medians are compared. PyTorch is measured if `--torch-python` names an interpreter that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+
+SHAPES = {"tiny": (2000, 64, 16), "small": (8000, 64, 20)}  # preset: (vocabulary, rows, length)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="steps a round")
+    parser.add_argument("--presets", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--torch-python", help="interpreter of an environment with PyTorch")
+    parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "PRESET"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(*options.worker)
+        return
+    print(f"\n## Training: one step\n\n{described()}\n")
+    print("| preset | engine | target tokens/s | x PyTorch |\n|-|-|-|-|")
+    for preset in options.presets:
+        speeds = measure(preset, options)
+        peer = statistics.median(speeds["PyTorch"]) if "PyTorch" in speeds else None
+        for engine, values in speeds.items():
+            speed = statistics.median(values)
+            print(f"| {preset} | {engine} | {speed:,.0f} | {f'{speed / peer:.2f}' if peer else ''} |")
+
+
+def measure(preset: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    engines = {"mlx-transformer": (sys.executable, "mlx", {})}
+    if sys.platform == "linux":
+        engines["mlx-transformer, BLAS of the wheel"] = (sys.executable, "mlx", {"MLX_TRANSFORMER_BLAS": "wheel"})
+    if options.torch_python:
+        engines["PyTorch"] = (options.torch_python, "torch", {})
+    workers = {}
+    for name, (python, engine, extra) in engines.items():
+        command = [python, __file__, "--worker", engine, preset]
+        environment = {**os.environ, **extra}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        workers[name] = subprocess.Popen(command, env=environment, **pipes)
+    speeds: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(options.rounds):
+        for name, worker in workers.items():
+            steps = 1 if "wheel" in name else options.steps
+            speeds[name].append(json.loads(ask(worker, str(steps)))["tokens_per_second"])
+    for worker in workers.values():
+        worker.communicate()
+    return speeds
+
+
+def ask(worker: subprocess.Popen[str], line: str) -> str:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(line + "\n")
+    worker.stdin.flush()
+    return worker.stdout.readline()
+
+
+def work(engine: str, preset: str) -> None:
+    """Answer each line "number of steps" with the speed."""
+    step, tokens = (mlx_step if engine == "mlx" else torch_step)(preset)
+    step()  # warm
+    for line in sys.stdin:
+        begin = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        print(json.dumps({"tokens_per_second": int(line) * tokens / (time.perf_counter() - begin)}), flush=True)
+
+
+def mlx_step(preset: str) -> tuple[Callable[[], None], int]:
+    import mlx.core as mx
+    import numpy as np
+
+    from mlx_transformer.data.batches import Batch
+    from mlx_transformer.nn import Transformer
+    from mlx_transformer.spec.config import TransformerConfig
+    from mlx_transformer.training.step import TrainStep
+
+    vocab_size, rows, length = SHAPES[preset]
+    ids = [np.random.default_rng(i).integers(3, vocab_size, (rows, length), np.int32) for i in range(3)]
+    model = Transformer(TransformerConfig.preset(preset, vocab_size))
+    model.train()
+    mx.eval(model.parameters())
+    step = TrainStep(model, smoothing=0.1, clip_norm=1.0)
+    batch = Batch(ids[0], ids[1], ids[2], rows * length)
+    return lambda: step.evaluate(*step(batch, 1e-4)), rows * length
+
+
+def torch_step(preset: str) -> tuple[Callable[[], None], int]:
+    import torch  # type: ignore[import-not-found]
+    from torch import nn
+
+    vocab_size, rows, length = SHAPES[preset]
+    layers, d_model, heads, d_ff = {"tiny": (2, 128, 2, 512), "small": (3, 256, 4, 1024)}[preset]
+    embedding = nn.Embedding(vocab_size, d_model)
+    network = nn.Transformer(d_model, heads, layers, layers, d_ff, 0.1, batch_first=True)
+    network.encoder.norm = network.decoder.norm = None  # the paper's post-norm stacks end without one
+    parameters = [*embedding.parameters(), *network.parameters()]
+    adam = torch.optim.Adam(parameters, 1e-4, (0.9, 0.98), 1e-9)
+    source, target_in, target_out = (torch.randint(3, vocab_size, (rows, length)) for _ in range(3))
+    causal = nn.Transformer.generate_square_subsequent_mask(length)
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def step() -> None:
+        x, y = (embedding(ids) * d_model**0.5 for ids in (source, target_in))
+        hidden = network(x, y, tgt_mask=causal, tgt_is_causal=True)
+        loss = criterion((hidden @ embedding.weight.T).flatten(0, 1), target_out.flatten())
+        adam.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        adam.step()
+
+    return step, rows * length
+
+
+def described() -> str:
+    from mlx_transformer.blas import use_fast_blas
+    from mlx_transformer.spec.versions import versions
+
+    found = versions()
+    blas = use_fast_blas()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = f"{platform.system()} {platform.machine()}, {cores} cores"
+    return f"`python benchmarks/training.py`, {date.today()}; {machine}; mlx {found.get('mlx')}, {blas}."
+
+
+if __name__ == "__main__":
+    main()
