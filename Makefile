@@ -14,13 +14,15 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow test-consumers has-node multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-slow test-consumers has-node test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
 	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make test-consumers Optimum and transformers.js (Node) against MLX on a trained model (MODEL=folder: on yours)'
+	@echo 'make test-cuda      the cross-checks on an NVIDIA GPU; an error when none ran (WHEELS=folder: offline)'
+	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see README)'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
@@ -120,6 +122,48 @@ $(CONSUMERS_MODEL): | $(VENV)/.installed-dev
 	@mv $(CONSUMERS_MODEL)-run/model $@
 	@rm -rf $(CONSUMERS_MODEL)-run
 
+# ---- on an NVIDIA GPU ------------------------------------------------------------------------------------------------
+
+# An environment of its own, for MLX's and ONNX Runtime's builds for CUDA replace files of those for the CPU: the extra
+# brings both kinds, so the CPU's are taken out and the others written again. With REQUIRE_CUDA=1 the tests fail where
+# CUDA doesn't run. Linux x86-64, a driver for CUDA 13.
+CUDA_VENV := .venv-cuda
+CUDA_TESTS := tests/test_validate_everywhere.py
+CUDA_PACKAGES := -e '.[cuda]' pytest hypothesis
+WHEELS ?=
+FROM_WHEELS = $(if $(WHEELS),--no-index --find-links '$(WHEELS)')
+
+test-cuda: has-cuda $(CUDA_VENV)/.installed
+	@REQUIRE_CUDA=1 $(CUDA_VENV)/bin/python -m pytest -q $(CUDA_TESTS) $(ARGS)
+
+has-cuda:
+	@if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then \
+	  echo 'make: test-cuda needs an NVIDIA GPU with its driver: nvidia-smi lists none here, so nothing ran' >&2; \
+	  exit 1; \
+	fi
+
+$(CUDA_VENV)/.installed: pyproject.toml constraints.txt | has-cuda
+	@found=; for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	  then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo 'make: no usable Python: see make setup' >&2; exit 1; fi; \
+	echo 'Installing MLX and ONNX Runtime for CUDA into $(CUDA_VENV), once; this takes some minutes and 4 GB'; \
+	"$$found" -m venv --clear $(CUDA_VENV)
+	@$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(FROM_WHEELS) \
+	  -c constraints.txt $(CUDA_PACKAGES)
+	@$(CUDA_VENV)/bin/python -m pip uninstall --quiet --yes mlx-cpu onnxruntime
+	@$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(FROM_WHEELS) \
+	  -c constraints.txt --force-reinstall --no-deps mlx-cuda-13 onnxruntime-gpu
+	@touch $@
+
+# On a machine with network, of the same system and Python.
+wheels-cuda: $(VENV)/.installed
+	@if [ -z '$(WHEELS)' ]; then echo 'make: wheels-cuda needs a folder: make wheels-cuda WHEELS=folder' >&2; exit 1; fi
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-input -d '$(WHEELS)' \
+	  -c constraints.txt 'setuptools>=77' '.[cuda]' pytest hypothesis
+	@echo 'make test-cuda WHEELS=$(WHEELS) installs from there'
+
 # ---- longer checks, benchmarks, recipes: test-slow, benchmark, multi30k; each with its line in help ------------------
 
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
@@ -129,4 +173,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(CONSUMERS_VENV) $(NODE_MODULES)
+	rm -rf $(VENV) $(CONSUMERS_VENV) $(CUDA_VENV) $(NODE_MODULES)
