@@ -38,11 +38,17 @@ def _build(checkpoint: Path, out: Path) -> None:
 
 
 def _validate(
-    checkpoint: Path, onnx: Path, runtimes: str | None, seed: int | None, threads: int | None, json: Path | None
+    checkpoint: Path,
+    onnx: Path,
+    runtimes: str | None,
+    seed: int | None,
+    threads: int | None,
+    json: Path | None,
+    html: Path | None,
 ) -> int:
     from .validate import runtime_names, validate_command
 
-    return validate_command(checkpoint, onnx, json, runtime_names(runtimes), seed, threads)
+    return validate_command(checkpoint, onnx, json, runtime_names(runtimes), seed, threads, html=html)
 
 
 def _translate(
@@ -96,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     validate.add_argument("--seed", type=int, help="of the inputs (default: a fresh one, printed)")
     validate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
     validate.add_argument("--json", type=Path, help="write the report to this file as JSON")
+    validate.add_argument("--html", type=Path, help="write the report to this file as a page")
     validate.add_argument(
         "--explain",
         action=_Explain,

@@ -194,6 +194,7 @@ def validate(
         int | None, typer.Option(help="Threads of one ONNX Runtime operator.", show_default="one for each core")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write the report to this file as a page.")] = None,
     explain: Annotated[
         bool,
         typer.Option("--explain", callback=_explain, is_eager=True, help="Print the rule and the runtimes, and end."),
@@ -205,7 +206,9 @@ def validate(
     """
     from export.validate import runtime_names, validate_command
 
-    raise typer.Exit(validate_command(checkpoint, onnx, json_file, runtime_names(runtimes), seed, threads))
+    raise typer.Exit(
+        validate_command(checkpoint, onnx, json_file, runtime_names(runtimes), seed, threads, html=html_file)
+    )
 
 
 @app.command()

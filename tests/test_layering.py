@@ -35,7 +35,12 @@ class Rule:
 
 SPEC, DATA, GENERATION = "mlx_transformer.spec", "mlx_transformer.data", "mlx_transformer.generation"
 WITH_MLX = "mlx_transformer.generation.with_mlx"
-ENGINES = ("export.validate.engines", "export.validate.mlx_engine")
+ENGINES = (
+    "export.validate.engines",
+    "export.validate.isolate_mlx",
+    "export.validate.gradients",
+    "export.validate.structure",
+)
 
 RULES = (
     Rule((SPEC,), never=MLX + ONNX + RUNTIME, ours=(SPEC,)),

@@ -34,8 +34,9 @@ def validate_command(
     seed: int | None = None,
     threads: int | None = None,
     console: Console | None = None,
+    html: str | Path | None = None,
 ) -> int:
-    """Compare, print the report, write it as JSON where asked; the exit status (see `report`).
+    """Compare, print the report, write it as JSON and HTML where asked; the exit status (see `report`).
 
     Errors are one line on standard error.
     """
@@ -44,6 +45,8 @@ def validate_command(
         report.print(console)
         if json is not None:
             report.write(json)
+        if html is not None:
+            report.write_html(html)
     except UserError as error:
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False, highlight=False)
         return EXIT_UNAVAILABLE if isinstance(error, Unavailable) else EXIT_BAD_INPUT

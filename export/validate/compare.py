@@ -9,11 +9,11 @@ tokens     the likeliest token at every position; greedy and beam search and sam
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +24,14 @@ from mlx_transformer.spec.versions import versions
 
 from .agreement import Agreement
 from .cases import Case, fresh_seed, grid, tokenised
-from .decoding import Judged, beam_search, judge_beam, judge_greedy
 from .engines import DEFAULT, Engine, Unavailable, open_engine
-from .report import PLAIN, TAPPED, Point, Report, Runtime, Tokens, Weights
+from .free_running import Words, attempt, free_running, words_of
+from .isolate import Culprit, isolable, isolate
+from .report import PLAIN, TAPPED, Point, Report, Runtime, Weights
 from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
 from .threads import one_blas_thread
 
 Array = NDArray
-T = TypeVar("T")
-
-BEAM = 4
-SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
-MOST_NEW_TOKENS = 20
-MOST_SENTENCES = 8
 
 
 @dataclass(frozen=True)
@@ -86,10 +81,10 @@ def compare(
 def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     with one_blas_thread():
-        return _compare(checkpoint, engines, cases)
+        return _compare(checkpoint, engines, cases, words_of(checkpoint))
 
 
-def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:
+def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
     c = checkpoint.config
@@ -106,8 +101,8 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
                 if tap == "logits":
                     agreement.see(engine.name, path, case, got, truths[tap])
     points, limits = _judged(taken)
-    tokens = (*agreement.judged(limits), *_tokens(truth64, engines, cases, limits))
-    return Report(
+    tokens = (*agreement.judged(limits), *free_running(truth64, engines, cases, limits, words))
+    report = Report(
         checkpoint=str(checkpoint.folder),
         onnx="",
         seed=0,
@@ -123,6 +118,20 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
     )
+    culprits = tuple(_culprits(report, engines, cases, stored))
+    return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
+
+
+def _culprits(
+    report: Report, engines: Sequence[Engine], cases: Sequence[Case], stored: Mapping[str, Array]
+) -> Iterator[Culprit]:
+    """For each runtime over budget, the operation behind the first point where that shows."""
+    inputs = {case.name: case for case in cases}
+    for engine in engines:
+        point = report.first_over_budget(engine.name)
+        if point is not None and isolable(engine):
+            position = next(iter(point.worst.deviation.index[1:]), None)
+            yield isolate(engine, stored, inputs[point.case], point.path, point.tap, position)
 
 
 def _weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
@@ -133,10 +142,19 @@ def _weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
         found.setdefault(where, {})[name] = array
     for where, arrays in found.items():
         problems = [difference(name, stored.get(name), array) for name, array in arrays.items()]
-        yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p))
+        yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
     missing = [name for name in stored if not any(name in arrays for arrays in found.values())]
     if missing:
         yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
+
+
+def digest(arrays: Mapping[str, Array]) -> str:
+    """SHA-256 of names, types, shapes and values, in the order of the names."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def difference(name: str, expected: Array | None, got: Array) -> str:
@@ -168,27 +186,19 @@ def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Tru
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
     """(path, tap, tensor, why there is none) of everything that one runtime shows for one input."""
-    shown, why = _attempt(lambda: engine.taps(case))
+    shown, why = attempt(lambda: engine.taps(case))
     for name in taps:
         yield TAPPED, name, None if shown is None else shown.get(name), why
-    yield PLAIN, "logits", *_attempt(lambda: engine.logits(case))
+    yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
     # Before the logits: what comes first is what a failure is told by.
-    inside, why = _attempt(lambda: engine.cached_taps(case))
+    inside, why = attempt(lambda: engine.cached_taps(case))
     for path, shown in {"cached": {}}.items() if inside is None else inside.items():
         for name in taps:
             if name == "logits" or name.startswith("decoder."):
                 yield f"{path}, tapped", name, shown.get(name), why
-    cached, why = _attempt(lambda: engine.cached_logits(case))
+    cached, why = attempt(lambda: engine.cached_logits(case))
     for path, logits in {"cached": None}.items() if cached is None else cached.items():
         yield path, "logits", logits, why
-
-
-def _attempt(run: Callable[[], T]) -> tuple[T | None, str]:
-    """A runtime that stops with an error of its own is a mismatch like any other, told in its own words."""
-    try:
-        return run(), ""
-    except Exception as error:  # each runtime has its own exceptions
-        return None, f"failed: {' '.join(str(error).split())[:300]}"
 
 
 def _judged(taken: Sequence[Sample]) -> tuple[list[Point], dict[str, float]]:
@@ -217,41 +227,3 @@ def _worse(a: Point, b: Point) -> Point:
     """The two together: all inputs, all failures, the measurement that used up more of its budget."""
     worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
     return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)
-
-
-def _tokens(
-    reference: Reference, engines: Sequence[Engine], cases: Sequence[Case], limits: Mapping[str, float]
-) -> Iterator[Tokens]:
-    """Greedy and beam search and sampling of every runtime, from the rows of the cases that have several."""
-    c = reference.config
-    if not c.has_decoder:
-        return
-    most = max(1, c.max_positions // 2)
-    sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
-    longest = max(map(len, sources)) if c.architecture == "decoder" else 1
-    limit = min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
-    truth = beam_search(reference, sources, BEAM, limit)
-    for engine in engines:
-        for name, beam, drawn in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {BEAM}", BEAM, None)):
-            found, why = _attempt(
-                lambda engine=engine, beam=beam, drawn=drawn: engine.search(sources, beam, limit, drawn)
-            )
-            if found is None:
-                judged = [Judged(problem=why)]
-            elif beam == 1:
-                outputs = [ids for ids, _ in found]
-                judged = judge_greedy(reference, sources, outputs, limit, limits[engine.name], drawn)
-            else:
-                judged = judge_beam(truth, found, limit, limits[engine.name], c.eos_id)
-            yield _tokens_row(engine, name, [ids for ids, _ in found or []], judged)
-
-
-def _tokens_row(engine: Engine, search: str, outputs: Sequence[list[int]], judged: Sequence[Judged]) -> Tokens:
-    return Tokens(
-        runtime=engine.name,
-        search=search,
-        sentences=len(outputs),
-        tokens=sum(map(len, outputs)),
-        ties=tuple(j.tie for j in judged if j.tie),
-        problems=tuple(j.problem for j in judged if j.problem),
-    )

@@ -6,7 +6,7 @@ decoder.embedding   decoder.layers.0.self_attention   decoder.layers.0.cross_att
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -30,3 +30,8 @@ def _names(c: TransformerConfig) -> Iterator[str]:
         if c.norm_placement == "pre":
             yield f"{stack}.norm"
     yield "logits"
+
+
+def natural_order(taps: Iterable[str]) -> list[str]:
+    """Each tap once, in the order of the data, whatever paths they were seen on: that of their first appearance."""
+    return list(dict.fromkeys(taps))

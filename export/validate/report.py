@@ -1,4 +1,4 @@
-"""What a validation found: plain data, as JSON, and as a table on the terminal.
+"""What a validation found: plain data, and as JSON. `report_terminal` and `report_html` show it.
 
 `Report.verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
 runtime is not available.
@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from mlx_transformer.spec.errors import UserError
 
 from .engines import Placement
+from .isolate import Culprit
 from .rule import Budget, Measurement
 
 EQUAL, MISMATCH = "equal", "mismatch"
@@ -46,6 +45,8 @@ class Weights:
     where: str
     count: int
     problems: tuple[str, ...]
+    digest: str = ""
+    """SHA-256 of names, types, shapes and values of all that it holds."""
 
     @property
     def passed(self) -> bool:
@@ -74,6 +75,17 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Parting:
+    """One sentence whose tokens aren't the reference's: both outputs, as text where there is a tokenizer."""
+
+    sentence: int
+    got: tuple[str, ...]
+    expected: tuple[str, ...]
+    said: str
+    problem: bool
+
+
+@dataclass(frozen=True)
 class Tokens:
     """Free-running tokens of one runtime and one kind of search, each choice held against the float64 reference.
 
@@ -86,6 +98,7 @@ class Tokens:
     tokens: int
     ties: tuple[str, ...]
     problems: tuple[str, ...]
+    partings: tuple[Parting, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -109,6 +122,8 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     placements: tuple[Placement, ...] = ()
     """Where each runtime ran: execution provider of every node, copies between memories, TF32, threads."""
+    culprits: tuple[Culprit, ...] = ()
+    """For each runtime over budget, the operation that made its first error."""
 
     @property
     def equal(self) -> bool:
@@ -133,8 +148,11 @@ class Report:
         for runtime in self.runtimes:
             point = self.first_over_budget(runtime.name)
             if point is not None:
-                lines.append(f"{runtime.name}: first over budget: {_place(point)}")
-        lines += [f"{t.runtime}: {t.search}: {problem}" for t in self.tokens for problem in t.problems]
+                lines.append(f"{runtime.name}: first over budget: {place_of(point)}")
+            lines += [f"{c.runtime}: culprit: {c.sentence}" for c in self.culprits if c.runtime == runtime.name]
+        for t in self.tokens:
+            more = f" (and {len(t.problems) - 1} more)" if len(t.problems) > 1 else ""
+            lines += [f"{t.runtime}: {t.search}: {problem}{more}" for problem in t.problems[:1]]
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,68 +171,30 @@ class Report:
 
     def write(self, path: str | Path) -> None:
         """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(self.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: the report can't be written ({error.strerror})") from error
+        _write(path, self.to_json())
+
+    def write_html(self, path: str | Path) -> None:
+        """Write one page that needs nothing else; `UserError` if the place can't be written to."""
+        from .report_html import page
+
+        _write(path, page(self))
 
     def print(self, console: Console | None = None) -> None:
-        """Verdict first, then what supports it."""
-        console = console or Console()
-        colour = "green" if self.equal else "red"
-        console.print(Text.assemble(("validate: ", "bold"), (self.verdict, f"bold {colour}"), f"   seed {self.seed}"))
-        for line in self.failures():
-            console.print(Text(f"  {line}", style="red"), soft_wrap=True)
-        console.print(_weights_table(self), _points_table(self))
-        if self.tokens:
-            console.print(_tokens_table(self))
-        for name in self.absent:
-            console.print(Text(f"not compared, because it isn't installed here: {name}", style="yellow"))
-        console.print(Text(f"{len(self.inputs)} inputs: {'; '.join(self.inputs)}; {self.seconds:.1f} s", style="dim"))
+        """On the terminal: verdict first, then what supports it."""
+        from .report_terminal import show
+
+        show(self, console or Console())
 
 
-def _weights_table(report: Report) -> Table:
-    table = Table("weights, bit for bit", "where", "parameters", "result", box=None, header_style="bold")
-    for check in report.weights:
-        result = "equal" if check.passed else f"{len(check.problems)} differ"
-        table.add_row(check.runtime, check.where, str(check.count), _mark(check.passed, result))
-    return table
+def _write(path: str | Path, text: str) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: the report can't be written ({error.strerror})") from error
 
 
-def _points_table(report: Report) -> Table:
-    """A row a tap, a column a runtime: worst rms and max ratio over all inputs; then the logits of the other paths."""
-    runtimes = [r.name for r in report.runtimes]
-    table = Table(Column("tap", no_wrap=True), box=None, header_style="bold")
-    for name in runtimes:
-        table.add_column(f"{name}, rms and max", justify="right", no_wrap=True)
-    rows: dict[str, dict[str, Text]] = {}
-    for point in report.points:
-        label = point.tap if point.path == TAPPED else f"{point.tap}, {point.path}"
-        m = point.worst
-        ratios = "bits equal" if m.deviation.same_bits else f"{m.rms_ratio:5.2f} {m.max_ratio:5.2f}"
-        rows.setdefault(label, {})[point.runtime] = _mark(point.passed, ratios)
-    for label in sorted(rows, key=lambda label: ", " in label):
-        table.add_row(label, *(rows[label].get(name, "") for name in runtimes))
-    budgets = ", ".join(f"{r.name} {r.budget.rms:g} and {r.budget.max:g}" for r in report.runtimes)
-    table.caption = f"in units of float32's own error; budget: {budgets}"
-    return table
-
-
-def _tokens_table(report: Report) -> Table:
-    table = Table("tokens", "search", "sentences", "tokens", "result", box=None, header_style="bold")
-    for check in report.tokens:
-        result = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
-        text = result if check.passed else f"{len(check.problems)} differ"
-        table.add_row(check.runtime, check.search, str(check.sentences), str(check.tokens), _mark(check.passed, text))
-    return table
-
-
-def _mark(passed: bool, text: str) -> Text:
-    return Text(f"{'✓' if passed else '✗'} {text}", style="green" if passed else "red")
-
-
-def _place(point: Point) -> str:
+def place_of(point: Point) -> str:
     d = point.worst.deviation
     ratios = f"rms {point.worst.rms_ratio:.3g} and max {point.worst.max_ratio:.3g} times float32's own error"
     where = f" at {list(d.index)}: {d.got:.9g}, expected {d.expected:.9g} ({d.ulp:.3g} ulp)" if d.index else ""

@@ -1,0 +1,132 @@
+"""The MLX model with its modules wrapped: each one computes from the reference's values.
+
+A wrapped module notes what it is given and what it makes, and hands on the reference's value instead. The fused
+attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. MLX is
+imported inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .setting import Setting
+
+Array = NDArray
+See = Callable[[str, Any], Any]
+"""(point, what was computed) -> what the calculation goes on with."""
+
+
+class Wrapped:
+    """A module between two points; `before` or `after` may be empty: nothing is noted there."""
+
+    def __init__(self, module: Any, see: See, before: str, after: str, enter: Callable[[], None] | None = None):
+        self.module, self.see, self.before, self.after, self.enter = module, see, before, after, enter
+
+    def __call__(self, x: Any, *inputs: Any, **named: Any) -> Any:
+        if self.enter is not None:
+            self.enter()
+        y = self.module(self.see(self.before, x) if self.before else x, *inputs, **named)
+        return self.see(self.after, y) if self.after else y
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def run_mlx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
+    """{point: what the model's modules make there of the values before it}."""
+    found: dict[str, Array] = {}
+    model, case = engine.model, s.case
+    see: Callable[[str, Array], None] = found.__setitem__
+    with engine._stream():
+        if s.part is None:
+            with replacing(model, s.given, see) as show:
+                ids = (case.ids,) if case.target_ids is None else (case.ids, case.target_ids)
+                model(*ids, case.mask, tap=show)
+            return found
+        if case.target_ids is None:
+            ids, mask = case.ids, case.prompt_mask
+            cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
+        else:
+            ids, cache = case.target_ids, model.start(model.encode(case.ids, case.mask), case.mask)
+        for part, given in zip(case.passes(), s.earlier, strict=False):
+            with replacing(model, given, lambda name, value: None):
+                model.step(ids[:, part], cache)
+        with replacing(model, s.given, see) as show:
+            model.step(ids[:, s.part], cache, tap=show)
+    return found
+
+
+@contextmanager
+def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array], None]) -> Iterator[Callable]:
+    """Within this context every module of a `Transformer` works on `given`, and `see` gets what it makes of that.
+
+    Yields the tap to pass to the model, for the points that need no wrapping.
+    """
+    import mlx.core as mx
+
+    from mlx_transformer.nn import attention as module
+
+    def note(point: str, value: Any) -> Any:
+        see(point, np.array(value))
+        return mx.array(given[point]) if point in given else value
+
+    current = ""
+    fused = module.attention
+
+    def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        q, k, v = (
+            note(f"{current}.{part}", x) for part, x in zip(("queries", "keys", "values"), (q, k, v), strict=True)
+        )
+        note(f"{current}.weights", module.attention_weights(q, k, mask))
+        return fused(q, k, v, mask)
+
+    def entering(name: str) -> Callable[[], None]:
+        def enter() -> None:
+            nonlocal current
+            current = name
+
+        return enter
+
+    with ExitStack() as undo:
+
+        def wrap(owner: Any, key: Any, before: str = "", after: str = "", enter: Any = None) -> None:
+            held = owner[key]
+            owner[key] = Wrapped(held, note, before, after, enter)
+            undo.callback(owner.__setitem__, key, held)
+
+        for stack in ("encoder", "decoder"):
+            if stack in model:
+                _wrap_stack(model[stack], stack, wrap, entering, model.config.norm_placement == "pre")
+        undo.enter_context(patch.object(module, "attention", attend))
+        yield lambda name, value: see(name, np.array(value)) if name == "logits" else None
+
+
+def _wrap_stack(stack: Any, name: str, wrap: Callable, entering: Callable, pre: bool) -> None:
+    layers = stack["layers"]
+    for i, layer in enumerate(layers):
+        scope = f"{name}.layers.{i}"
+        parts = [part for part in ("self_attention", "cross_attention", "feed_forward") if part in layer]
+        for part, earlier in zip(parts, ["", *parts], strict=False):
+            inner, full = layer[part], f"{scope}.{part}"
+            if part == "feed_forward":
+                wrap(inner, "up_proj", "", f"{full}.up_proj")
+                if "gate_proj" in inner:
+                    wrap(inner, "gate_proj", "", f"{full}.gate_proj")
+                wrap(inner, "down_proj", f"{full}.inner", full)
+            else:
+                wrap(inner, "query_proj", "", f"{full}.query_proj", entering(full))
+                wrap(inner, "key_proj", "", f"{full}.key_proj")
+                wrap(inner, "value_proj", "", f"{full}.value_proj")
+                wrap(inner, "output_proj", f"{full}.context", full)
+            before = (f"{scope}.{earlier}.residual" if earlier else "") if pre else f"{full}.residual"
+            wrap(layer, f"{part}_norm", before, f"{full}_norm")
+    for i in range(len(layers)):
+        wrap(layers, i, f"{name}.embedding" if i == 0 else "", f"{name}.layers.{i}")
+    if "norm" in stack:
+        wrap(stack, "norm", "", f"{name}.norm")

@@ -1,0 +1,63 @@
+"""A report on the terminal: verdict, what went wrong, weights, taps, tokens."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from .report import TAPPED, Report
+
+
+def show(report: Report, console: Console) -> None:
+    """Verdict first, then what supports it."""
+    colour = "green" if report.equal else "red"
+    console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
+    for line in report.failures():
+        console.print(Text(f"  {line}", style="red"), soft_wrap=True)
+    console.print(_weights_table(report), _points_table(report))
+    if report.tokens:
+        console.print(_tokens_table(report))
+    for name in report.absent:
+        console.print(Text(f"not compared, because it isn't installed here: {name}", style="yellow"))
+    console.print(Text(f"{len(report.inputs)} inputs: {'; '.join(report.inputs)}; {report.seconds:.1f} s", style="dim"))
+
+
+def _weights_table(report: Report) -> Table:
+    table = Table("weights, bit for bit", "where", "parameters", "result", box=None, header_style="bold")
+    for check in report.weights:
+        result = "equal" if check.passed else f"{len(check.problems)} differ"
+        table.add_row(check.runtime, check.where, str(check.count), _mark(check.passed, result))
+    return table
+
+
+def _points_table(report: Report) -> Table:
+    """A row a tap, a column a runtime: worst rms and max ratio over all inputs; then the logits of the other paths."""
+    runtimes = [r.name for r in report.runtimes]
+    table = Table(Column("tap", no_wrap=True), box=None, header_style="bold")
+    for name in runtimes:
+        table.add_column(f"{name}, rms and max", justify="right", no_wrap=True)
+    rows: dict[str, dict[str, Text]] = {}
+    for point in report.points:
+        label = point.tap if point.path == TAPPED else f"{point.tap}, {point.path}"
+        m = point.worst
+        ratios = "bits equal" if m.deviation.same_bits else f"{m.rms_ratio:5.2f} {m.max_ratio:5.2f}"
+        rows.setdefault(label, {})[point.runtime] = _mark(point.passed, ratios)
+    for label in sorted(rows, key=lambda label: ", " in label):
+        table.add_row(label, *(rows[label].get(name, "") for name in runtimes))
+    budgets = ", ".join(f"{r.name} {r.budget.rms:g} and {r.budget.max:g}" for r in report.runtimes)
+    table.caption = f"in units of float32's own error; budget: {budgets}"
+    return table
+
+
+def _tokens_table(report: Report) -> Table:
+    table = Table("tokens", "search", "sentences", "tokens", "result", box=None, header_style="bold")
+    for check in report.tokens:
+        result = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
+        text = result if check.passed else f"{len(check.problems)} differ"
+        table.add_row(check.runtime, check.search, str(check.sentences), str(check.tokens), _mark(check.passed, text))
+    return table
+
+
+def _mark(passed: bool, text: str) -> Text:
+    return Text(f"{'✓' if passed else '✗'} {text}", style="green" if passed else "red")

@@ -1,0 +1,147 @@
+"""Put each bug into a model and let `validate` look for it: `make mutations` prints what caught each."""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mutations
+import onnx
+from mutations import CONFIGS, Mutation
+from random_models import write_model
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from export.validate import Report, compare, compare_engines
+from export.validate.cases import grid
+from export.validate.engines.mlx_engine import MlxEngine
+from mlx_transformer.spec.checkpoint import open_checkpoint
+
+SEED = 11
+Models = dict[str, tuple[Path, Path]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What caught one mutation, and what is not as it has to be (empty: all is)."""
+
+    name: str
+    runtime: str
+    weights: str
+    tap: str
+    path: str
+    culprit: str
+    tokens: str
+    caught: bool
+    wrong: str
+
+
+def all_mutations() -> dict[tuple[str, str], Mutation]:
+    return {("onnxruntime", n): m for n, m in mutations.ONNX.items()} | {
+        ("mlx", n): m for n, m in mutations.MLX.items()
+    }
+
+
+def make_models(folder: Path) -> Models:
+    return {name: write_model(config, folder / name, seed=3) for name, config in CONFIGS.items()}
+
+
+def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:
+    """`folder`: an empty one for the changed files."""
+    checkpoint, exported = models[mutation.model]
+    if mutation.edit is not None:
+        report = compare(checkpoint, _mutated(exported, mutation, folder), ["onnxruntime"], SEED, threads=1)
+    else:
+        from mlx_transformer.nn import Transformer
+
+        model = Transformer.load(checkpoint)
+        assert mutation.change is not None
+        mutation.change(model)
+        opened = open_checkpoint(checkpoint)
+        report = compare_engines(opened, [MlxEngine.of(model)], grid(opened.config, SEED))
+    return _outcome(name, mutation, report)
+
+
+def _outcome(name: str, m: Mutation, report: Report) -> Outcome:
+    weights = sorted({problem.split(":")[0] for check in report.weights for problem in check.problems})
+    first = report.first_over_budget(m.runtime)
+    tap, path = (first.tap, first.path) if first else ("", "")
+    culprit = "; ".join(c.sentence for c in report.culprits)
+    tokens = ", ".join(check.search for check in report.tokens if not check.passed)
+    wrong = []
+    if report.equal:
+        wrong.append("not caught")
+    if weights != ([m.weights] if m.weights else []):
+        wrong.append(f"weights {weights}, expected {m.weights or 'none'}")
+    if (tap, path) != ((m.tap, m.path) if m.tap else ("", "")):
+        wrong.append(f"shows at {tap or 'no tap'} ({path}), expected {m.tap or 'none'} ({m.path})")
+    if m.culprit not in culprit:
+        wrong.append(f"blames {culprit!r}, expected {m.culprit!r}")
+    if m.search and m.search not in tokens:
+        wrong.append(f"tokens {tokens!r}, expected {m.search}")
+    return Outcome(name, m.runtime, ", ".join(weights), tap, path, culprit, tokens, not report.equal, "; ".join(wrong))
+
+
+def _mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
+    copy = folder / "onnx"
+    shutil.copytree(exported, copy)
+    changed = 0
+    for path in sorted(copy.glob(f"onnx/{mutation.files}.onnx")):
+        model = onnx.load(path)
+        before = model.SerializeToString(deterministic=True)
+        assert mutation.edit is not None
+        mutation.edit(model)
+        changed += model.SerializeToString(deterministic=True) != before
+        onnx.save(model, path)
+    assert changed, "the mutation found nothing to change"
+    return copy
+
+
+def run_all(chosen: dict[tuple[str, str], Mutation], see: Callable[[Outcome], None]) -> list[Outcome]:
+    found = []
+    with tempfile.TemporaryDirectory(prefix="mutations-") as name:
+        models = make_models(Path(name) / "models")
+        for (_, title), mutation in chosen.items():
+            with tempfile.TemporaryDirectory(dir=name) as place:
+                found.append(run(title, mutation, models, Path(place)))
+            see(found[-1])
+    return found
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    shown = Table("", "mutation", "in", "caught by", "shows at", "culprit named", box=None, header_style="bold")
+    for o in outcomes:
+        by = [kind for kind, there in (("weights", o.weights), ("taps", o.tap), ("tokens", o.tokens)) if there]
+        mark = Text("✗", style="red") if o.wrong else Text("✓", style="green")
+        place = f"{o.tap} ({o.path})" if o.tap else o.weights or o.tokens
+        shown.add_row(mark, o.name, o.runtime, ", ".join(by) or "nothing", place, Text(o.wrong or o.culprit))
+    return shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-k", default="", help="only mutations whose name contains this")
+    options = parser.parse_args()
+    console = Console(stderr=options.json)
+    chosen = {key: m for key, m in all_mutations().items() if options.k in key[1]}
+    with console.status("mutating") as status:
+        outcomes = run_all(chosen, lambda o: status.update(f"{o.runtime}: {o.name}"))
+    wrong = [o for o in outcomes if o.wrong]
+    caught = sum(o.caught for o in outcomes)
+    if options.json:
+        summary = {"mutations": len(outcomes), "caught": caught, "as_expected": len(outcomes) - len(wrong)}
+        print(json.dumps({**summary, "outcomes": [asdict(o) for o in outcomes]}, indent=2))
+    else:
+        console.print(table(outcomes))
+        console.print(f"{caught} of {len(outcomes)} caught, {len(outcomes) - len(wrong)} at the right place")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
