@@ -249,7 +249,12 @@ def test_the_grid_holds_what_breaks_implementations(name: str) -> None:
         assert case.ids.max() < config.source_vocab_size
         assert (case.target_ids is None) == (config.architecture != "encoder-decoder")
         assert 1 <= case.prefill <= (case.ids if case.target_ids is None else case.target_ids).shape[1]
-    assert any(case.prefill < case.ids.shape[1] for case in cases.values())
+    # Cached runs: one token first and then one by one, several at once after a past, and a last pass cut short.
+    passes = [[part.stop - part.start for part in case.passes()] for case in cases.values()]
+    assert any(len(widths) > 3 and set(widths) == {1} for widths in passes)
+    assert any(widths[0] < widths[1] and len(widths) > 2 for widths in passes if len(widths) > 1)
+    for case, widths in zip(cases.values(), passes, strict=True):
+        assert sum(widths) == (case.ids if case.target_ids is None else case.target_ids).shape[1]
 
 
 def test_only_valid_positions_count(exported: dict[str, tuple[Path, Path]]) -> None:

@@ -175,6 +175,10 @@ def test_a_fallback_and_copies_are_seen() -> None:
     assert placement.providers == {cuda: 2, cpu: 2}
     assert placement.fallback == {"CumSum": 2}
     assert placement.copies == {"model": 1}
+    assert placement.said == (
+        "onnxruntime:cuda ran 2 operations on CUDAExecutionProvider, 2 operations on CPUExecutionProvider; "
+        "fallback from CUDAExecutionProvider: CumSum 2; copies between memories: 1; TF32 off; threads: 1"
+    )
 
 
 def test_profiles_leave_no_files_behind(

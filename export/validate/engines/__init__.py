@@ -66,6 +66,18 @@ class Placement:
         """{operator: nodes} that another provider ran than the one asked for: what nobody is told otherwise."""
         return dict(Counter(node.operator for node in self.nodes if node.provider != self.device))
 
+    @property
+    def said(self) -> str:
+        """All of it but the versions and the single nodes, in one line."""
+        ran = ", ".join(f"{count} operations on {provider}" for provider, count in self.providers.items())
+        parts = [f"{self.runtime} ran {ran or f'on {self.device}'}"]
+        if self.fallback:
+            others = ", ".join(f"{operator} {count}" for operator, count in sorted(self.fallback.items()))
+            parts.append(f"fallback from {self.device}: {others}")
+        if self.copies:
+            parts.append(f"copies between memories: {sum(self.copies.values())}")
+        return "; ".join([*parts, f"TF32 {self.tf32}", f"threads: {self.threads}"])
+
 
 class Engine(Protocol):
     """One runtime holding one model. Arrays are NumPy's, in the runtime's own precision (bfloat16, which NumPy lacks,

@@ -74,6 +74,7 @@ class OnnxEngine:
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, Session] = {}
         self._seen: dict[str, list[Array]] = {}
+        self._encoded: tuple[Case, Array] | None = None
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
         raise NotImplementedError
@@ -87,22 +88,32 @@ class OnnxEngine:
                     yield path.name, tensor.name, numpy_helper.to_array(tensor, str(path.parent))
 
     def logits(self, case: Case) -> Array:
-        return _logits(self._model(), case)
+        return _logits(self._model(), case, self._memory(case))
 
     def taps(self, case: Case) -> dict[str, Array]:
         first = FIRST if FIRST in self.files else MERGED
         return self._look(lambda: _logits(self._model(self._tapping(*self.files.keys() & {ENCODER, first})), case))
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {path: _cached(self._model({}, only), case) for path, only in self._ways().items()}
+        return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         """The encoder isn't tapped again: it has no cache."""
-        found = {}
+        found, memory = {}, self._memory(case)
         for path, only in self._ways().items():
-            tapped = self._tapping(*(name for name in only if name != ENCODER))
-            found[path] = self._look(lambda only=only, tapped=tapped: _cached(self._model(tapped, only), case))
+            model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
+            found[path] = self._look(lambda model=model: _cached(model, case, memory))
         return found
+
+    def _memory(self, case: Case) -> Array | None:
+        """What the encoder as it is makes of a case, computed once for all that read it."""
+        if case.target_ids is None:
+            return None
+        if self._encoded is None or self._encoded[0] is not case:
+            model = self._model()
+            assert isinstance(model, EncoderDecoderGraphs)
+            self._encoded = case, model.encode(case.ids, case.source_real.astype(np.int64))
+        return self._encoded[1]
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
@@ -144,20 +155,23 @@ class OnnxEngine:
         self._seen.setdefault(name, []).append(value)
 
 
-def _logits(model: Graphs, case: Case) -> Array:
+def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
+    """`memory`: the encoder's output where it is known."""
     mask = case.source_real.astype(np.int64)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
-        return model.decode(case.target_ids, model.encode(case.ids, mask), mask)
+        memory = model.encode(case.ids, mask) if memory is None else memory
+        return model.decode(case.target_ids, memory, mask)
     return model.logits(case.ids, mask)
 
 
-def _cached(model: Graphs, case: Case) -> Array:
+def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:
     assert not isinstance(model, EncoderGraphs)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
+        assert memory is not None
         ids, mask = case.target_ids, case.source_real.astype(np.int64)
-        cache = model.begin(model.encode(case.ids, mask), mask)
+        cache = model.begin(memory, mask)
     else:
         ids, mask = case.ids, case.prompt_mask
         real = np.ones(ids.shape, np.int64) if mask is None else mask.astype(np.int64)
