@@ -18,6 +18,8 @@ def show(report: Report, console: Console) -> None:
     console.print(_weights_table(report), _points_table(report))
     if report.tokens:
         console.print(_tokens_table(report))
+    for place in report.placements:
+        console.print(Text(place.said, style="dim"), soft_wrap=True)
     for name in report.absent:
         console.print(Text(f"not compared, because it isn't installed here: {name}", style="yellow"))
     console.print(Text(f"{len(report.inputs)} inputs: {'; '.join(report.inputs)}; {report.seconds:.1f} s", style="dim"))
