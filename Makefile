@@ -14,12 +14,14 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow test-consumers has-node test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-slow mutations false-alarms test-consumers has-node test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
 	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
 	@echo 'make test-slow      the checks that take minutes'
+	@echo 'make mutations      59 bugs put into models, and what of validate caught each (ARGS=--json)'
+	@echo 'make false-alarms   200 random models and seeds that validate must find equal (ARGS="--count 20")'
 	@echo 'make test-consumers Optimum and transformers.js (Node) against MLX on a trained model (MODEL=folder: on yours)'
 	@echo 'make test-cuda      the cross-checks on an NVIDIA GPU; an error when none ran (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
@@ -72,6 +74,12 @@ quickstart: $(VENV)/.installed
 # Two processes with one BLAS thread each (tests/conftest.py) use two cores better than one process with two threads.
 test: $(VENV)/.installed-dev
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
+
+mutations: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/mutation_run.py $(ARGS)
+
+false-alarms: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/false_alarms.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .

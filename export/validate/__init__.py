@@ -5,9 +5,10 @@ report = compare("run/model", "run/onnx")
 report.print()
 """
 
+from .assertion import assert_equal
 from .command import runtime_names, validate_command
 from .compare import compare, compare_engines
 from .explain import explain
 from .report import Report
 
-__all__ = ["Report", "compare", "compare_engines", "explain", "runtime_names", "validate_command"]
+__all__ = ["Report", "assert_equal", "compare", "compare_engines", "explain", "runtime_names", "validate_command"]

@@ -29,6 +29,7 @@ from .free_running import Words, attempt, free_running, words_of
 from .isolate import Culprit, isolable, isolate
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Weights
 from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
+from .structure import structures
 from .threads import one_blas_thread
 
 Array = NDArray
@@ -117,6 +118,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         seconds=time.perf_counter() - begin,
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
+        structures=tuple(structures(engines)),
     )
     culprits = tuple(_culprits(report, engines, cases, stored))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)

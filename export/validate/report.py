@@ -20,6 +20,7 @@ from mlx_transformer.spec.errors import UserError
 from .engines import Placement
 from .isolate import Culprit
 from .rule import Budget, Measurement
+from .structure import Structure
 
 EQUAL, MISMATCH = "equal", "mismatch"
 TAPPED, PLAIN = "tapped", "plain"
@@ -125,9 +126,12 @@ class Report:
     culprits: tuple[Culprit, ...] = ()
     """For each runtime over budget, the operation that made its first error."""
 
+    structures: tuple[Structure, ...] = ()
+    """Operations and parameters of each runtime's graph, counted."""
+
     @property
     def equal(self) -> bool:
-        checks = (*self.weights, *self.points, *self.tokens)
+        checks = (*self.weights, *self.structures, *self.points, *self.tokens)
         return bool(checks) and all(check.passed for check in checks)
 
     @property
@@ -150,6 +154,7 @@ class Report:
             if point is not None:
                 lines.append(f"{runtime.name}: first over budget: {place_of(point)}")
             lines += [f"{c.runtime}: culprit: {c.sentence}" for c in self.culprits if c.runtime == runtime.name]
+        lines += [f"{s.runtime}: structure: {s.problem}" for s in self.structures if s.problem]
         for t in self.tokens:
             more = f" (and {len(t.problems) - 1} more)" if len(t.problems) > 1 else ""
             lines += [f"{t.runtime}: {t.search}: {problem}{more}" for problem in t.problems[:1]]

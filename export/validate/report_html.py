@@ -45,7 +45,7 @@ def _verdict(r: Report) -> str:
 
 
 def _summary(r: Report) -> str:
-    parts = [f"{sum(check.count for check in r.weights)} weights bit for bit"]
+    parts = [f"{sum(check.count for check in r.weights)} parameters bit for bit"]
     parts.append(f"{sum(point.inputs for point in r.points)} tensors within their budgets")
     if r.tokens:
         parts.append(f"{sum(check.tokens for check in r.tokens)} tokens the same")
@@ -77,8 +77,10 @@ def _worst(r: Report) -> str:
     rows = []
     for runtime in r.runtimes:
         points = [p for p in r.points if p.runtime == runtime.name and p.worst.deviation.index]
-        points.sort(key=lambda p: (p.passed, -p.worst.share))
-        rows += [_element(p) for p in points[:WORST]]
+        points.sort(key=lambda p: (not p.passed, p.worst.share))
+        each = {p.tap: p for p in points}  # of each tap the path on which it is worst
+        worst = sorted(each.values(), key=lambda p: (p.passed, -p.worst.share))
+        rows += [_element(p) for p in worst[:WORST]]
     head = ("runtime", "point", "input", "element", "computed", "reference", "ulp", "of its budget")
     return "<h2>Worst elements</h2>" + _table(head, rows, numbers=(4, 5, 6, 7))
 
@@ -101,7 +103,21 @@ def _weights(r: Report) -> str:
         rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, said])
     note = "Every place that holds parameters, bit for bit against the checkpoint, and the SHA-256 of what it holds."
     head = ("runtime", "where", "parameters", "digest", "result")
-    return f'<h2>Weights</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2,))
+    return f'<h2>Weights</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2,)) + _structure(r)
+
+
+def _structure(r: Report) -> str:
+    rows = []
+    for s in r.structures:
+        said = f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
+        used = f"{s.parameters - len(s.unused)} of {s.parameters}"
+        rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, said])
+    note = (
+        "MLX's own trace and the ONNX graph against the architecture: every parameter on a way to the output, as many "
+        "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax."
+    )
+    head = ("runtime", "matrix products", "softmaxes", "parameters used", "result")
+    return f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3)) if rows else ""
 
 
 def _tokens(r: Report) -> str:

@@ -16,6 +16,11 @@ def show(report: Report, console: Console) -> None:
     for line in report.failures():
         console.print(Text(f"  {line}", style="red"), soft_wrap=True)
     console.print(_weights_table(report), _points_table(report))
+    for s in report.structures:
+        counts = (
+            f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"
+        )
+        console.print(_mark(s.passed, f"{s.runtime}: {counts}"))
     if report.tokens:
         console.print(_tokens_table(report))
     for place in report.placements:
