@@ -3,6 +3,11 @@
 from export.validate import compare
 report = compare("run/model", "run/onnx")
 report.print()
+
+In a test suite:
+
+from export.validate import assert_equal
+assert_equal("run/model", "run/onnx")  # AssertionError names the first failing point and the operation that made it
 """
 
 from .assertion import assert_equal

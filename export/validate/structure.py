@@ -58,7 +58,7 @@ class Structure:
 
 
 def expected_counts(c: TransformerConfig) -> tuple[int, int]:
-    """Matrix products and softmaxes of one full pass: of each attention four projections, scores and weighted values."""
+    """Matrix products and softmaxes of one full pass: of an attention four projections, scores, weighted values."""
     attentions = c.encoder_layers + c.decoder_layers * (2 if c.has_encoder else 1)
     networks = c.encoder_layers + c.decoder_layers
     return 6 * attentions + (3 if c.gated else 2) * networks + 1, attentions
