@@ -105,6 +105,8 @@ def test_the_report_as_json_and_on_the_terminal(exported: dict[str, tuple[Path, 
     assert text.startswith("validate: equal   seed 9\n")
     assert "bits equal" in text
     assert "decoder.layers.0.self_attention" in text
+    assert "all points, cached, tapped" in text
+    assert "onnxruntime ran " in text
 
 
 def test_a_mismatch_is_told_first_and_its_json_has_no_infinity(

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from .report import TAPPED, Report
+from .gradients import BUDGET, worst_of_each
+from .report import TAPPED, Point, Report
 
 
 def show(report: Report, console: Console) -> None:
@@ -21,6 +22,11 @@ def show(report: Report, console: Console) -> None:
             f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"
         )
         console.print(_mark(s.passed, f"{s.runtime}: {counts}"))
+    if report.gradients:
+        kinds = list(worst_of_each(list(report.gradients)))
+        text = f"mlx: gradients of {len(kinds)} kinds of parameters, {len(report.gradients)} derivatives"
+        passed = all(g.passed for g in kinds)
+        console.print(_mark(passed, f"{text}; worst {max(g.error for g in kinds) / BUDGET:.2f} of the budget"))
     if report.tokens:
         console.print(_tokens_table(report))
     for place in report.placements:
@@ -44,17 +50,30 @@ def _points_table(report: Report) -> Table:
     table = Table(Column("tap", no_wrap=True), box=None, header_style="bold")
     for name in runtimes:
         table.add_column(f"{name}, rms and max", justify="right", no_wrap=True)
-    rows: dict[str, dict[str, Text]] = {}
+    worst: dict[tuple[str, str], Point] = {}
     for point in report.points:
-        label = point.tap if point.path == TAPPED else f"{point.tap}, {point.path}"
+        label = _label(point)
+        known = worst.get((label, point.runtime))
+        if known is None or point.worst.share > known.worst.share:
+            worst[label, point.runtime] = point
+    rows: dict[str, dict[str, Text]] = {}
+    for (label, runtime), point in worst.items():
         m = point.worst
         ratios = "bits equal" if m.deviation.same_bits else f"{m.rms_ratio:5.2f} {m.max_ratio:5.2f}"
-        rows.setdefault(label, {})[point.runtime] = _mark(point.passed, ratios)
+        rows.setdefault(label, {})[runtime] = _mark(point.passed, ratios)
     for label in sorted(rows, key=lambda label: ", " in label):
         table.add_row(label, *(rows[label].get(name, "") for name in runtimes))
     budgets = ", ".join(f"{r.name} {r.budget.rms:g} and {r.budget.max:g}" for r in report.runtimes)
     table.caption = f"in units of float32's own error; budget: {budgets}"
     return table
+
+
+def _label(point: Point) -> str:
+    """The points of cached passes share a row, the worst of them in it, except those over budget."""
+    if point.path == TAPPED:
+        return point.tap
+    inside = point.path.endswith(f", {TAPPED}")
+    return f"all points, {point.path}" if inside and point.passed else f"{point.tap}, {point.path}"
 
 
 def _tokens_table(report: Report) -> Table:
