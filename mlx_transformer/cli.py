@@ -193,6 +193,9 @@ def validate(
     threads: Annotated[
         int | None, typer.Option(help="Threads of one ONNX Runtime operator.", show_default="one for each core")
     ] = None,
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Check MLX's gradients against finite differences too.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write the report to this file as a page.")] = None,
     explain: Annotated[
@@ -207,7 +210,9 @@ def validate(
     from export.validate import runtime_names, validate_command
 
     raise typer.Exit(
-        validate_command(checkpoint, onnx, json_file, runtime_names(runtimes), seed, threads, html=html_file)
+        validate_command(
+            checkpoint, onnx, json_file, runtime_names(runtimes), seed, threads, html=html_file, gradients=gradients
+        )
     )
 
 

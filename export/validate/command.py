@@ -35,13 +35,14 @@ def validate_command(
     threads: int | None = None,
     console: Console | None = None,
     html: str | Path | None = None,
+    gradients: bool = False,
 ) -> int:
     """Compare, print the report, write it as JSON and HTML where asked; the exit status (see `report`).
 
     Errors are one line on standard error.
     """
     try:
-        report = compare(checkpoint, onnx, runtimes, seed, threads=threads)
+        report = compare(checkpoint, onnx, runtimes, seed, threads=threads, gradients=gradients)
         report.print(console)
         if json is not None:
             report.write(json)

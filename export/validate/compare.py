@@ -13,6 +13,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from .agreement import Agreement
 from .cases import Case, fresh_seed, grid, tokenised
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .free_running import Words, attempt, free_running, words_of
+from .gradients import Gradient, check_gradients
 from .isolate import Culprit, isolable, isolate
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Weights
 from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
@@ -54,13 +56,14 @@ def compare(
     seed: int | None = None,
     longest: int | None = None,
     threads: int | None = None,
+    gradients: bool = False,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX and ONNX Runtime, and one of them that isn't
     installed is listed in the report. A named one that isn't there raises `Unavailable`. `seed` repeats a run;
-    `longest` bounds the longest input, `threads` those of ONNX Runtime. Raises `UserError` for folders that are no such
-    models.
+    `longest` bounds the longest input, `threads` those of ONNX Runtime. `gradients`: MLX's are checked too. Raises
+    `UserError` for folders that are no such models.
     """
     opened = open_checkpoint(checkpoint)
     engines, absent = [], []
@@ -76,7 +79,15 @@ def compare(
     seed = fresh_seed() if seed is None else seed
     texts = tokenised(opened.tokenizer_path, opened.config)
     report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
-    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent))
+    found = _gradients(opened, seed) if gradients else ()
+    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=found)
+
+
+def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:
+    if find_spec("mlx") is None:
+        raise Unavailable("gradients are MLX's, which is not installed (pip install mlx)")
+    with one_blas_thread():
+        return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
 
 
 def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:

@@ -18,6 +18,7 @@ from rich.console import Console
 from mlx_transformer.spec.errors import UserError
 
 from .engines import Placement
+from .gradients import Gradient, worst_of_each
 from .isolate import Culprit
 from .rule import Budget, Measurement
 from .structure import Structure
@@ -128,10 +129,12 @@ class Report:
 
     structures: tuple[Structure, ...] = ()
     """Operations and parameters of each runtime's graph, counted."""
+    gradients: tuple[Gradient, ...] = ()
+    """MLX's derivatives against finite differences, where they were asked for."""
 
     @property
     def equal(self) -> bool:
-        checks = (*self.weights, *self.structures, *self.points, *self.tokens)
+        checks = (*self.weights, *self.structures, *self.points, *self.tokens, *self.gradients)
         return bool(checks) and all(check.passed for check in checks)
 
     @property
@@ -155,6 +158,7 @@ class Report:
                 lines.append(f"{runtime.name}: first over budget: {place_of(point)}")
             lines += [f"{c.runtime}: culprit: {c.sentence}" for c in self.culprits if c.runtime == runtime.name]
         lines += [f"{s.runtime}: structure: {s.problem}" for s in self.structures if s.problem]
+        lines += [f"mlx: gradient of {g.said}" for g in worst_of_each(list(self.gradients)) if not g.passed]
         for t in self.tokens:
             more = f" (and {len(t.problems) - 1} more)" if len(t.problems) > 1 else ""
             lines += [f"{t.runtime}: {t.search}: {problem}{more}" for problem in t.problems[:1]]

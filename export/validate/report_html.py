@@ -7,6 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from .explain import explain
+from .gradients import BUDGET, worst_of_each
 from .points import natural_order
 from .report import Point, Report, Tokens
 from .report_plot import colour, plot
@@ -16,7 +17,15 @@ WORST = 6  # elements shown for each runtime
 
 def page(report: Report) -> str:
     css = files("export.validate").joinpath("report.css").read_text(encoding="utf-8")
-    sections = [_verdict(report), _plots(report), _worst(report), _weights(report), _tokens(report), _runs(report)]
+    sections = [
+        _verdict(report),
+        _plots(report),
+        _worst(report),
+        _weights(report),
+        _tokens(report),
+        _gradients(report),
+        _runs(report),
+    ]
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -133,6 +142,18 @@ def _tokens(r: Report) -> str:
     note = "Greedy, beam and sampled outputs; another choice than the reference's is accepted only where it sees a tie."
     head = ("runtime", "search", "sentences", "tokens", "result")
     return f'<h2>Tokens</h2><p class="note">{note}</p>{_table(head, rows, numbers=(2, 3))}{parted}'
+
+
+def _gradients(r: Report) -> str:
+    if not r.gradients:
+        return ""
+    rows = []
+    for g in worst_of_each(list(r.gradients)):
+        share = f'<span class="{"good" if g.passed else "bad"}">{g.error / BUDGET:.2g}</span>'
+        rows.append([*map(escape, (g.parameter, g.direction, f"{g.got:.9g}", f"{g.expected:.9g}")), share])
+    note = "MLX's derivatives of the training loss against differences of the float64 reference, each kind's worst."
+    head = ("parameter", "direction", "MLX", "differences", "of its budget")
+    return f'<h2>Gradients</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2, 3, 4))
 
 
 def _parting(check: Tokens) -> str:
