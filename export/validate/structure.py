@@ -87,7 +87,8 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     mx, model = engine.mx, engine.model
     weights: Any = dict(tree_flatten(model.parameters()))
     mx.eval(list(weights.values()))
-    ids = [mx.zeros((2, 3), mx.int32)] * (2 if model.config.architecture == "encoder-decoder" else 1)
+    ids = [mx.zeros((2, min(3, model.config.max_positions)), mx.int32)]
+    ids = ids * (2 if model.config.architecture == "encoder-decoder" else 1)
     records: list[dict[str, Any]] = []
 
     def network(*inputs: Any, **parameters: Any) -> Any:
