@@ -196,6 +196,13 @@ def validate(
     gradients: Annotated[
         bool, typer.Option("--gradients", help="Check MLX's gradients against finite differences too.")
     ] = False,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            help="Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME.",
+            show_default="Hugging Face's",
+        ),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write the report to this file as a page.")] = None,
     explain: Annotated[
@@ -211,7 +218,15 @@ def validate(
 
     raise typer.Exit(
         validate_command(
-            checkpoint, onnx, json_file, runtime_names(runtimes), seed, threads, html=html_file, gradients=gradients
+            checkpoint,
+            onnx,
+            json_file,
+            runtime_names(runtimes),
+            seed,
+            threads,
+            html=html_file,
+            gradients=gradients,
+            names=names,
         )
     )
 

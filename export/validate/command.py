@@ -11,6 +11,7 @@ from mlx_transformer.spec.errors import UserError
 
 from .compare import compare
 from .engines import Unavailable
+from .foreign import parse_names
 from .report import EXIT_BAD_INPUT, EXIT_UNAVAILABLE
 
 
@@ -36,13 +37,16 @@ def validate_command(
     console: Console | None = None,
     html: str | Path | None = None,
     gradients: bool = False,
+    names: str | None = None,
 ) -> int:
     """Compare, print the report, write it as JSON and HTML where asked; the exit status (see `report`).
 
     Errors are one line on standard error.
     """
     try:
-        report = compare(checkpoint, onnx, runtimes, seed, threads=threads, gradients=gradients)
+        report = compare(
+            checkpoint, onnx, runtimes, seed, threads=threads, gradients=gradients, names=parse_names(names)
+        )
         report.print(console)
         if json is not None:
             report.write(json)

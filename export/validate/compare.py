@@ -26,6 +26,7 @@ from mlx_transformer.spec.versions import versions
 from .agreement import Agreement
 from .cases import Case, fresh_seed, grid, tokenised
 from .engines import DEFAULT, Engine, Unavailable, open_engine
+from .foreign import ForeignEngine, is_foreign
 from .free_running import Words, attempt, free_running, words_of
 from .gradients import Gradient, check_gradients
 from .isolate import Culprit, isolable, isolate
@@ -57,19 +58,24 @@ def compare(
     longest: int | None = None,
     threads: int | None = None,
     gradients: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX and ONNX Runtime, and one of them that isn't
     installed is listed in the report. A named one that isn't there raises `Unavailable`. `seed` repeats a run;
-    `longest` bounds the longest input, `threads` those of ONNX Runtime. `gradients`: MLX's are checked too. Raises
-    `UserError` for folders that are no such models.
+    `longest` bounds the longest input, `threads` those of ONNX Runtime. `gradients`: MLX's are checked too.
+    Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see `foreign.py`).
+    Raises `UserError` for folders that are no such models.
     """
     opened = open_checkpoint(checkpoint)
     engines, absent = [], []
     for name in runtimes if runtimes is not None else DEFAULT:
         try:
-            engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
+            if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
+                engines.append(ForeignEngine(opened, Path(onnx), names or {}, threads))
+            else:
+                engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
         except Unavailable:
             if runtimes is not None:
                 raise
@@ -101,7 +107,8 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
     stored = dict(checkpoint.tensors())
     c = checkpoint.config
     truth64, truth32 = Reference(c, stored), Reference(c, stored, np.float32)
-    weights = [check for engine in engines for check in _weights(engine, stored)]
+    inside = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    weights = [check for engine in inside for check in _weights(engine, stored)]
     taken: list[Sample] = []
     agreement = Agreement()
     for case in cases:
@@ -113,7 +120,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
                 if tap == "logits":
                     agreement.see(engine.name, path, case, got, truths[tap])
     points, limits = _judged(taken)
-    tokens = (*agreement.judged(limits), *free_running(truth64, engines, cases, limits, words))
+    tokens = (*agreement.judged(limits), *free_running(truth64, inside, cases, limits, words))
     report = Report(
         checkpoint=str(checkpoint.folder),
         onnx="",
@@ -129,7 +136,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         seconds=time.perf_counter() - begin,
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
-        structures=tuple(structures(engines)),
+        structures=tuple(structures(inside)),
     )
     culprits = tuple(_culprits(report, engines, cases, stored))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
@@ -199,6 +206,9 @@ def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Tru
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
     """(path, tap, tensor, why there is none) of everything that one runtime shows for one input."""
+    if getattr(engine, "logits_only", False):
+        yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
+        return
     shown, why = attempt(lambda: engine.taps(case))
     for name in taps:
         yield TAPPED, name, None if shown is None else shown.get(name), why
