@@ -44,12 +44,15 @@ def use_fast_blas() -> str:
     patched = [name for name, slot in _jump_slots(*libmlx).items() if _point(slot, openblas, name)]
     if not patched:
         return "mlx (libmlx.so imports no cblas_*gemm)"
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        # Two threads would wait for each other by spinning: beside other work, decoding took six times as long.
+        openblas.scipy_openblas_set_num_threads(1)
     openblas.scipy_openblas_get_config.restype = ctypes.c_char_p
     return "openblas " + openblas.scipy_openblas_get_config().decode().removeprefix("OpenBLAS").strip()
 
 
 def set_blas_threads(threads: int) -> None:
-    """Threads of one matrix product: 1 where several MLX streams compute side by side, else the number of cores."""
+    """Threads of one matrix product; 1, the default, is right for decoding and for streams that compute side by side."""
     openblas = _openblas() if use_fast_blas().startswith("openblas") else None
     if openblas is not None:
         openblas.scipy_openblas_set_num_threads(threads)

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..blas import set_blas_threads, use_fast_blas
+from ..blas import use_fast_blas
 from ..data.batches import Batch
 from ..generation.with_mlx import MlxTranslator
 from ..nn import Transformer
@@ -107,8 +107,6 @@ class Trainer:
                 model = save_checkpoint(self.out / "model", self.config, self.model.weights(), self.tokenizer.to_json())
         finally:
             self.files.close()
-            if self.step.streams:
-                set_blas_threads(len(self.step.streams))  # one stream again, with all cores
         return Result(model, self.state, parameter_count(self.config), self.stop.received)
 
     def _train(self) -> None:
