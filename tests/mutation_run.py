@@ -55,7 +55,7 @@ def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:
     """`folder`: an empty one for the changed files."""
     checkpoint, exported = models[mutation.model]
     if mutation.edit is not None:
-        report = compare(checkpoint, _mutated(exported, mutation, folder), ["onnxruntime"], SEED, threads=1)
+        report = compare(checkpoint, mutated(exported, mutation, folder), ["onnxruntime"], SEED, threads=1)
     else:
         from mlx_transformer.nn import Transformer
 
@@ -87,7 +87,7 @@ def _outcome(name: str, m: Mutation, report: Report) -> Outcome:
     return Outcome(name, m.runtime, ", ".join(weights), tap, path, culprit, tokens, not report.equal, "; ".join(wrong))
 
 
-def _mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
+def mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
     copy = folder / "onnx"
     shutil.copytree(exported, copy)
     changed = 0
