@@ -52,7 +52,7 @@ def use_fast_blas() -> str:
 
 
 def set_blas_threads(threads: int) -> None:
-    """Threads of one matrix product; 1, the default, is right for decoding and for streams that compute side by side."""
+    """Threads of one matrix product; 1, the default, is right for decoding and for streams side by side."""
     openblas = _openblas() if use_fast_blas().startswith("openblas") else None
     if openblas is not None:
         openblas.scipy_openblas_set_num_threads(threads)
