@@ -66,7 +66,8 @@ def run(out: Path, minutes: float, seed: int) -> int:
         export_onnx(result.model, out / "onnx")
     report = out / "report"
     with _stage("validate", seconds):
-        verdict = validate_command(result.model, out / "onnx", report / "validate.json", seed=seed)
+        files = report / "validate.json", report / "validate.html"
+        verdict = validate_command(result.model, out / "onnx", files[0], seed=seed, html=files[1])
     with _stage("translate", seconds):
         onnx_translations = OnnxTransformer(out / "onnx").translate(held_out.source)
         differ = sum(a != b for a, b in zip(translations, onnx_translations, strict=True))

