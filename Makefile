@@ -172,7 +172,19 @@ wheels-cuda: $(VENV)/.installed
 	  -c constraints.txt 'setuptools>=77' '.[cuda]' pytest hypothesis
 	@echo 'make test-cuda WHEELS=$(WHEELS) installs from there'
 
-# ---- longer checks, benchmarks, recipes: test-slow, benchmark, multi30k; each with its line in help ------------------
+# ---- longer checks and recipes --------------------------------------------------------------------------------------
+
+test-slow: $(VENV)/.installed-dev
+	@$(BIN)/pytest -n $(WORKERS) -q -m 'slow and not consumers' $(ARGS)
+
+multi30k: $(VENV)/.installed
+	@if [ ! -f '$(DATA)/train.en' ]; then \
+	  echo 'make: DATA=folder with train, val and test_2016_flickr in .en and .de; README says where to get them' >&2; exit 1; \
+	fi
+	@$(BIN)/mlx-transformer train multi30k --source '$(DATA)/train.en' --target '$(DATA)/train.de' \
+	  --valid-source '$(DATA)/val.en' --valid-target '$(DATA)/val.de' --out '$(MULTI30K_OUT)' $(ARGS)
+	@$(BIN)/mlx-transformer evaluate '$(MULTI30K_OUT)' \
+	  --source '$(DATA)/test_2016_flickr.en' --reference '$(DATA)/test_2016_flickr.de'
 
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
 
