@@ -45,10 +45,11 @@ def _validate(
     threads: int | None,
     json: Path | None,
     html: Path | None,
+    names: str | None,
 ) -> int:
     from .validate import runtime_names, validate_command
 
-    return validate_command(checkpoint, onnx, json, runtime_names(runtimes), seed, threads, html=html)
+    return validate_command(checkpoint, onnx, json, runtime_names(runtimes), seed, threads, html=html, names=names)
 
 
 def _translate(
@@ -97,10 +98,13 @@ def _parser() -> argparse.ArgumentParser:
 
     validate = commands.add_parser("validate", help="hold runtimes against the float64 reference (exit 1: mismatch)")
     validate.add_argument("checkpoint", type=Path, help="checkpoint folder")
-    validate.add_argument("onnx", type=Path, help="folder exported from it")
+    validate.add_argument("onnx", type=Path, help="folder exported from it, or somebody else's ONNX file or folder")
     validate.add_argument("--runtimes", help="separated by commas (default: mlx and onnxruntime, if installed)")
     validate.add_argument("--seed", type=int, help="of the inputs (default: a fresh one, printed)")
     validate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
+    validate.add_argument(
+        "--names", help="of somebody else's ONNX files: input_ids=NAME,logits=NAME (default: Hugging Face's)"
+    )
     validate.add_argument("--json", type=Path, help="write the report to this file as JSON")
     validate.add_argument("--html", type=Path, help="write the report to this file as a page")
     validate.add_argument(

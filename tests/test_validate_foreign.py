@@ -6,9 +6,12 @@ from pathlib import Path
 import onnx
 import pytest
 from random_models import write_model
+from rich.console import Console
 from small_models import configs
 
+from export.__main__ import main
 from export.validate import compare, validate_command
+from export.validate.report_html import page
 from mlx_transformer.spec.errors import UserError
 
 CONFIGS = configs()
@@ -29,6 +32,20 @@ def test_files_without_our_names_are_judged_by_their_logits(name: str, tmp_path:
     assert {(p.path, p.tap) for p in report.points} == {("plain", "logits")}
     assert report.weights == ()
     assert report.runtimes[0].details["compared"] == "logits of one full pass alone"
+    console = Console(record=True, width=200)
+    report.print(console)
+    for shown in (console.export_text(), page(report)):
+        assert "onnxruntime: only logits of one full pass were compared" in shown
+        assert "there are no taps" in shown
+        assert "bit for bit" not in shown.partition("The rule")[0]
+
+
+def test_our_own_files_have_no_such_note(tmp_path: Path) -> None:
+    checkpoint, exported = write_model(CONFIGS["paper"], tmp_path, 1)
+    report = compare(checkpoint, exported, ["onnxruntime"], seed=1, threads=1)
+    assert report.equal
+    assert report.notes == []
+    assert "only logits" not in page(report)
 
 
 def test_a_wrong_file_of_somebody_else_is_a_mismatch(tmp_path: Path) -> None:
@@ -56,3 +73,6 @@ def test_names_are_mapped_and_unknown_ones_told(tmp_path: Path) -> None:
     given = dict(runtimes=["onnxruntime"], threads=1)
     assert validate_command(checkpoint, file, names="input_ids=src", **given) == 0
     assert validate_command(checkpoint, file, names="input_ids", **given) == 2
+    command = ["validate", str(checkpoint), str(file), "--runtimes", "onnxruntime", "--threads", "1"]
+    assert main([*command, "--names", "input_ids=src"]) == 0
+    assert main(command) == 2

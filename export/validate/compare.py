@@ -126,7 +126,11 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         onnx="",
         seed=0,
         runtimes=tuple(
-            Runtime(e.name, e.precision, e.device, budget_for(e.precision, e.device), e.details()) for e in engines
+            Runtime(
+                *(e.name, e.precision, e.device, budget_for(e.precision, e.device), e.details()),
+                logits_only=getattr(e, "logits_only", False),
+            )
+            for e in engines
         ),
         absent=(),
         inputs=tuple(f"{case.name} {case.ids.shape}" for case in cases),

@@ -37,6 +37,8 @@ class Runtime:
     device: str
     budget: Budget
     details: dict[str, str]
+    logits_only: bool = False
+    """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,16 @@ class Report:
         return EQUAL if self.equal else MISMATCH
 
     @property
+    def notes(self) -> list[str]:
+        """One line for each runtime of which only a part was compared."""
+        return [
+            f"{r.name}: only logits of one full pass were compared; the file isn't from this project's export, "
+            "so there are no taps, and weights, caches and searches weren't compared"
+            for r in self.runtimes
+            if r.logits_only
+        ]
+
+    @property
     def exit_code(self) -> int:
         return EXIT_EQUAL if self.equal else EXIT_MISMATCH
 
@@ -171,6 +183,7 @@ class Report:
                 "verdict": self.verdict,
                 "first_over_budget": {name: point and point.tap for name, point in first.items()},
                 "failures": self.failures(),
+                "notes": self.notes,
                 **dataclasses.asdict(self),
             }
         )

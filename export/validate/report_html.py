@@ -45,16 +45,19 @@ def _verdict(r: Report) -> str:
         )
         body = f"<p>{escape(names)} against the float64 reference.</p><ul>{lines}</ul>"
         title = "Mismatch"
+    notes = "".join(f'<p class="note">{escape(line)}.</p>' for line in r.notes)
     absent = "".join(f"<p>Not compared, because it isn't installed here: {escape(name)}.</p>" for name in r.absent)
     place = f"{escape(r.checkpoint)} against {escape(r.onnx)}" if r.onnx not in ("", "None") else escape(r.checkpoint)
     return (
-        f'<div class="verdict {r.verdict}"><h1>{title}</h1>{body}{absent}'
+        f'<div class="verdict {r.verdict}"><h1>{title}</h1>{body}{notes}{absent}'
         f'<p class="soft">{place} · seed {r.seed} · {r.seconds:.1f} s</p></div>'
     )
 
 
 def _summary(r: Report) -> str:
-    parts = [f"{sum(check.count for check in r.weights)} parameters bit for bit"]
+    parts = []
+    if r.weights:
+        parts.append(f"{sum(check.count for check in r.weights)} parameters bit for bit")
     parts.append(f"{sum(point.inputs for point in r.points)} tensors within their budgets")
     if r.tokens:
         parts.append(f"{sum(check.tokens for check in r.tokens)} tokens the same")
@@ -103,6 +106,8 @@ def _element(p: Point) -> list[str]:
 
 
 def _weights(r: Report) -> str:
+    if not r.weights:
+        return _structure(r)
     rows = []
     for check in r.weights:
         said = '<span class="good">equal</span>' if check.passed else '<span class="bad">differ</span>'

@@ -16,7 +16,11 @@ def show(report: Report, console: Console) -> None:
     console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
     for line in report.failures():
         console.print(Text(f"  {line}", style="red"), soft_wrap=True)
-    console.print(_weights_table(report), _points_table(report))
+    for line in report.notes:
+        console.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
+    if report.weights:
+        console.print(_weights_table(report))
+    console.print(_points_table(report))
     for s in report.structures:
         counts = (
             f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"
