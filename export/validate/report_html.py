@@ -37,7 +37,8 @@ def page(report: Report) -> str:
 def _verdict(r: Report) -> str:
     names = " and ".join(runtime.name for runtime in r.runtimes)
     if r.equal:
-        body = f"<p>{escape(names)} compute the same function as the float64 reference: {_summary(r)}.</p>"
+        verb = "compute" if len(r.runtimes) > 1 else "computes"
+        body = f"<p>{escape(names)} {verb} the same function as the float64 reference: {_summary(r)}.</p>"
         title = "Equal"
     else:
         lines = "".join(
@@ -144,7 +145,7 @@ def _tokens(r: Report) -> str:
         cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
         rows.append([*cells, f'<span class="{mark}">{text}</span>'])
     parted = "".join(_parting(check) for check in r.tokens)
-    note = "Greedy, beam and sampled outputs; another choice than the reference's is accepted only where it sees a tie."
+    note = "Tokens of each search below; another choice than the reference's is accepted only where it sees a tie."
     head = ("runtime", "search", "sentences", "tokens", "result")
     return f'<h2>Tokens</h2><p class="note">{note}</p>{_table(head, rows, numbers=(2, 3))}{parted}'
 
