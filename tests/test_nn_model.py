@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_transformer.nn import Transformer, load_model
+from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import CHOICES, TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -268,7 +268,7 @@ def test_a_row_without_any_token_is_finite_and_harmless() -> None:
 def test_saved_and_loaded_bit_for_bit(tmp_path) -> None:
     model = small(tie_embeddings="target-output", output_bias=True)
     folder = save_checkpoint(tmp_path / "model", model.config, model.weights())
-    again = load_model(folder)
+    again = Transformer.load(folder)
     assert again.config == model.config
     assert not again.training
     assert not again.decoder.layers[0].dropout.training

@@ -49,7 +49,6 @@ ONLY_MLX = {
     "model._for_numpy": "training",
     "model.initialise": "training",
     "model.named_parameters": "training and checkpoints",
-    "model.load_model": "a graph's parameters are filled as it is written",
     "positions.PositionIds": "a graph's position ids are an array always",
     "positions._chunks": "a graph's table has max_positions rows",
     "positions._rotary": "a graph's table has max_positions rows",

@@ -5,6 +5,6 @@ from mlx_transformer.blas import use_fast_blas
 use_fast_blas()
 
 from .cache import Cache  # noqa: E402
-from .model import Transformer, load_model  # noqa: E402
+from .model import Transformer  # noqa: E402
 
-__all__ = ["Cache", "Transformer", "load_model"]
+__all__ = ["Cache", "Transformer"]

@@ -260,10 +260,5 @@ def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
     return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
 
 
-def load_model(folder: str | Path) -> Transformer:
-    """`Transformer.load`."""
-    return Transformer.load(folder)
-
-
 def _for_numpy(value: mx.array) -> mx.array:
     return value.astype(mx.float32) if value.dtype == mx.bfloat16 else value

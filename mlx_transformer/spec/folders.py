@@ -18,8 +18,6 @@ def is_onnx_folder(path: str | Path) -> bool:
         raise UserError(f"{path}: no such folder")
     if path.is_dir() and (any(path.glob("onnx/*.onnx")) or any(path.glob("*.onnx"))):
         return True
-    if path.is_dir() and (path / "onnx" / SPEC).is_file() and not (path / "model").is_dir():
-        return True
     try:
         resolve(path)
     except UserError as error:
