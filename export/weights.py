@@ -1,21 +1,26 @@
-"""External data: parameters go from the checkpoint to `NAME.onnx_data` one by one; memory holds one tensor at a time.
+"""External data: initializers go from the checkpoint to one data file, one by one; memory holds one tensor at a time.
 
-The graphs of a decoder share one file. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
+An initializer is a parameter, an array that a recipe makes from parameters (`primitives.derived`), or a constant of the
+builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
-from .primitives import extent
+from .primitives import RECIPE, extent
 
 ALIGNMENT = 64
 CONSTANT = 64
@@ -30,29 +35,84 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
     isn't float32 and finite, or a full disk (as `OSError`).
     """
     users: dict[str, list[ir.Value]] = {}
+    large = max(threshold, CONSTANT)
     for model in models:
         for name, value in model.graph.initializers.items():
-            if _bytes(value) > max(threshold, CONSTANT):
+            if value.const_value is None or nbytes(value) > large:
                 users.setdefault(str(name), []).append(value)
-            elif value.const_value is None:
-                value.const_value = ir.tensor(_parameter(checkpoint, str(name)), name=name)
-    if not users:
-        return False
-    with data.open("wb") as file:
-        for name, values in users.items():
-            made = values[0].const_value
-            array = _parameter(checkpoint, name) if made is None else made.numpy()
-            file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            place = file.tell(), array.nbytes, ir.DataType.from_numpy(array.dtype)
+    external = any(nbytes(values[0]) > large for values in users.values())
+    made = _Made(checkpoint)
+    with data.open("wb") if external else nullcontext() as file:
+        for values in _by_recipe(users).values():
+            array = made(values[0])
+            place = _append(file, array) if file is not None and nbytes(values[0]) > large else None
             for value in values:
-                value.const_value = ir.ExternalTensor(
-                    data.name, *place, shape=ir.Shape(array.shape), name=name, base_dir=data.parent
-                )
-            file.write(np.ascontiguousarray(array).data)
-    return True
+                value.const_value = _inside(value, array) if place is None else _outside(value, data, place)
+    return external
 
 
-def _parameter(checkpoint: Checkpoint, name: str) -> np.ndarray:
+class _Made:
+    """Arrays of initializers. Those of one recipe are made together and kept until another is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self.key: str | None = None
+        self.arrays: list[NDArray] = []
+
+    def __call__(self, value: ir.Value) -> NDArray:
+        if value.const_value is not None:
+            return value.const_value.numpy()
+        if RECIPE not in value.meta:
+            return _parameter(self.checkpoint, str(value.name))
+        recipe, index = value.meta[RECIPE]
+        if recipe.key != self.key:
+            self.arrays = []  # before the next ones are made
+            self.key, self.arrays = (
+                recipe.key,
+                recipe.make(*(_parameter(self.checkpoint, p) for p in recipe.parameters)),
+            )
+        array = self.arrays[index]
+        if array.nbytes != nbytes(value):
+            raise ValueError(f"{value.name}: its recipe made {array.nbytes} bytes, {value.shape} is {nbytes(value)}")
+        return array
+
+
+def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
+    """The same, with the results of one recipe side by side."""
+    first: dict[str, int] = {}
+    for i, (name, values) in enumerate(users.items()):
+        first.setdefault(_recipe_key(values[0], name), i)
+    return dict(sorted(users.items(), key=lambda item: first[_recipe_key(item[1][0], item[0])]))
+
+
+def _recipe_key(value: ir.Value, name: str) -> str:
+    return value.meta[RECIPE][0].key if RECIPE in value.meta else name
+
+
+def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
+    """(offset, length) of the array's bytes in the file."""
+    file.write(b"\0" * (-file.tell() % ALIGNMENT))
+    place = file.tell(), array.nbytes
+    file.write(np.ascontiguousarray(array).data)
+    return place
+
+
+def _outside(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.ExternalTensor:
+    assert value.dtype is not None
+    assert value.shape is not None
+    return ir.ExternalTensor(
+        data.name, *place, value.dtype, shape=value.shape, name=str(value.name), base_dir=data.parent
+    )
+
+
+def _inside(value: ir.Value, array: NDArray) -> ir.TensorProtocol:
+    assert value.dtype is not None
+    dims = [extent(value, axis) for axis in range(len(value.shape or []))]
+    proto = onnx.TensorProto(data_type=value.dtype, dims=dims, raw_data=array.tobytes(), name=value.name)
+    return ir.from_proto(proto)
+
+
+def _parameter(checkpoint: Checkpoint, name: str) -> NDArray:
     array = checkpoint.tensor(name)
     if array.dtype != np.float32:
         raise UserError(
@@ -61,8 +121,9 @@ def _parameter(checkpoint: Checkpoint, name: str) -> np.ndarray:
     return array
 
 
-def _bytes(value: ir.Value) -> int:
-    """Size of an initializer, filled or not (parameters are float32)."""
+def nbytes(value: ir.Value) -> int:
+    """Size of an initializer, filled or not."""
     if value.const_value is not None:
         return value.const_value.nbytes
-    return 4 * math.prod(extent(value, axis) for axis in range(len(value.shape or [])))
+    assert value.dtype is not None
+    return math.ceil(value.dtype.itemsize * math.prod(extent(value, axis) for axis in range(len(value.shape or []))))
