@@ -24,6 +24,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.spec.huggingface import tokenizer_config
 from mlx_transformer.spec.versions import versions
 
 from . import consumers
@@ -53,7 +54,7 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, external_threshold: 
         if opened.tokenizer_path:
             tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
             (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-            texts["tokenizer_config.json"] = consumers.tokenizer_config(config, tokenizer)
+            texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
         texts[SPEC] = {
             "format": FORMAT,
             "config": config.to_dict(),

@@ -119,6 +119,7 @@ def translate(
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     overlong: OverlongOption = Overlong.error,
+    stream: Annotated[bool, typer.Option("--stream", help="Write text as it is decided, line by line.")] = False,
     backend: BackendOption = None,
 ) -> None:
     """Translate text: one line in, one line out."""
@@ -130,7 +131,8 @@ def translate(
     options |= {"min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens, "seed": seed}
     options |= {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     Options(**options)  # before the model is read
-    translate_stream(_translator(model, backend), input, output, overlong=overlong.value, **options)
+    translator = _translator(model, backend)
+    translate_stream(translator, input, output, overlong=overlong.value, stream=stream, **options)
 
 
 @app.command()
@@ -229,6 +231,29 @@ def validate(
             names=names,
         )
     )
+
+
+@app.command("import")
+def import_command(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face Marian folder: config.json and model.safetensors.")],
+    out: Annotated[Path, typer.Argument(help="The checkpoint folder to write.")],
+) -> None:
+    """Make a checkpoint of a model that `transformers` has saved."""
+    from .convert import import_huggingface
+
+    notes = import_huggingface(folder, out)
+    print("; ".join([f"{out}: imported", *notes]))
+
+
+@app.command("to-huggingface")
+def to_huggingface_command(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.")],
+) -> None:
+    """Write a checkpoint as a Marian model for `transformers`, and so for PyTorch, Optimum and CTranslate2."""
+    from .convert import to_huggingface
+
+    print(f"{to_huggingface(checkpoint, out)}: written; pad its inputs on the right")
 
 
 @app.command()

@@ -1,0 +1,46 @@
+"""Published checkpoints to ours and back: one module a model family, each a dict of names and what goes with it.
+
+A family's module has `MODEL_TYPE` (config.json's `model_type`), `read(folder) -> (config, weights, notes)` and
+`write(config, weights) -> (config.json, weights)`; `huggingface.py` knows the folders they are kept in. NumPy alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.spec.errors import UserError
+
+from . import marian
+from .huggingface import check_not_theirs, read_folder, read_tokenizer, write_folder
+
+FAMILIES = {family.MODEL_TYPE: family for family in (marian,)}
+
+
+def import_huggingface(folder: str | Path, out: str | Path) -> list[str]:
+    """Write the model of a Hugging Face folder (config.json, model.safetensors) as our checkpoint folder `out`.
+
+    Returns notes: what of the folder was left behind. `out` is written durably, as by `save_checkpoint`. Raises
+    `UserError` for a folder that is damaged or of no family in `FAMILIES`, and for whatever of it we can't express.
+    """
+    folder, out = Path(folder), Path(out)
+    check_not_theirs(out)
+    theirs = read_folder(folder)
+    kind = theirs.config.get("model_type")
+    if kind not in FAMILIES:
+        raise UserError(f"{folder}: model_type is {kind!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
+    config, weights, notes = FAMILIES[kind].read(theirs)
+    tokenizer, note = read_tokenizer(folder, config)
+    save_checkpoint(out, config, weights, tokenizer)
+    return [*notes, *note]
+
+
+def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "marian") -> Path:
+    """Write a checkpoint (or a run's folder) as a Hugging Face folder `out`, new or empty, that `transformers` reads.
+
+    Raises `UserError` with every reason why the family has no such model.
+    """
+    opened = open_checkpoint(checkpoint)
+    config, weights = FAMILIES[family].write(opened)
+    tokenizer = opened.tokenizer_path.read_text(encoding="utf-8") if opened.tokenizer_path else None
+    return write_folder(Path(out), opened.config, config, weights, tokenizer)

@@ -1,0 +1,120 @@
+"""Hugging Face model folders: config.json, model.safetensors, generation_config.json, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, TOKENIZER, WEIGHTS, read_json, read_tensors
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.durable import replace_folder
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.huggingface import generation_config, tokenizer_config
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a Hugging Face folder holds, parsed but not judged."""
+
+    path: Path
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    """Contents of generation_config.json, {} if there is none."""
+    tensors: dict[str, NDArray]
+
+
+def read_folder(path: Path) -> Folder:
+    """Raises `UserError` for missing and damaged files and for weights in another form than one safetensors file."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
+    if not (path / WEIGHTS).is_file():
+        save = 'save it by save_pretrained("FOLDER", safe_serialization=True, max_shard_size="99GB") of transformers'
+        others = [*path.glob("pytorch_model*.bin"), *path.glob("model*.safetensors"), *path.glob("*.h5")]
+        held = f"its weights are in {min(others).name}" if others else "it has no weights"
+        raise UserError(f"{path}: {WEIGHTS} missing, {held}; {save}")
+    config, generation = _object(path / CONFIG), {}
+    if (path / GENERATION).is_file():
+        generation = _object(path / GENERATION)
+    _check_types(path / WEIGHTS)
+    return Folder(path, config, generation, read_tensors(path / WEIGHTS))
+
+
+def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, list[str]]:
+    """The text of tokenizer.json if it is one of ours and fits the model; else None and a note with the reason."""
+    file = path / TOKENIZER
+    if not file.is_file():
+        return None, [f"no tokenizer ({path} has no {TOKENIZER})"]
+    try:
+        text = file.read_text(encoding="utf-8")
+        tokenizer = Tokenizer(text, str(file))
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        return None, [f"no tokenizer ({error})"]
+    ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
+    wrong = [
+        f"{name} is {theirs} in the tokenizer and {ours} in the model"
+        for name, (theirs, ours) in ids.items()
+        if theirs != ours
+    ]
+    if tokenizer.vocab_size > min(config.vocab_size, config.source_vocab_size):
+        wrong.append(f"{tokenizer.vocab_size} tokens, more than the model has")
+    return (None, [f"no tokenizer ({file}: {'; '.join(wrong)})"]) if wrong else (text, [])
+
+
+def write_folder(
+    out: Path,
+    ours: TransformerConfig,
+    config: Mapping[str, Any],
+    weights: Mapping[str, NDArray],
+    tokenizer: str | None,
+) -> Path:
+    """Write all files, durably. `UserError` if `out` is there and not empty, or the disk refuses."""
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out}: is not empty; choose another folder, or empty this one")
+    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(ours)}
+    with replace_folder(out, "Hugging Face folder") as temporary:
+        if tokenizer:
+            (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+            texts["tokenizer_config.json"] = tokenizer_config(ours, tokenizer)
+        for name, values in texts.items():
+            (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        save_file(dict(weights), temporary / WEIGHTS, metadata={"format": "pt"})  # transformers wants to be told
+        (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # safetensors makes it private
+    return out
+
+
+def check_not_theirs(out: Path) -> None:
+    """`UserError` if a checkpoint written to `out` would replace a Hugging Face folder."""
+    if (out / CONFIG).is_file() and "model_type" in _object(out / CONFIG):
+        raise UserError(f"{out}: is a Hugging Face model folder; choose another folder for the checkpoint")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def _check_types(path: Path) -> None:
+    """NumPy has no bfloat16, and safetensors would raise a bare TypeError for it."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+    if wrong := [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS]:
+        raise UserError(
+            f"{path}: {wrong[0]}; save the model in float32 (of {', '.join(sorted(FLOATS))} all can be read)"
+        )
