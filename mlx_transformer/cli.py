@@ -32,6 +32,11 @@ class Backend(Enum):
     onnx = "onnx"
 
 
+class PenaltyForm(Enum):
+    gnmt = "gnmt"
+    length = "length"
+
+
 class Overlong(Enum):
     error = "error"
     truncate = "truncate"
@@ -42,7 +47,10 @@ Model = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's fol
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
 Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
 Beam = Annotated[int, typer.Option(help="Hypotheses kept a sentence; 1 is greedy.")]
-LengthPenalty = Annotated[float, typer.Option(help="Alpha of the GNMT length penalty; 0 compares bare probabilities.")]
+LengthPenalty = Annotated[float, typer.Option(help="Alpha of the length penalty; 0 compares bare probabilities.")]
+FormOfPenalty = Annotated[
+    PenaltyForm, typer.Option(help="Of n tokens: ((5+n)/6)^alpha (gnmt) or n^alpha (length), as in transformers.")
+]
 MinNew = Annotated[int, typer.Option(help="Fewest new tokens a sentence, its end token counted.")]
 MaxNew = Annotated[int | None, typer.Option(help="Most new tokens a sentence.", show_default="source length + 50")]
 EarlyStopping = Annotated[
@@ -109,6 +117,7 @@ def translate(
     output: Annotated[Path | None, typer.Option("--output", help="Where to write.", show_default="stdout")] = None,
     beam: Beam = 1,
     length_penalty: LengthPenalty = 0.6,
+    penalty_form: FormOfPenalty = PenaltyForm.gnmt,
     n_best: Annotated[int, typer.Option(help="Translations a sentence, tab-separated on its line, best first.")] = 1,
     min_new_tokens: MinNew = 0,
     max_new_tokens: MaxNew = None,
@@ -127,7 +136,7 @@ def translate(
     from .generation.translate import translate_stream
 
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best}
-    options |= {"early_stopping": early_stopping}
+    options |= {"early_stopping": early_stopping, "penalty_form": penalty_form.value}
     options |= {"min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens, "seed": seed}
     options |= {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     Options(**options)  # before the model is read
@@ -142,6 +151,7 @@ def evaluate(
     reference: Annotated[Path, typer.Option(help="Their translations, line by line.")],
     beam: Beam = 1,
     length_penalty: LengthPenalty = 0.6,
+    penalty_form: FormOfPenalty = PenaltyForm.gnmt,
     max_new_tokens: MaxNew = None,
     overlong: OverlongOption = Overlong.error,
     backend: BackendOption = None,
@@ -152,6 +162,7 @@ def evaluate(
     from .scoring import score
 
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+    options |= {"penalty_form": penalty_form.value}
     Options(**options)  # before the files and the model are read
     text = read_parallel(source, reference)
     hypotheses = _translator(model, backend).translate(text.source, overlong=overlong.value, **options)
@@ -254,6 +265,20 @@ def to_huggingface_command(
     from .convert import to_huggingface
 
     print(f"{to_huggingface(checkpoint, out)}: written; pad its inputs on the right")
+
+
+@app.command()
+def quantize(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="The quantised checkpoint's folder.")],
+    bits: Annotated[int, typer.Option(help="Of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
+    group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
+) -> None:
+    """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
+    from .nn.quantize import quantize_checkpoint
+    from .spec.quantization import Scheme
+
+    print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits))}")
 
 
 @app.command()

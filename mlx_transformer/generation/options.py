@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2017, section 6.1)
+
+PenaltyForm = Literal["gnmt", "length"]
+PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
 
 Ids = Sequence[Sequence[int]]
 
@@ -31,7 +35,8 @@ class Options:
     beam: hypotheses kept a step; 1 is greedy search (argmax, the lowest id on ties).
     min_new_tokens: eos is banned among the first so many tokens. max_new_tokens: most tokens, eos counted; default
         source length + 50, at most the model's `max_positions`.
-    length_penalty: alpha of lp(n) = ((5 + n) / 6)^alpha (Wu et al. 2016, section 7).
+    length_penalty: alpha of lp(n), by which log p of n tokens is divided. penalty_form: "gnmt" for
+        lp(n) = ((5 + n) / 6)^alpha (Wu et al. 2016, section 7), "length" for n^alpha, as transformers has it.
     n_best: hypotheses returned by `search`, best first.
     early_stopping: stop a sentence once `beam` hypotheses are finished, though a live one could still win.
     sample: draw each token; `temperature` divides the logits, then only the `top_k` likeliest tokens stay (0: all),
@@ -44,6 +49,7 @@ class Options:
     min_new_tokens: int = 0
     max_new_tokens: int | None = None
     length_penalty: float = 0.6
+    penalty_form: PenaltyForm = "gnmt"
     n_best: int = 1
     early_stopping: bool = False
     sample: bool = False
@@ -66,6 +72,8 @@ class Options:
         if self.n_best > self.beam:
             raise UserError(f"n_best={self.n_best} is more than beam={self.beam}: widen the beam")
         _number("length_penalty", self.length_penalty)
+        if self.penalty_form not in tuple(PENALTY_OFFSETS):
+            raise UserError(f"penalty_form={self.penalty_form!r} is not one of {', '.join(PENALTY_OFFSETS)}")
         _whole("top_k", self.top_k, 0)
         _whole("seed", self.seed, 0)
         if self.seed >= 2**64:
@@ -81,9 +89,14 @@ class Options:
             if not self.sample and getattr(self, name) != neutral:
                 raise UserError(f"{name}={getattr(self, name)} has an effect in sampling only: add sample=True")
 
+    @property
+    def penalty_offset(self) -> float:
+        """k of lp(n) = ((k + n) / (k + 1))^alpha, which both forms are cases of."""
+        return PENALTY_OFFSETS[self.penalty_form]
+
     def penalty(self, length: float | np.ndarray) -> float | np.ndarray:
-        """lp(length) = ((5 + length) / 6)^alpha."""
-        return ((5.0 + length) / 6.0) ** self.length_penalty
+        """lp(length)."""
+        return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
 def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[np.ndarray]:
