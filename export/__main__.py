@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.options import PENALTY_OFFSETS, Options
 from mlx_transformer.generation.translate import Overlong, translate_stream
 from mlx_transformer.spec.errors import UserError
 
@@ -53,12 +53,19 @@ def _validate(
 
 
 def _translate(
-    model: Path, input: Path | None, output: Path | None, overlong: Overlong, threads: int | None, **options
+    model: Path,
+    input: Path | None,
+    output: Path | None,
+    overlong: Overlong,
+    stream: bool,
+    threads: int | None,
+    **options,
 ):
     from .runtime import OnnxTransformer
 
     Options(**options)  # before the model is read
-    translate_stream(OnnxTransformer(model, threads=threads), input, output, overlong=overlong, **options)
+    translator = OnnxTransformer(model, threads=threads)
+    translate_stream(translator, input, output, overlong=overlong, stream=stream, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,8 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     translate.add_argument("--input", type=Path, help="text, one sentence a line (default: standard input)")
     translate.add_argument("--output", type=Path, help="where to write (default: standard output)")
     translate.add_argument("--beam", type=int, default=default.beam, help="hypotheses kept a step; 1 is greedy")
+    translate.add_argument("--length-penalty", type=float, default=default.length_penalty, help="alpha of the penalty")
     translate.add_argument(
-        "--length-penalty", type=float, default=default.length_penalty, help="alpha of GNMT's penalty"
+        "--penalty-form",
+        choices=tuple(PENALTY_OFFSETS),
+        default=default.penalty_form,
+        help="of n tokens: ((5+n)/6)^alpha (gnmt) or n^alpha (length)",
     )
     translate.add_argument("--n-best", type=int, default=default.n_best, help="translations a line, separated by tabs")
     translate.add_argument("--min-new-tokens", type=int, default=default.min_new_tokens, help="shortest output")
@@ -94,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     translate.add_argument("--top-p", type=float, default=default.top_p, help="sample from tokens of this probability")
     translate.add_argument("--seed", type=int, default=default.seed, help="seed of sampling")
     translate.add_argument("--overlong", choices=get_args(Overlong), default="error", help="lines that are too long")
+    translate.add_argument("--stream", action="store_true", help="write text as soon as it is decided, line by line")
     translate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
 
     validate = commands.add_parser("validate", help="hold runtimes against the float64 reference (exit 1: mismatch)")

@@ -8,7 +8,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
+from mlx_transformer.generation.stream import stream, stream_ids
 from mlx_transformer.generation.translate import Overlong, Translation, Translator
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
@@ -89,6 +90,14 @@ class OnnxTransformer:
     def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
         """The `n_best` translations of each line with their scores."""
         return self.translator.n_best(lines, **options)
+
+    def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
+        """The new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
+        return stream_ids(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+
+    def stream(self, line: str, *, overlong: Overlong = "error", **options: Any) -> Iterator[str]:
+        """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""
+        return stream(self.graphs, self.translator, line, overlong=overlong, **options)  # type: ignore[arg-type]
 
     @cached_property
     def translator(self) -> Translator:

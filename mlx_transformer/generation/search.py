@@ -34,16 +34,23 @@ def search(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) ->
     return _search(model, ids, prefix, Options(**options), scored=True)
 
 
-def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool) -> list[list[Hypothesis]]:
+def checked(
+    model: Model, ids: Ids, prefix: Ids | None, chosen: Options
+) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says."""
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
-    hard = not model.extends_positions
     sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
     forced = check_prefix(prefix, len(sources), config)
-    limits = length_limits(sources, forced, chosen, config, hard)
+    return sources, forced, length_limits(sources, forced, chosen, config, not model.extends_positions)
+
+
+def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool) -> list[list[Hypothesis]]:
+    config = model.config
+    sources, forced, limits = checked(model, ids, prefix, chosen)
     found: list[list[Hypothesis]] = [[] for _ in sources]
-    shared = config.max_positions if hard and not config.has_encoder else None
+    shared = None if model.extends_positions or config.has_encoder else config.max_positions
     for index in batches(np.array([len(row) for row in sources], int), limits, chosen, shared):
         batch = Batch(index, [sources[i] for i in index], [forced[i] for i in index], limits[index])
         given = model.arrays, batch, chosen, config

@@ -73,6 +73,14 @@ class Translator:
         `first_line` is the number of the first line in messages. Raises `UserError` for a line that is too long under
         the policy "error", and for wrong options.
         """
+        owners, rows = self.rows(lines, overlong, first_line)
+        return self.texts(len(lines), owners, self.search(rows, **options))
+
+    def rows(
+        self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1
+    ) -> tuple[list[int], list[list[int]]]:
+        """What is searched for `lines`: rows of ids, and the index of the line each belongs to. An empty line has
+        none, one that is split has several."""
         if isinstance(lines, str):
             raise UserError("translate takes a list of lines, not one string")
         if overlong not in get_args(Overlong):
@@ -83,10 +91,14 @@ class Translator:
                 pieces = self._fit(lines[i], ids, first_line + i, overlong)
                 owners += [i] * len(pieces)
                 rows += pieces
-        found: list[list[Translation]] = [[] for _ in lines]
-        for i, hypotheses in zip(owners, self.search(rows, **options), strict=True):
-            texts = self.tokenizer.decode_batch([h.ids for h in hypotheses])
-            new = [Translation(text, h.score) for text, h in zip(texts, hypotheses, strict=True)]
+        return owners, rows
+
+    def texts(self, lines: int, owners: Sequence[int], hypotheses: list[list[Hypothesis]]) -> list[list[Translation]]:
+        """The translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
+        found: list[list[Translation]] = [[] for _ in range(lines)]
+        for i, row in zip(owners, hypotheses, strict=True):
+            texts = self.tokenizer.decode_batch([h.ids for h in row])
+            new = [Translation(text, h.score) for text, h in zip(texts, row, strict=True)]
             found[i] = _joined(found[i], new) if found[i] else new
         return [translations or [Translation("", 0.0)] for translations in found]
 
@@ -134,13 +146,20 @@ def _joined(first: list[Translation], second: list[Translation]) -> list[Transla
 
 
 def translate_stream(
-    translator: Any, input: Path | None, output: Path | None, *, overlong: Overlong = "error", **options: Any
+    translator: Any,
+    input: Path | None,
+    output: Path | None,
+    *,
+    overlong: Overlong = "error",
+    stream: bool = False,
+    **options: Any,
 ) -> None:
     """Translate a file (default standard input) to a file (default standard output), one line out for each line in.
 
     Lines end at \\n alone (a \\r before it belongs to the end). Bytes that are no UTF-8 are replaced, with a warning on
     standard error. n_best > 1: the translations of a line stand on one line, separated by tabs. `translator` is
-    anything with `n_best` as `Translator` has it; it sees some thousand lines at a time.
+    anything with `n_best` as `Translator` has it; it sees some thousand lines at a time. stream: every piece of text is
+    written as soon as it is decided, by the `stream` of `translator`.
     """
     with ExitStack() as stack:
         source = stack.enter_context(_open(input, "rb")) if input else sys.stdin.buffer
@@ -148,6 +167,14 @@ def translate_stream(
             raise UserError(f"{output}: is the input as well: choose another output")
         target = stack.enter_context(_open(output, "wb")) if output else sys.stdout.buffer
         reader, number = _Reader(source, str(input or "standard input")), 1
+        if stream:
+            for line in reader:
+                for piece in translator.stream(line, overlong=overlong, line_number=reader.number, **options):
+                    target.write(_one_line(piece, False).encode())
+                    target.flush()
+                target.write(b"\n")
+                target.flush()
+            return
         # A person at the keyboard waits for each line.
         size = 1 if source.isatty() else STREAM_LINES
         while lines := list(islice(reader, size)):

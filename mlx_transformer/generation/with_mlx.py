@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,10 +18,15 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 from . import search as shared
 from .arrays import Arrays
 from .options import Hypothesis, Ids
+from .stream import stream
+from .stream import stream_ids as shared_stream_ids
 from .translate import Translator
 
 if TYPE_CHECKING:
     from mlx_transformer.nn import Cache, Transformer
+
+
+T = TypeVar("T")
 
 
 class MlxArrays:
@@ -134,8 +139,23 @@ def evaluating(model: Transformer) -> Iterator[None]:
         model.train(training)
 
 
+def stream_ids(model: Transformer, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
+    """New token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
+    return _while_evaluating(model, shared_stream_ids(MlxModel(model), ids, prefix, **options))
+
+
+def _while_evaluating(model: Transformer, items: Iterator[T]) -> Iterator[T]:
+    with evaluating(model):
+        yield from items
+
+
 class MlxTranslator(Translator):
     """`translate(lines, beam=..., ...)` with an `nn.Transformer` and its tokenizer."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer | None):
         super().__init__(model.config, tokenizer, partial(search, model))
+        self.model = model
+
+    def stream(self, line: str, **options: Any) -> Iterator[str]:
+        """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""
+        return _while_evaluating(self.model, stream(MlxModel(self.model), self, line, **options))

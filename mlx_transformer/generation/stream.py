@@ -1,0 +1,97 @@
+"""One input whose output is read while it is being decided: greedy search and sampling, token by token, as text.
+
+Beam search takes no part: which hypothesis wins is known only at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from mlx_transformer.spec.errors import UserError
+
+from .greedy import Greedy
+from .options import Options
+from .search import checked
+from .steps import Batch, Model
+from .translate import Overlong, Translator
+
+REPLACEMENT = "\ufffd"  # what a tokenizer decodes bytes to that are no whole character
+
+
+def stream_ids(
+    model: Model, ids: Sequence[int], prefix: Sequence[int] = (), *, row: int = 0, **options: Any
+) -> Iterator[int]:
+    """The new tokens of one input, each as soon as it is decided: together what `generate` returns.
+
+    ids, prefix, options: as for `search`. row: the input's place in a list of several, on which a drawn token depends.
+    Wrong input and options raise `UserError` at the call, not at the first token.
+    """
+    chosen = Options(**options)
+    if chosen.beam > 1:
+        raise UserError(f"beam={chosen.beam} has no token that is sure before the end: stream with beam=1")
+    sources, forced, limits = checked(model, [ids], [prefix], chosen)
+    batch = Batch(np.array([row]), sources, forced, limits)
+    return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
+
+
+def _tokens(model: Model, batch: Batch, strategy: Greedy) -> Iterator[int]:
+    xp, limit = model.arrays, int(batch.limits[0])
+    decoder, logits = model.start(batch.sources)
+    for t in range(limit):
+        token, _ = strategy.choose(logits, t)
+        more = t + 1 < limit
+        if xp.lazy and more:  # the device computes the next step while the host reads this one
+            logits = decoder.step(token)
+            xp.queue(token, logits)
+        new = int(xp.numpy(token)[0])
+        if not np.isfinite(xp.numpy(strategy.total)[0]):
+            raise UserError("the model's logits are not finite; check its weights")
+        if new == model.config.eos_id:
+            return
+        yield new
+        if not xp.lazy and more:
+            logits = decoder.step(token)
+
+
+def stream(
+    model: Model,
+    translator: Translator,
+    line: str,
+    *,
+    overlong: Overlong = "error",
+    line_number: int = 1,
+    **options: Any,
+) -> Iterator[str]:
+    """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
+
+    A piece ends with a whole character, so a token that is part of one comes with the next. `line_number` is for
+    messages; errors are raised at the call, as in `stream_ids`.
+    """
+    _, rows = translator.rows([line], overlong, line_number)
+    # All are checked before the first is begun.
+    parts = [stream_ids(model, ids, row=i, **options) for i, ids in enumerate(rows)]
+    texts = [pieces(translator.tokenizer.decode, part) for part in parts]
+    return chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts))
+
+
+def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int]) -> Iterator[str]:
+    """Text of growing ids, without characters that are still incomplete: joined it is `decode` of all ids.
+
+    Everything is decoded again for each token, since what a token means may depend on those before it (a first space
+    that is dropped, half a character); for sentences that is a small part of a decoder's step.
+    """
+    so_far: list[int] = []
+    given, text = 0, ""
+    for id in ids:
+        so_far.append(id)
+        text = decode(so_far)
+        whole = len(text.rstrip(REPLACEMENT))  # the end may yet become a character
+        if whole > given:
+            yield text[given:whole]
+            given = whole
+    if given < len(text):
+        yield text[given:]

@@ -1,0 +1,187 @@
+"""Streaming: the tokens and the text of `generate` and `translate`, in pieces that are whole characters."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from small_models import SIZES, random_weights
+from toy_model import Toy
+
+from export import OnnxTransformer, export_onnx
+from export.__main__ import main
+from mlx_transformer.generation.search import generate
+from mlx_transformer.generation.stream import pieces, stream_ids
+from mlx_transformer.generation.with_mlx import MlxArrays, MlxTranslator
+from mlx_transformer.generation.with_mlx import stream_ids as mlx_stream_ids
+from mlx_transformer.nn.loading import load
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+LINES = ["one two", "", "  ", "three. four five six!", "größer, 東京 🎉", "x"]
+REQUESTS = [
+    {},
+    {"max_new_tokens": 1},
+    {"min_new_tokens": 6, "max_new_tokens": 9},
+    {"sample": True, "seed": 3, "temperature": 1.5, "top_k": 50},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """FOLDER/model and FOLDER/onnx: random weights, so that most outputs are broken UTF-8 of several kinds."""
+    path = tmp_path_factory.mktemp("made")
+    tokenizer = Tokenizer.train(["one two three. four five six! größer 東京 " * 3], vocab_size=280)
+    config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": 60})
+    save_checkpoint(path / "model", config, random_weights(config), tokenizer.to_json())
+    export_onnx(path / "model", path / "onnx")
+    return path
+
+
+@pytest.fixture(scope="module")
+def onnx(folder):
+    return OnnxTransformer(folder / "onnx", threads=1)
+
+
+@pytest.fixture(scope="module")
+def mlx(folder):
+    return MlxTranslator(*load(folder / "model"))
+
+
+@pytest.mark.parametrize("arrays", [None, MlxArrays()], ids=["numpy", "mlx"])
+def test_ids_are_those_of_generate(arrays):
+    toy = Toy(vocab_size=20, eos_bias=1.0, arrays=arrays)
+    for row in ([5, 2], [7, 8, 2], [2]):
+        for prefix in ([], [9, 4]):
+            for request in (*REQUESTS, {"max_new_tokens": 2}):
+                if request.get("max_new_tokens", 99) < len(prefix):
+                    continue
+                expected = generate(toy, [row], [prefix], **request)[0]
+                assert list(stream_ids(toy, row, prefix, **request)) == expected
+
+
+def test_row_decides_what_is_drawn():
+    toy = Toy(vocab_size=20)
+    request = {"sample": True, "max_new_tokens": 8}
+    all_rows = generate(toy, [[5, 2]] * 3, **request)
+    assert [list(stream_ids(toy, [5, 2], row=i, **request)) for i in range(3)] == all_rows
+    assert all_rows[0] != all_rows[1]
+
+
+def test_a_token_costs_one_step_and_the_first_none():
+    toy = Toy(vocab_size=20)
+    found = stream_ids(toy, [5, 2], min_new_tokens=5, max_new_tokens=5)
+    assert toy.steps == 0
+    for steps in range(5):
+        next(found)
+        assert toy.steps == steps
+    assert list(found) == []
+    assert toy.steps == 4
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_text_is_that_of_translate(onnx, mlx, request_):
+    for model in (onnx, mlx):
+        for line in LINES:
+            got = list(model.stream(line, **request_))
+            assert "".join(got) == model.translate([line], **request_)[0]
+            assert all(got), "an empty piece"
+
+
+def test_split_lines_are_joined_as_translate_does(onnx):
+    line = "one two three. four five six! " * 12
+    request = {"overlong": "split", "max_new_tokens": 3}
+    assert "".join(onnx.stream(line, **request)) == onnx.translate([line], **request)[0]
+    assert "".join(onnx.stream(line, overlong="truncate")) == onnx.translate([line], overlong="truncate")[0]
+
+
+def test_errors_come_at_the_call(onnx, mlx):
+    toy = Toy(vocab_size=20)
+    for model in (onnx, mlx):
+        with pytest.raises(UserError, match=r"beam=4 .* beam=1"):
+            model.stream("one", beam=4)
+        with pytest.raises(UserError, match=r"top_k=5 .* sample=True"):
+            model.stream("one", top_k=5)
+        with pytest.raises(UserError, match=r"line 7: .* the model takes at most 60"):
+            model.stream("one " * 200, line_number=7)
+    with pytest.raises(UserError, match="outside the vocabulary"):
+        stream_ids(toy, [99])
+    toy.table[:] = np.nan
+    with pytest.raises(UserError, match="not finite"):
+        list(stream_ids(toy, [5, 2]))
+
+
+def test_mlx_model_returns_to_its_mode(mlx):
+    mlx.model.train()
+    ids = mlx_stream_ids(mlx.model, [5, 2], min_new_tokens=3, max_new_tokens=4)
+    next(ids)
+    assert not mlx.model.training
+    ids.close()
+    assert mlx.model.training
+    mlx.model.eval()
+
+
+def test_pieces_are_whole_characters():
+    """Random bytes, valid and broken: joined they are the whole text, and no character is given in halves."""
+    tokenizer = Tokenizer.train(["größer 東京 🎉🎉 " * 5], vocab_size=290)
+    random_ = random.Random(1)
+    texts = ["", "größer", "東京🎉é\u0301", "a\ufffdb\ufffd", "👩‍👩‍👧"]
+    rows = [tokenizer.encode(text)[:-1] for text in texts]
+    rows += [[random_.randrange(4, tokenizer.vocab_size) for _ in range(30)] for _ in range(200)]
+    rows += [tokenizer.encode("🎉")[:-1][:1] * k for k in range(4)]
+    for row in rows:
+        got = list(pieces(tokenizer.decode, row))
+        assert "".join(got) == tokenizer.decode(row)
+        assert all(got)
+    # Every byte a token: three tokens, one character, one piece.
+    bytes_ = [next(i for i in range(4, 260) if tokenizer.token(i) == letter) for letter in "æĿ±"]
+    assert list(pieces(tokenizer.decode, bytes_)) == ["東"]
+
+
+def test_a_first_space_that_is_dropped():
+    """Tokenizers that mark words by a space in front drop the first one: what was given must stay what it was."""
+    words = ["▁one", "▁two", "▁three"]
+    assert list(pieces(lambda ids: "".join(words[i] for i in ids).replace("▁", " ").strip(), range(3))) == [
+        "one",
+        " two",
+        " three",
+    ]
+
+
+def test_command_line(folder, capsysbinary, monkeypatch, onnx):
+    text = "one two\n\nthree. four\n"
+    for arguments in ([], ["--sample", "--seed", "5"]):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+        assert main(["translate", str(folder / "onnx"), "--threads", "1", "--stream", *arguments]) == 0
+        options = {"sample": True, "seed": 5} if arguments else {}
+        expected = [onnx.translate([line], **options)[0].replace("\n", " ") for line in text.splitlines()]
+        assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert main(["translate", str(folder / "onnx"), "--stream", "--beam", "2"]) == 2
+    assert b"stream with beam=1" in capsysbinary.readouterr().err
+
+
+def test_threads_share_one_model(onnx):
+    """Eight threads at once, every kind of call: what each gets is what it gets alone."""
+    random_ = random.Random(2)
+    words = "one two three four five six größer".split()
+    lines = [" ".join(random_.choices(words, k=random_.randint(1, 9))) for _ in range(24)]
+    requests = [{}, {"beam": 3}, {"sample": True, "seed": 1}, {"max_new_tokens": 5}]
+    jobs = [(lines[i : i + 4], request) for i in range(0, len(lines), 4) for request in requests]
+
+    def work(job):
+        part, request = job
+        streamed = [] if "beam" in request else ["".join(onnx.stream(part[0], **request))]
+        return onnx.translate(part, **request), onnx.n_best(part, **request), streamed
+
+    alone = [work(job) for job in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(work, jobs))
+    assert together == alone
