@@ -1,4 +1,4 @@
-"""`python -m export build | validate | translate`: the ONNX side where there is no MLX."""
+"""`python -m export build | translate | serve | validate`: the ONNX side where there is no MLX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = vars(_parser().parse_args(arguments))
     command = chosen.pop("command")
     try:
-        return {"build": _build, "translate": _translate, "validate": _validate}[command](**chosen) or 0
+        return {"build": _build, "translate": _translate, "serve": _serve, "validate": _validate}[command](
+            **chosen
+        ) or 0
     except UserError as error:
         print(f"python -m export: {error}", file=sys.stderr)
         return 2
@@ -68,6 +70,12 @@ def _translate(
     translate_stream(translator, input, output, overlong=overlong, stream=stream, **options)
 
 
+def _serve(model: Path, **options) -> None:
+    from .serve import serve
+
+    serve(model, **options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m export", description="Export to ONNX, validate, and translate with ONNX Runtime."
@@ -107,6 +115,17 @@ def _parser() -> argparse.ArgumentParser:
     translate.add_argument("--overlong", choices=get_args(Overlong), default="error", help="lines that are too long")
     translate.add_argument("--stream", action="store_true", help="write text as soon as it is decided, line by line")
     translate.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
+
+    serve = commands.add_parser("serve", help="answer requests over HTTP, with dynamic batching")
+    serve.add_argument("model", type=Path, metavar="ONNX", help="exported folder")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is every one")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    serve.add_argument("--max-batch", type=int, default=32, help="most sentences computed together")
+    serve.add_argument("--max-wait-ms", type=float, default=2.0, help="wait for others while nothing runs")
+    serve.add_argument("--max-queue", type=int, default=1024, help="most sentences waiting; beyond: status 503")
+    serve.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
+    serve.add_argument("--workers", type=int, default=1, help="batches computed at the same time")
+    serve.add_argument("--access-log", action="store_true", help="log every request")
 
     validate = commands.add_parser("validate", help="hold runtimes against the float64 reference (exit 1: mismatch)")
     validate.add_argument("checkpoint", type=Path, help="checkpoint folder")

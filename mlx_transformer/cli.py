@@ -145,6 +145,26 @@ def translate(
 
 
 @app.command()
+def serve(
+    model: Onnx,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    max_batch: Annotated[int, typer.Option(help="Most sentences computed together.")] = 32,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a sentence waits for others when nothing runs.")] = 2.0,
+    max_queue: Annotated[int, typer.Option(help="Most sentences waiting; beyond them requests get 503.")] = 1024,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of one operator.", show_default="one for each core")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Batches computed at the same time.")] = 1,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
+) -> None:
+    """Answer translation requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
+    from export.serve import serve as run
+
+    run(model, host, port, max_batch, max_wait_ms, max_queue, threads, workers, access_log)
+
+
+@app.command()
 def evaluate(
     model: Model,
     source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],

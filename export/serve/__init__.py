@@ -1,0 +1,36 @@
+"""An HTTP server for an exported model, with dynamic batching: `mlx-transformer serve ONNX`, `python -m export serve`.
+
+The files beside this one need the extra `serve`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlx_transformer.spec.errors import UserError
+
+
+def serve(
+    model: str | Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    max_batch: int = 32,
+    max_wait_ms: float = 2.0,
+    max_queue: int = 1024,
+    threads: int | None = None,
+    workers: int = 1,
+    access_log: bool = False,
+) -> None:
+    """Serve the folder `model` until SIGTERM or Ctrl-C (KeyboardInterrupt).
+
+    max_batch: most sentences computed together. max_wait_ms: how long one waits for others while a worker is idle.
+    max_queue: most sentences waiting; beyond it requests get 503. workers: batches computed at the same time, each with
+    `threads` threads (None: the machine's cores). `UserError` for what can't be served, and without the extra `serve`.
+    """
+    try:
+        from .server import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
+            raise
+        raise UserError(f"serve needs {error.name}: pip install 'mlx-transformer[serve]'") from None
+    run(Path(model), host, port, max_batch, max_wait_ms, max_queue, threads, workers, access_log)

@@ -1,0 +1,209 @@
+"""The HTTP endpoints, as an ASGI application.
+
+    GET /                   a line of help
+    POST /translate         {"text": one string or a list, "beam": 4, ...} -> {"translations": [...]}
+    POST /translate/stream  {"text": one string, ...} -> server-sent events
+    GET /health             200 when the model is loaded and has run, 503 before
+    GET /metrics            for Prometheus
+
+Errors are {"error": one line}: 400 what the request says is wrong, 408 its body did not arrive, 413 it is too large,
+500 a fault of the server, 503 it is starting or has no room (with Retry-After).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mlx_transformer.spec.errors import UserError
+
+from .batching import Batcher, OverloadError
+from .metrics import Metrics
+from .requests import EXAMPLE, RequestError, TranslateRequest, one_line
+from .service import Model, Service
+
+MAX_BODY = 256 * 1024  # bytes
+BODY_SECONDS = 30.0
+CLIENT_LEFT = 499  # nobody sees it but the metrics
+HELP = f"POST /translate {EXAMPLE}, /translate/stream; GET /health, /metrics\n"
+
+log = logging.getLogger("export.serve")
+
+
+class App:
+    """The endpoints of one model, which `load` gives, warmed up; until it has, requests are told to come back."""
+
+    def __init__(
+        self, load: Callable[[], Model], batcher: Batcher, failed: Callable[[Exception], None] = lambda error: None
+    ):
+        """`load` runs in a thread once the event loop does; `failed` is told what it raised."""
+        self.load, self.batcher, self.failed = load, batcher, failed
+        self.metrics = Metrics()
+        batcher.on_batch = self.metrics.on_batch
+        self.metrics.watch("waiting_sentences", "Sentences in the queue.", lambda: batcher.waiting)
+        self.metrics.watch("running_sentences", "Sentences that are computed now.", lambda: batcher.running)
+        self.metrics.watch("ready", "1 when the model is loaded.", lambda: float(self.service is not None))
+        self.service: Service | None = None
+        self.asgi = Starlette(
+            routes=[
+                Route("/", self.help),
+                Route("/translate", self.counted("/translate", self.translate), methods=["POST"]),
+                Route("/translate/stream", self.counted("/translate/stream", self.stream), methods=["POST"]),
+                Route("/health", self.health),
+                Route("/metrics", self.show_metrics),
+            ],
+            lifespan=self.lifespan,
+            exception_handlers={HTTPException: _http_error, Exception: _server_error},
+        )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self.batcher.start()
+        loading = asyncio.create_task(self._load())
+        yield
+        await asyncio.gather(loading, return_exceptions=True)
+        await self.batcher.stop()
+
+    async def _load(self) -> None:
+        try:
+            self.service = Service(await asyncio.to_thread(self.load), self.batcher, self.metrics)
+        except Exception as error:
+            self.failed(error)
+
+    async def help(self, _: Request) -> Response:
+        return PlainTextResponse(HELP)
+
+    async def health(self, _: Request) -> Response:
+        state = {"status": "ready" if self.service else "starting"}
+        state |= {"waiting": self.batcher.waiting, "running": self.batcher.running}
+        return JSONResponse(state, 200 if self.service else 503)
+
+    async def show_metrics(self, _: Request) -> Response:
+        return Response(self.metrics.text(), media_type=self.metrics.content_type)
+
+    def counted(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Any]:
+        """The endpoint with its errors as answers, and every answer counted."""
+
+        async def endpoint(request: Request) -> Response:
+            began = time.perf_counter()
+            try:
+                response = await answer(request)
+            except RequestError as error:
+                response = _error(error.status, str(error))
+            except UserError as error:
+                response = _error(400, str(error))
+            except OverloadError as error:
+                response = _error(503, str(error), {"Retry-After": str(error.retry_after)})
+            except ClientDisconnect:
+                self.metrics.dropped.inc()
+                response = Response(status_code=CLIENT_LEFT)
+            except Exception:
+                self.metrics.requests.labels(path, 500).inc()
+                raise
+            self.metrics.requests.labels(path, response.status_code).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - began)
+            return response
+
+        return endpoint
+
+    async def translate(self, request: Request) -> Response:
+        service, wanted = await self._begin(request)
+        found = await _unless_gone(request, service.translate(wanted))
+        answer: dict[str, Any] = {"translations": [best[0].text for best in found]}
+        if wanted.wants_n_best:
+            answer["n_best"] = [[{"text": t.text, "score": t.score} for t in n_best] for n_best in found]
+        return JSONResponse(answer)
+
+    async def stream(self, request: Request) -> Response:
+        service, wanted = await self._begin(request)
+        pieces = await service.stream(wanted)
+        # Starlette ends the iterator when the client has left.
+        return StreamingResponse(self._events(pieces), media_type="text/event-stream", headers=UNBUFFERED)
+
+    async def _events(self, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+        """`data: {"text": piece}` each, then `event: done` with the whole text, or `event: error`."""
+        text, complete = "", False
+        try:
+            async for piece in pieces:
+                text += piece
+                yield _event({"text": piece})
+            complete = True
+            yield _event({"text": text}, "done")
+        except Exception as error:
+            complete = True
+            if not isinstance(error, UserError):
+                log.exception("POST /translate/stream failed")
+            yield _event({"error": one_line(str(error)) if isinstance(error, UserError) else FAULT}, "error")
+        finally:
+            if not complete:
+                self.metrics.dropped.inc()
+            await pieces.aclose()  # type: ignore[attr-defined] - an async generator
+
+    async def _begin(self, request: Request) -> tuple[Service, TranslateRequest]:
+        if self.service is None:
+            raise OverloadError(self.batcher.waiting, 1)
+        return self.service, TranslateRequest.parse(await _body(request), self.batcher.max_queue)
+
+
+UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+FAULT = "a fault of the server; its log says more"
+
+
+def _event(data: dict[str, str], kind: str | None = None) -> str:
+    return (f"event: {kind}\n" if kind else "") + f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": one_line(message)}, status, headers)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, f"{error.detail}; {HELP.strip()}", dict(error.headers or {}))
+
+
+async def _server_error(_: Request, __: Exception) -> Response:
+    return _error(500, FAULT)
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body. `RequestError` if it is too large or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise RequestError(413, f"body: more than {MAX_BODY} bytes; send the text in parts")
+    except TimeoutError:
+        raise RequestError(408, f"body: not complete after {BODY_SECONDS:.0f} s; send it again") from None
+    return bytes(body)
+
+
+async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of `work`; when the client leaves, it is cancelled and `ClientDisconnect` raised."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

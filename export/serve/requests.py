@@ -1,0 +1,76 @@
+"""The body of a request, checked: lines of text and the settings of their search."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.translate import Overlong
+from mlx_transformer.spec.errors import UserError
+
+# How much is decoded at once is the server's to say.
+SETTINGS = tuple(field.name for field in fields(Options) if field.name != "batch_tokens")
+MAX_BEAM = 64  # memory grows with it
+LONGEST_MESSAGE = 400  # characters
+
+
+class RequestError(Exception):
+    """A request that is not served: the status of the answer, and one line that says what to do."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(one_line(message))
+        self.status = status
+
+
+def one_line(message: str) -> str:
+    """As a message is shown: it may repeat what the client sent, which may be long."""
+    line = " ".join(message[:2000].split())
+    return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
+
+
+@dataclass(frozen=True)
+class TranslateRequest:
+    """lines: sentences. options: those of `Options` that were given, in the order of their names. wants_n_best: the
+    answer lists all hypotheses with their scores."""
+
+    lines: list[str]
+    options: dict[str, Any]
+    overlong: Overlong
+    wants_n_best: bool
+
+    @classmethod
+    def parse(cls, body: bytes, max_lines: int) -> TranslateRequest:
+        """From JSON: {"text": one string or a list, and any of SETTINGS and "overlong"}. `RequestError` otherwise."""
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(400, f"body: not JSON ({error}); send {EXAMPLE}") from None
+        if not isinstance(values, dict) or "text" not in values:
+            raise RequestError(400, f'body: an object with "text" is needed; send {EXAMPLE}')
+        text = values.pop("text")
+        lines = [text] if isinstance(text, str) else text
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise RequestError(400, "text: must be a string or a list of strings")
+        if len(lines) > max_lines:
+            raise RequestError(413, f"text: {len(lines)} lines, at most {max_lines} at once; send them in parts")
+        overlong = values.pop("overlong", "error")
+        if overlong not in get_args(Overlong):
+            raise RequestError(400, f"overlong: {overlong!r} is not one of {', '.join(get_args(Overlong))}")
+        unknown = sorted(set(values) - set(SETTINGS))
+        if unknown:
+            raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {', '.join(SETTINGS)}, overlong")
+        for name in ("early_stopping", "sample"):
+            if not isinstance(values.get(name, False), bool):
+                raise RequestError(400, f"{name}: must be true or false")
+        try:
+            options = Options(**values)
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
+        if options.beam > MAX_BEAM:
+            raise RequestError(400, f"beam={options.beam}: this server takes at most {MAX_BEAM}")
+        return cls(lines, dict(sorted(values.items())), overlong, "n_best" in values)
+
+
+EXAMPLE = '{"text": "Good morning.", "beam": 4}'

@@ -1,0 +1,108 @@
+"""The process: a socket, a model, uvicorn, and an orderly end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from pathlib import Path
+
+import uvicorn
+
+from export.folder import open_folder
+from mlx_transformer.spec.errors import UserError
+
+from .app import App
+from .batching import Batcher
+from .service import Model
+
+GRACE_SECONDS = 30  # for running requests, at the end
+SPARE_CONNECTIONS = 64  # beside those whose sentences can be in the queue
+
+log = logging.getLogger("export.serve")
+
+
+def run(
+    model: Path,
+    host: str,
+    port: int,
+    max_batch: int,
+    max_wait_ms: float,
+    max_queue: int,
+    threads: int | None,
+    workers: int,
+    access_log: bool,
+) -> None:
+    """Serve until SIGTERM (returns) or Ctrl-C (raises KeyboardInterrupt); running requests are finished first.
+
+    Raises `UserError` for settings, a folder or an address that can't be served.
+    """
+    least = {"max_batch": max_batch, "max_queue": max_queue, "workers": workers, "threads": threads or 1}
+    for name, value in least.items():
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+    if not 0 <= max_wait_ms <= 60_000:
+        raise UserError(f"max_wait_ms={max_wait_ms} must be from 0 to 60000")
+    open_folder(model)  # before anything waits for it
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    listener = listening(host, port)
+    port = listener.getsockname()[1]
+    began = time.perf_counter()
+
+    def load() -> Model:
+        loaded = warmed(model, threads)
+        shown = f"[{host}]" if ":" in host else host
+        log.info("serving %s on http://%s:%d (ready in %.1f s)", model, shown, port, time.perf_counter() - began)
+        return loaded
+
+    failures: list[Exception] = []
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    app = App(load, Batcher(max_batch, max_wait_ms / 1000, max_queue, workers), failed)
+    config = uvicorn.Config(
+        app.asgi,
+        log_config=None,
+        access_log=access_log,
+        ws="none",
+        limit_concurrency=max_queue + SPARE_CONNECTIONS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    # uvicorn raises the signal that ended it once more, for the handler that was there before.
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        listener.close()
+    if failures:
+        raise failures[0]
+    log.info("stopped")
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket on the address; `UserError` says why there is none."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).split(" (while")[0]
+        raise UserError(f"{host}:{port}: can't listen there ({reason}); choose others: --host, --port") from None
+
+
+def warmed(folder: Path, threads: int | None) -> Model:
+    """The model after a first search, so that no request pays for what is set up then."""
+    from export.runtime import OnnxTransformer
+
+    model = OnnxTransformer(folder, threads=threads)
+    for beam in (1, 2):
+        model.translate(["."], beam=beam, max_new_tokens=3)
+    return model

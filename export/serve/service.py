@@ -1,0 +1,113 @@
+"""Translation behind the endpoints: text -> rows of ids -> batches in threads -> text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from mlx_transformer.generation.options import Hypothesis, Options
+from mlx_transformer.generation.translate import Translation, Translator
+
+from .batching import Batcher, Item
+from .metrics import Metrics
+from .requests import RequestError, TranslateRequest
+
+
+class Model(Protocol):
+    """What is used of `export.OnnxTransformer`: calls may come from several threads at once."""
+
+    @property
+    def translator(self) -> Translator: ...
+    def search(self, ids: list[list[int]], **options: Any) -> list[list[Hypothesis]]: ...
+    def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True)
+class Search:
+    """Work on rows: those of equal options are searched together."""
+
+    model: Model = field(compare=False)  # a server has one
+    options: Options
+
+    def __call__(self, payloads: list[list[int]]) -> list[list[Hypothesis]]:
+        return self.model.search(payloads, **asdict(self.options))
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Work on one request, whose only payload is all its rows: a drawn token depends on its row's place in the list,
+    so company would change it."""
+
+    model: Model
+    options: Options
+
+    def __call__(self, payloads: list[list[list[int]]]) -> list[list[list[Hypothesis]]]:
+        return [self.model.search(rows, **asdict(self.options)) for rows in payloads]
+
+
+@dataclass(eq=False)
+class Emit:
+    """Work on one stream of text: hands over each piece; its output is as bounded as a translation is."""
+
+    give: Callable[[str], None]
+    abandoned: bool = False
+
+    def __call__(self, payloads: list[Iterator[str]]) -> list[None]:
+        for pieces in payloads:
+            for piece in pieces:
+                if self.abandoned:
+                    break
+                self.give(piece)
+        return [None] * len(payloads)
+
+
+class Service:
+    """A loaded model, its queue and its counts."""
+
+    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics):
+        self.model, self.translator, self.batcher, self.metrics = model, model.translator, batcher, metrics
+
+    async def translate(self, request: TranslateRequest) -> list[list[Translation]]:
+        """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`."""
+        owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
+        if len(rows) > self.batcher.max_queue:
+            raise RequestError(413, f"text: {len(rows)} sentences, at most {self.batcher.max_queue}; send it in parts")
+        options = Options(**request.options)
+        if options.sample:
+            lengths = [max(map(len, rows), default=0)]
+            items = self.batcher.submit(Draw(self.model, options), [rows], lengths, len(rows)) if rows else []
+            hypotheses = [found for drawn in await self.batcher.results(items) for found in drawn]
+        else:
+            items = self.batcher.submit(Search(self.model, options), rows, [len(row) for row in rows])
+            hypotheses = await self.batcher.results(items)
+        self.metrics.sentences.inc(len(request.lines))
+        self.metrics.tokens.inc(sum(len(found[0].ids) for found in hypotheses))
+        return self.translator.texts(len(request.lines), owners, hypotheses)
+
+    async def stream(self, request: TranslateRequest) -> AsyncIterator[str]:
+        """The translation of its one line in pieces, once it is its turn. Errors are raised before the first."""
+        if len(request.lines) != 1:
+            raise RequestError(400, "text: one string is streamed; send several lines to /translate")
+        [line] = request.lines
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+        pieces = await asyncio.to_thread(self.model.stream, line, overlong=request.overlong, **request.options)
+        work = Emit(lambda piece: _tell(loop, queue, piece))
+        [item] = self.batcher.submit(work, [pieces], [len(line)])
+        item.future.add_done_callback(lambda _: queue.put_nowait(None))
+        return self._pieces(work, item, queue)
+
+    async def _pieces(self, work: Emit, item: Item, queue: asyncio.Queue[str | None]) -> AsyncIterator[str]:
+        try:
+            while (piece := await queue.get()) is not None:
+                yield piece
+            await item.future
+            self.metrics.sentences.inc()
+        finally:
+            work.abandoned = True
+            self.batcher.drop([item])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str | None], piece: str) -> None:
+    loop.call_soon_threadsafe(queue.put_nowait, piece)
