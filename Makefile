@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow mutations false-alarms test-consumers has-node test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-slow mutations false-alarms test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make mutations      59 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models and seeds that validate must find equal (ARGS="--count 20")'
 	@echo 'make test-consumers Optimum and transformers.js (Node) against MLX on a trained model (MODEL=folder: on yours)'
+	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      the cross-checks on an NVIDIA GPU; an error when none ran (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see README)'
@@ -100,12 +101,28 @@ NODE_MODULES := $(CONSUMERS)/node/node_modules
 
 test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CONSUMERS_PYTHON='$(CONSUMERS_VENV)/bin/python' \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS) $(ARGS)
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_browser.py $(ARGS)
+
+test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
+	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(ARGS)
+
+# Any browser made of Chromium: the program named by CHROMIUM, or the first of these that is there.
+CHROMIUM ?=
+MAC_CHROME := /Applications/Google Chrome.app/Contents/MacOS/Google Chrome
+FIND_CHROMIUM = for program in $(if $(CHROMIUM),'$(CHROMIUM)',chromium chromium-browser google-chrome '$(MAC_CHROME)'); do \
+  command -v "$$program" && break; done
+
+has-chromium:
+	@if [ -z "$$($(FIND_CHROMIUM))" ]; then \
+	  echo 'make: test-browser needs Chromium: install it (Debian: apt install chromium), or name a program: make test-browser CHROMIUM=/path' >&2; \
+	  exit 1; \
+	fi
 
 has-node:
-	@if ! node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a == 20 && b >= 9) ? 0 : 1)' 2>/dev/null \
+	@if ! node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a == 20 && b >= 11) ? 0 : 1)' 2>/dev/null \
 	  || ! npm --version >/dev/null 2>&1; then \
-	  echo 'make: test-consumers needs node 20.9 or later and npm: install Node.js (macOS: brew install node)' >&2; \
+	  echo 'make: this target needs node 20.11 or later and npm: install Node.js (macOS: brew install node)' >&2; \
 	  exit 1; \
 	fi
 
@@ -118,7 +135,7 @@ $(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-
 
 # Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.
 $(NODE_MODULES)/.installed: $(CONSUMERS)/node/package.json
-	@echo 'Installing transformers.js into $(NODE_MODULES), once; 0.5 GB'
+	@echo 'Installing transformers.js and playwright-core into $(NODE_MODULES), once; 0.5 GB'
 	@cd $(CONSUMERS)/node && npm install --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@
 
@@ -170,6 +187,7 @@ wheels-cuda: $(VENV)/.installed
 	@if [ -z '$(WHEELS)' ]; then echo 'make: wheels-cuda needs a folder: make wheels-cuda WHEELS=folder' >&2; exit 1; fi
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-input -d '$(WHEELS)' \
 	  -c constraints.txt 'setuptools>=77' '.[cuda]' pytest hypothesis
+	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda WHEELS=$(WHEELS) installs from there'
 
 # ---- longer checks and recipes --------------------------------------------------------------------------------------

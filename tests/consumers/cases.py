@@ -24,6 +24,7 @@ PYTHON = Path(os.environ.get("CONSUMERS_PYTHON", ROOT / ".venv-consumers" / "bin
 COMMANDS = {
     "optimum": [str(PYTHON), "-I", str(HERE / "with_optimum.py")],
     "transformers.js": ["node", str(HERE / "node" / "with_transformers.mjs")],
+    "chromium": ["node", str(HERE / "node" / "with_chromium.mjs")],
 }
 # What only one of them can be asked, by the beginning of a task's name. transformers.js reads the merged layout alone.
 ONLY = {"split": "optimum", "wasm": "transformers.js"}

@@ -25,9 +25,11 @@ def new_tokens(row: list[int], before: int, eos: int, pad: int) -> list[int]:
 
 
 def differing(trained: Trained, found: list[list[int]]) -> list[str]:
-    """One line a row that is not MLX's, with the gap between both tokens' logits there: a tiny one is a tie."""
+    """One line a row that is not MLX's, with the gap between both tokens' logits there: a tiny one is a tie.
+
+    `found`: rows for the first phrases."""
     lines = []
-    for i, (ours, theirs) in enumerate(zip(trained.tokens, found, strict=True)):
+    for i, (ours, theirs) in enumerate(zip(trained.tokens, found, strict=False)):
         if ours != theirs:
             eos, config = [trained.model.config.eos_id], trained.model.config
             pairs = zip(ours + eos, theirs + eos, strict=False)
