@@ -14,7 +14,8 @@ from .spec.checkpoint import MANIFEST, open_checkpoint, read_json, verify_files
 from .spec.config import TransformerConfig
 from .spec.errors import UserError
 from .spec.folders import SPEC, is_onnx_folder
-from .spec.parameters import parameter_count
+from .spec.parameters import parameter_count, parameter_shapes
+from .spec.quantization import described
 
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
@@ -31,6 +32,8 @@ def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
+    if opened.quantization:
+        facts["quantised"] = described(opened.quantization, parameter_shapes(opened.config))
     run = path / "run.json"
     if run.is_file():
         facts |= _run(run)

@@ -24,7 +24,13 @@ from mlx_transformer.spec.parameters import parameter_shapes
 from .engines import Engine
 
 # {operation: (matrix products, softmaxes)}
-MLX_COUNTS = {"Matmul": (1, 0), "AddMM": (1, 0), "Softmax": (0, 1), "ScaledDotProductAttention": (2, 1)}
+MLX_COUNTS = {
+    "Matmul": (1, 0),
+    "AddMM": (1, 0),
+    "QuantizedMatmul": (1, 0),
+    "Softmax": (0, 1),
+    "ScaledDotProductAttention": (2, 1),
+}
 ONNX_COUNTS = {"MatMul": (1, 0), "Gemm": (1, 0), "Softmax": (0, 1)} | dict.fromkeys(
     ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
 )

@@ -27,12 +27,14 @@ from mlx_transformer.spec.parameters import (
     source_embedding_name,
     target_embedding_name,
 )
+from mlx_transformer.spec.quantization import Quantization
 
 from .cache import Cache
 from .inputs import Ids, Tokens, as_ids, as_tokens, padding_before
 from .layers import Decoder, Encoder
 from .masks import Mask, causal_padding_mask, padding_mask
 from .positions import positions_after, positions_of
+from .quantize import matrix, use_quantized_layers
 from .taps import Tap, no_tap, within
 
 
@@ -182,7 +184,7 @@ class Transformer(nn.Module):
 
     def output_matrix(self) -> mx.array:
         """(V, D), tied or not."""
-        return self._output().weight
+        return matrix(self._output())
 
     def output_bias(self) -> mx.array | None:
         """(V,), or None."""
@@ -209,20 +211,34 @@ class Transformer(nn.Module):
         return {name: np.array(_for_numpy(value)) for name, value in named_parameters(self)}
 
     @classmethod
-    def from_weights(cls, config: TransformerConfig, weights: Mapping[str, np.ndarray]) -> Transformer:
-        """A model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ."""
-        check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, "weights")
-        return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()])
+    def from_weights(
+        cls, config: TransformerConfig, weights: Mapping[str, np.ndarray], quantization: Quantization | None = None
+    ) -> Transformer:
+        """A model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ.
+
+        `quantization`: of the matrices that `weights` holds as integers, scales and biases.
+        """
+        shapes = {name: tuple(array.shape) for name, array in weights.items()}
+        check_parameters(config, shapes, "weights", quantization)
+        return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
 
     @classmethod
     def load(cls, folder: str | Path) -> Transformer:
-        """The model of a checkpoint folder, in evaluation mode, read and verified strictly; `UserError` if damaged."""
+        """The model of a checkpoint folder, in evaluation mode, read and verified strictly; `UserError` if damaged.
+
+        Matrices that are stored quantised stay so, in MLX's quantised layers.
+        """
         checkpoint = open_checkpoint(folder)
-        return cls._filled(checkpoint.config, [(name, mx.array(array)) for name, array in checkpoint.tensors()])
+        weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
+        return cls._filled(checkpoint.config, weights, checkpoint.quantization)
 
     @classmethod
-    def _filled(cls, config: TransformerConfig, weights: list[tuple[str, mx.array]]) -> Transformer:
+    def _filled(
+        cls, config: TransformerConfig, weights: list[tuple[str, mx.array]], quantization: Quantization | None
+    ) -> Transformer:
         model = cls(config)  # its own first weights are never computed: MLX is lazy
+        if quantization:
+            use_quantized_layers(model, quantization)
         model.load_weights(weights, strict=True)
         model.eval()
         mx.eval(model.parameters())

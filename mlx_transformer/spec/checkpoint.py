@@ -1,41 +1,50 @@
 """A checkpoint is a folder: config.json, model.safetensors, tokenizer.json (if any) and manifest.json with digests.
 
 Written durably (`durable.py`): a kill at any moment leaves the old folder or the new one. Read with NumPy alone, tensor
-by tensor, so that a reader never needs the whole model in memory twice. No pickle anywhere.
+by tensor, so that a reader never needs the whole model in memory twice. No pickle anywhere. Matrices may be stored
+quantised, as MLX does it (`quantization.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from .config import TransformerConfig
+from .config import TransformerConfig, parse_object
 from .durable import previous, replace_folder
 from .errors import UserError
 from .parameters import check_parameters, parameter_shapes
+from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 
 CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
 FORMAT = 1
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
+HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
 Tensors = Mapping[str, NDArray]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory."""
+    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory.
+
+    A quantised one reads as a float32 model whose matrices have the values that the integers stand for; `packed` and
+    `stored` show what the file holds. Reading raises `UserError` for scales or biases that are not finite.
+    """
 
     folder: Path
     config: TransformerConfig
+    quantization: Quantization = field(default_factory=dict)
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -46,14 +55,44 @@ class Checkpoint:
         return list(parameter_shapes(self.config))
 
     def tensor(self, name: str) -> NDArray:
+        """One parameter in the table's shape."""
         with _open(self.folder / WEIGHTS) as file:
-            return file.get_tensor(name)
+            return self._tensor(file, name)
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) one by one, in the table's order."""
         with _open(self.folder / WEIGHTS) as file:
             for name in self.names():
-                yield name, file.get_tensor(name)
+                yield name, self._tensor(file, name)
+
+    def packed(self, name: str) -> Packed:
+        """A quantised matrix as it is stored, its scales and biases in float32. `name` is one of `quantization`."""
+        with _open(self.folder / WEIGHTS) as file:
+            return self._packed(file, name)
+
+    def stored(self) -> Iterator[tuple[str, NDArray]]:
+        """(name, array) as the file holds them, three tensors for each quantised matrix."""
+        with _open(self.folder / WEIGHTS) as file:
+            for name in self.names():
+                if name in self.quantization:
+                    packed = self._packed(file, name)
+                    yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
+                else:
+                    yield name, self._tensor(file, name)
+
+    def _tensor(self, file: Any, name: str) -> NDArray:
+        if name in self.quantization:
+            return self._packed(file, name).dequantised()
+        array = file.get_tensor(name)
+        return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
+
+    def _packed(self, file: Any, name: str) -> Packed:
+        words, *numbers = (file.get_tensor(stored) for stored in tensors_of(name))
+        scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
+        for stored, array in zip(tensors_of(name)[1:], (scales, biases), strict=True):
+            if not np.isfinite(array).all():
+                raise UserError(f"{self.folder / WEIGHTS}: {stored} is not finite: damaged; restore it from a copy")
+        return Packed(words, scales, biases, self.quantization[name])
 
 
 def save_checkpoint(
@@ -62,12 +101,14 @@ def save_checkpoint(
     weights: Tensors,
     tokenizer_json: str | None = None,
     *,
+    quantization: Quantization | None = None,
     texts: Mapping[str, str] | None = None,
     tensors: Mapping[str, Tensors] | None = None,
 ) -> Path:
     """Write a checkpoint folder durably and return its path.
 
-    `weights` must match the table of `spec/parameters.py` exactly. `texts` and `tensors` are further files by name (the
+    `weights` must match the table of `spec/parameters.py` exactly (`quantization`: with these matrices as stored
+    words, scales and biases). `texts` and `tensors` are further files by name (the
     trainer's state). An existing checkpoint of that name is replaced only after the new one is complete on disk.
     Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
     untouched.
@@ -76,9 +117,11 @@ def save_checkpoint(
     ours = any((folder / name).is_file() for name in (WEIGHTS, MANIFEST))
     if folder.is_dir() and not ours and any(folder.iterdir()):
         raise UserError(f"{folder}: holds files that are no checkpoint; choose another folder, or empty this one")
-    check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder))
+    check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder), quantization)
+    described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
     with replace_folder(folder, "checkpoint") as temporary:
-        written = {CONFIG: config.to_json(), **({TOKENIZER: tokenizer_json} if tokenizer_json else {}), **(texts or {})}
+        written = {CONFIG: json.dumps(described, indent=2) + "\n", **(texts or {})}
+        written |= {TOKENIZER: tokenizer_json} if tokenizer_json else {}
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
@@ -104,21 +147,32 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     folder = resolve(folder)
     if verify:
         verify_files(folder)
-    try:
-        config = TransformerConfig.from_json((folder / CONFIG).read_text(encoding="utf-8"))
-    except UserError as error:
-        raise UserError(f"{folder / CONFIG}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{folder / CONFIG}: cannot be read ({error})") from error
     with _open(folder / WEIGHTS) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
         types = {name: entry.get_dtype() for name, entry in slices.items()}
-    check_parameters(config, shapes, str(folder / WEIGHTS))
-    wrong = [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS]
-    if wrong:
-        raise UserError(f"{folder / WEIGHTS}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS))}")
-    return Checkpoint(folder, config)
+    config, quantization = _read_config(folder / CONFIG, shapes)
+    check_parameters(config, shapes, str(folder / WEIGHTS), quantization)
+    floats = FLOATS | HALVES if quantization else FLOATS
+    for name, kind in types.items():
+        allowed = {"U32"} if name in quantization else floats
+        if kind not in allowed:
+            allowed_types = ", ".join(sorted(allowed))
+            raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights are of a type in {allowed_types}")
+    return Checkpoint(folder, config, quantization)
+
+
+def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
+    """The config, and what it says of the quantisation of the tensors stored."""
+    try:
+        values = parse_object(path.read_text(encoding="utf-8"))
+        quantized = values.pop(KEY, None)
+        config = TransformerConfig.from_dict(values)
+        return config, {} if quantized is None else from_config(quantized, stored, parameter_shapes(config))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
 
 
 def resolve(folder: str | Path) -> Path:

@@ -140,13 +140,7 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TransformerConfig:
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"TransformerConfig: not JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")
-        return cls.from_dict(values)
+        return cls.from_dict(parse_object(text))
 
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> TransformerConfig:
@@ -154,6 +148,17 @@ class TransformerConfig:
         if name not in PRESETS:
             raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], "vocab_size": vocab_size, **changes})
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object in a text; `UserError` if it isn't one."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"TransformerConfig: not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")
+    return values
 
 
 # Heads of 64 everywhere: Metal has no fused attention for heads of 32. base and big are rows of the paper's table 3.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from .config import TransformerConfig
 from .errors import UserError
+from .quantization import Quantization, stored_shapes
 
 Shape = tuple[int, ...]
 
@@ -53,9 +54,14 @@ def output_weight_name(config: TransformerConfig) -> str:
     }[config.tie_embeddings]
 
 
-def check_parameters(config: TransformerConfig, found: Mapping[str, Shape], where: str) -> None:
-    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter of `found` against the table."""
-    expected = parameter_shapes(config)
+def check_parameters(
+    config: TransformerConfig, found: Mapping[str, Shape], where: str, quantization: Quantization | None = None
+) -> None:
+    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter of `found` against the table.
+
+    With `quantization` the tensors stored of its matrices (`stored_shapes`) are expected in their place.
+    """
+    expected = stored_shapes(parameter_shapes(config), quantization or {})
     problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in found]
     problems += [f"unknown {name} {tuple(shape)}" for name, shape in found.items() if name not in expected]
     problems += [

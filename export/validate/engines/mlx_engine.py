@@ -44,6 +44,8 @@ class MlxEngine:
         self._open(device)
         from mlx_transformer.nn import Transformer
 
+        if checkpoint.quantization and precision in ("float16", "bfloat16"):
+            raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
         with self._stream():
             self.model = Transformer.load(checkpoint.folder)
             if precision in ("float16", "bfloat16"):
@@ -88,7 +90,9 @@ class MlxEngine:
         return Placement(self.name, self.device, tf32, "MLX's own", libraries)
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        for name, array in self.model.weights().items():
+        from mlx_transformer.nn.quantize import dense_weights
+
+        for name, array in dense_weights(self.model).items():
             yield "model in memory", name, array
 
     def taps(self, case: Case) -> dict[str, Array]:
