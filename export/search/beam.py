@@ -1,0 +1,168 @@
+"""Greedy and beam search with GNMT length penalty (Wu et al. 2016, section 7). Twin of `generation/beam.py`.
+
+Greedy search is a beam of 1 with one candidate a step that stops at its first end: `generation/greedy.py`'s tokens and
+scores from the same operations.
+
+Shapes: B sentences, K = beam, h hypotheses before the step (1, then K), V vocabulary, c tokens taken of each, C
+candidates a step: 2K (greedy: 1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from mlx_transformer.generation.steps import BANNED, DEAD
+from mlx_transformer.spec.config import TransformerConfig
+
+from ..graphs import BATCH
+from ..primitives import Op, size, table
+from .loop import Carried, State
+from .options import OptionInputs
+from .sampling import Sampling
+
+EXCLUDED = 3  # pad, bos and, while it is too early, eos
+
+
+class Beam:
+    """`loop.Strategy`. Everything that doesn't change during the search is computed here, outside the loop."""
+
+    def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value):
+        """lengths: tokens of each source (B,)."""
+        self.options, self.config = options, config
+        self.beam = op.Where(options.sample, 1, options.beam)
+        self.size = op.Shape(lengths)
+        self.width = op.Reshape(self.beam, [1])
+        greedy = op.Equal(self.beam, 1)
+        self.candidates = op.Where(greedy, [1], op.Mul(self.width, 2))
+        self.taken = op.Min(op.Add(self.candidates, EXCLUDED), [config.vocab_size])
+        self.early_stopping = op.Or(options.early_stopping, greedy)
+        limits = op.Expand(options.length_limits(op, lengths, config), self.size)
+        self.limits = op.Unsqueeze(limits, [1])  # (B, 1)
+        self.steps = op.ReduceMax(limits, keepdims=0)
+        self.penalties = options.penalty(op, op.Range(0, op.Add(self.steps, 2), 1))  # by length
+        self.limit_penalty = options.penalty(op, limits)
+        self.rising = op.GreaterOrEqual(options.length_penalty, 0.0)
+        self.slots = op.Unsqueeze(op.Range(0, self.beam, 1), [0])  # (1, K)
+        self.bans = table(op, "search.bans", lambda: bans(config))
+        self.sampling = Sampling(op, options, self.size, self.steps)
+
+    def initial(self, op: Op) -> dict[str, Carried]:
+        one, all_slots = op.Concat(self.size, [1], axis=0), op.Concat(self.size, self.width, axis=0)
+        integer, real, boolean = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
+        return {
+            "ids": Carried(op.Expand(self.config.bos_id, one), integer, (BATCH, "hypotheses")),
+            "live": Carried(op.Expand(0.0, one), real, (BATCH, "hypotheses")),
+            "scores": Carried(op.Expand(BANNED, all_slots), real, (BATCH, "beam")),
+            "ends": Carried(op.Expand(0, all_slots), integer, (BATCH, "beam")),
+            "open": Carried(op.Expand(True, self.size), boolean, (BATCH,)),
+        }
+
+    def choose(self, op: Op, logits: ir.Value, state: State, t: ir.Value) -> tuple[State, ir.Value, ir.Value]:
+        """
+        logits (B, h, V) --> TopK (B, h, c) --> log p of hypothesis and token --> TopK (B, C): parent, token
+                                                                                     |
+                  scores, ends: K best finished (B, K) <-- those that end ----------+--> K best others: ids, live
+
+        A candidate is written as parent * V + token; where a finished hypothesis ended, as its step * K * V + that.
+        """
+        v, length = self.config.vocab_size, op.Add(t, 1)
+        bans = op.Gather(self.bans, op.Cast(op.Less(t, self.options.min_new_tokens), to=ir.DataType.INT64))  # (V,)
+        tokens = self.sampling.or_likeliest(op, logits, bans, t, self.taken)  # (B, h, c)
+        scores = op.GatherElements(op.LogSoftmax(logits, axis=-1), tokens, axis=2)
+        scores = op.Add(op.Add(scores, op.Unsqueeze(state["live"], [2])), op.Gather(bans, tokens))
+        scores = op.Flatten(scores)  # (B, h*c)
+        count = op.Min(self.candidates, op.Shape(scores, start=1))
+        values, place = op.TopK(scores, count, _outputs=2)  # (B, C)
+        token = op.GatherElements(op.Flatten(tokens), place, axis=1)
+        candidate = op.Add(op.Mul(op.Div(place, self.taken), v), token)
+
+        eos = op.Equal(token, self.config.eos_id)
+        at_limit = op.LessOrEqual(self.limits, length)  # (B, 1)
+        finished = self._finish(op, state, values, candidate, op.Or(eos, at_limit), t)
+        live, pick = op.TopK(op.Where(eos, 4 * BANNED, values), self.width, _outputs=2)
+        chosen = op.GatherElements(candidate, pick, axis=1)
+        parents = op.Div(chosen, v)
+        ended = op.Or(op.Squeeze(at_limit, [1]), self._decided(op, finished["scores"], live, length))
+        still = op.And(state["open"], op.Not(ended))
+        return {"ids": op.Mod(chosen, v), "live": live, **finished, "open": still}, parents, chosen
+
+    def _finish(
+        self, op: Op, state: State, values: ir.Value, candidate: ir.Value, ends: ir.Value, t: ir.Value
+    ) -> State:
+        """Merge the ending ones of the K best candidates into the finished set."""
+        k, v = self.width, self.config.vocab_size
+        best = op.Slice(values, [0], k, [1])
+        fits = op.And(op.And(op.Slice(ends, [0], k, [1]), op.Greater(best, DEAD)), op.Unsqueeze(state["open"], [1]))
+        new = op.Where(fits, op.Div(best, op.Gather(self.penalties, op.Add(t, 1))), BANNED)
+        scores, pick = op.TopK(op.Concat(state["scores"], new, axis=1), self.width, _outputs=2)
+        found = op.Add(op.Slice(candidate, [0], k, [1]), op.Mul(op.Mul(self.beam, v), t))
+        return {"scores": scores, "ends": op.GatherElements(op.Concat(state["ends"], found, axis=1), pick, axis=1)}
+
+    def _decided(self, op: Op, scores: ir.Value, live: ir.Value, length: ir.Value) -> ir.Value:
+        """(B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
+
+        log p only falls, so the best a live hypothesis can reach is its own log p over the largest penalty ahead:
+        that of the length limit, or for a negative alpha, where lp falls, that of the very next length.
+        """
+        worst = op.ReduceMin(scores, [1], keepdims=0)
+        ahead = op.Where(self.rising, self.limit_penalty, op.Gather(self.penalties, op.Add(length, 1)))
+        beaten = op.GreaterOrEqual(worst, op.Div(op.ReduceMax(live, [1], keepdims=0), ahead))
+        return op.And(op.Greater(worst, DEAD), op.Or(self.early_stopping, beaten))
+
+    def results(self, op: Op, state: State, history: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths, scores.
+
+        history: chosen candidates of each step (T, B, K).
+        """
+        c, per_step = self.config, op.Mul(self.beam, self.config.vocab_size)
+        n = op.Reshape(op.Min(self.options.n_best, self.beam), [1])
+        scores, ends = (op.Slice(state[name], [0], n, [1]) for name in ("scores", "ends"))  # (B, n)
+        step, end = op.Div(ends, per_step), op.Mod(ends, per_step)
+        last = op.Mod(end, c.vocab_size)
+        paths = op.Transpose(_paths(op, history, step, op.Div(end, c.vocab_size), last, c.vocab_size), perm=[1, 2, 0])
+        # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
+        lengths = op.Add(step, op.Where(op.Equal(last, c.eos_id), 0, 1))
+        lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # fewer than n were possible
+        inside = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
+        ids = op.Where(inside, paths, c.pad_id)
+        return op.Slice(ids, [0], op.Reshape(op.ReduceMax(lengths, keepdims=0), [1]), [2]), lengths, scores
+
+
+def _paths(op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: int) -> ir.Value:
+    """Tokens (T, B, n) of the hypotheses that ended at `step` with `last`, after slot `slot` (all B, n): back from the
+    end, one parent a step."""
+
+    def body(op: Op, slot: ir.Value, chosen: ir.Value, t: ir.Value) -> list[ir.Value]:
+        op.builder.push_module("paths", "Paths")
+        before, here = op.Less(t, step), op.GatherElements(chosen, slot, axis=1)
+        outputs = [op.Where(before, op.Div(here, v), slot), op.Where(before, op.Mod(here, v), last)]
+        op.builder.pop_module()
+        return outputs
+
+    integer = ir.TensorType(ir.DataType.INT64)
+    axes = {"slot": (BATCH, "n_best"), "chosen": (BATCH, "beam"), "t": ()}
+    inputs = [ir.Value(name=f"paths.{name}", type=integer, shape=ir.Shape(shape)) for name, shape in axes.items()]
+    both = ("parent", "token")
+    outputs = [ir.Value(name=f"paths.{name}", type=integer, shape=ir.Shape(axes["slot"])) for name in both]
+    graph = op.builder.subgraph(body, inputs, outputs, name="back")
+    steps = op.Range(0, size(op, history, 0), 1)
+    _, tokens = op.Scan(
+        slot,
+        history,
+        steps,
+        body=graph,
+        num_scan_inputs=2,
+        scan_input_directions=[1, 1],
+        scan_output_directions=[1],
+        _outputs=2,
+    )
+    return tokens
+
+
+def bans(config: TransformerConfig) -> np.ndarray:
+    """(2, V): added to the scores; what is never generated, and what isn't while eos is too early."""
+    rows = np.zeros((2, config.vocab_size), np.float32)
+    rows[:, [config.pad_id, config.bos_id]] = BANNED
+    rows[1, config.eos_id] = BANNED
+    return rows

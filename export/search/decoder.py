@@ -1,0 +1,86 @@
+"""The Transformer's cached step, with the hypotheses of a sentence as positions of one run.
+
+    cache of a sentence:  <s> | a1 a2 a3 | b1 b2 b3 | ...      1 position, then K a step
+    new queries:          c1 c2 c3, each with a row of a mask that shows it its own ancestors alone
+
+So nothing of a cache is ever reordered: a hypothesis that goes on from another takes that one's mask row. All K queries
+of a sentence read its keys in one product, of the decoder's past as of the source.
+
+Shapes: B sentences, S source, K hypotheses (h before a step), P past positions, d one head's width, D model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from ..cache import Cache, KeyValues, LayerCache
+from ..graphs import BATCH
+from ..masks import HIDDEN
+from ..model import Transformer
+from ..primitives import Op
+from .loop import Carried, State
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the decoder reads of the input: keys and values of each layer, 1 on tokens (B, S)."""
+
+    cross: list[KeyValues]
+    tokens: ir.Value
+
+
+class TreeCache(Cache):
+    """A cache whose new positions are hypotheses: the mask says whom each may look at."""
+
+    def __init__(self, op: Op, layers: list[LayerCache], source: Source, mask: ir.Value):
+        super().__init__(op, layers, source.cross, source.tokens)
+        self.mask = mask
+
+    def self_mask(self, op: Op, length: ir.Value) -> ir.Value:
+        """(B, 1, h, P+h)."""
+        return op.Unsqueeze(self.mask, [1])
+
+
+class TreeDecoder:
+    """`loop.Decoder` in standard operators."""
+
+    def __init__(self, op: Op, config: TransformerConfig, input_ids: ir.Value, tokens: ir.Value, beam: ir.Value):
+        """Encodes the source. input_ids, tokens (B, S); beam: K (scalar)."""
+        self.config, self.model = config, Transformer(config)
+        memory = self.model.encode(op, input_ids, tokens)
+        self.source = Source(self.model.decoder.cross_keys_values(op, memory), tokens)
+        self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
+        # A new position sees itself and no other hypothesis of its step.
+        slot = op.Range(0, beam, 1)
+        apart = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
+        self.apart = op.Expand(apart, op.Concat(self.size, [1, 1], axis=0))  # (B, K, K)
+
+    def initial(self, op: Op) -> dict[str, Carried]:
+        c = self.config
+        found = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
+        for i in range(c.decoder_layers):
+            for name, width in (("key", c.d_k), ("value", c.d_v)):
+                empty = self._zeros(op, [c.key_value_heads, 0, width])
+                axes = (BATCH, c.key_value_heads, "past", width)
+                found[f"cache.{i}.{name}"] = Carried(empty, ir.DataType.FLOAT, axes)
+        return found
+
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
+        mask, *flat = state.values()
+        layers = [LayerCache(k, v) for k, v in zip(flat[::2], flat[1::2], strict=True)]
+        cache = TreeCache(op, layers, self.source, mask)
+        logits = self.model.step(op, ids, cache, position_ids=op.Reshape(t, [1]))
+        held = [x for layer in layers for x in layer.held()]
+        return logits, dict(zip(state, [mask, *held], strict=True))
+
+    def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
+        ancestors = op.GatherND(state["mask"], op.Unsqueeze(parents, [2]), batch_dims=1)  # (B, K, P+h)
+        return {**state, "mask": op.Concat(ancestors, self.apart, axis=2)}
+
+    def _zeros(self, op: Op, others: list[int]) -> ir.Value:
+        """Zeros (B, *others)."""
+        return op.ConstantOfShape(op.Concat(self.size, others, axis=0))

@@ -1,0 +1,90 @@
+"""The search's settings as inputs of the graph. `generation/options.py` is the same on the host.
+
+All but `input_ids` and `attention_mask` have a default in the file, so a caller feeds what differs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from mlx_transformer.generation.options import EXTRA_TOKENS, Options
+from mlx_transformer.spec.config import TransformerConfig
+
+from ..graphs import Graph
+from ..primitives import Op
+
+CONFIG = "mlx_transformer.config"
+"""Key in the file's metadata: the model's TransformerConfig as JSON."""
+
+GNMT_OFFSET = 5.0  # Wu et al. 2016, section 7
+
+_HOST = Options()
+DEFAULTS = {
+    "beam": np.asarray(_HOST.beam, np.int64),
+    "n_best": np.asarray(_HOST.n_best, np.int64),
+    "min_new_tokens": np.asarray(_HOST.min_new_tokens, np.int64),
+    "max_new_tokens": np.zeros(1, np.int64),
+    "length_penalty": np.asarray(_HOST.length_penalty, np.float32),
+    "penalty_offset": np.asarray(GNMT_OFFSET, np.float32),
+    "early_stopping": np.asarray(_HOST.early_stopping, np.bool_),
+    "sample": np.asarray(_HOST.sample, np.bool_),
+    "temperature": np.asarray(_HOST.temperature, np.float32),
+    "top_k": np.asarray(_HOST.top_k, np.int64),
+    "top_p": np.asarray(_HOST.top_p, np.float32),
+    "seed": np.asarray(_HOST.seed, np.int64),
+}
+
+
+@dataclass(frozen=True)
+class OptionInputs:
+    """Scalars, unless said otherwise.
+
+    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, seed: as in
+        `Options`; with `sample` the beam is 1 whatever was asked.
+    max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
+    penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s, 0 divides by n^length_penalty.
+    """
+
+    beam: ir.Value
+    n_best: ir.Value
+    min_new_tokens: ir.Value
+    max_new_tokens: ir.Value
+    length_penalty: ir.Value
+    penalty_offset: ir.Value
+    early_stopping: ir.Value
+    sample: ir.Value
+    temperature: ir.Value
+    top_k: ir.Value
+    top_p: ir.Value
+    seed: ir.Value
+
+    @classmethod
+    def inputs(cls, g: Graph) -> OptionInputs:
+        """Declare them as inputs of the graph; `set_defaults` completes them."""
+        found = {}
+        for name, value in DEFAULTS.items():
+            dtype = ir.DataType.from_numpy(value.dtype)
+            found[name] = g.builder.input(name, dtype, ["limits"] if value.ndim else [])
+        return cls(**found)
+
+    def penalty(self, op: Op, length: ir.Value) -> ir.Value:
+        """lp(length) = ((k + length) / (k + 1))^alpha, float32, for integers of any shape."""
+        base = op.Add(op.Cast(length, to=ir.DataType.FLOAT), self.penalty_offset)
+        return op.Pow(op.Div(base, op.Add(self.penalty_offset, 1.0)), self.length_penalty)
+
+    def length_limits(self, op: Op, lengths: ir.Value, config: TransformerConfig) -> ir.Value:
+        """Most new tokens of each sentence (B,), eos counted, for source lengths (B,)."""
+        usual = op.Min(op.Add(lengths, EXTRA_TOKENS), config.max_positions)
+        usual = op.Max(usual, self.min_new_tokens)
+        return op.Where(op.Greater(self.max_new_tokens, 0), self.max_new_tokens, usual)
+
+
+def set_defaults(graph: ir.Graph) -> None:
+    """Give the option inputs their defaults. After the graph is built: a builder takes what has a value for constant."""
+    for value in graph.inputs:
+        if value.name in DEFAULTS:
+            value.const_value = ir.tensor(DEFAULTS[value.name], name=value.name)
+            graph.register_initializer(value)
