@@ -22,7 +22,7 @@ help:
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make mutations      59 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models and seeds that validate must find equal (ARGS="--count 20")'
-	@echo 'make test-consumers Optimum and transformers.js (Node) against MLX on a trained model (MODEL=folder: on yours)'
+	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      the cross-checks on an NVIDIA GPU; an error when none ran (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
@@ -127,10 +127,10 @@ has-node:
 	fi
 
 $(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-dev
-	@echo 'Installing Optimum, transformers and torch into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
+	@echo 'Installing Optimum, transformers, torch and onnxruntime-genai into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
 	@$(BIN)/python -m venv --clear $(CONSUMERS_VENV)
 	@$(CONSUMERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers torch
+	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers torch onnxruntime-genai
 	@touch $@
 
 # Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.

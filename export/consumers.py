@@ -1,4 +1,4 @@
-"""The JSON files by which Optimum (ORTModelForSeq2SeqLM and its kin) and transformers.js recognise a model.
+"""The JSON files by which Optimum (ORTModelForSeq2SeqLM and its kin), transformers.js and genai recognise a model.
 
 They name the closest published architecture, whose cache has the same layout; the graphs alone decide what is computed.
 Our own description of the model is mlx_transformer.json.
@@ -27,6 +27,8 @@ def configs(config: TransformerConfig, external: list[str]) -> dict[str, dict[st
     found = {"config.json": {**kinds[config.architecture](config), **shared}}
     if config.has_decoder:
         found["generation_config.json"] = generation_config(config)
+    if config.architecture == "decoder" and config.d_k == config.d_v:  # one size for both is all that genai can say
+        found["genai_config.json"] = _genai(config)
     return found
 
 
@@ -95,3 +97,44 @@ def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
     Only for unequal d_k and d_v can they not (Optimum's merged decoder; its use_merged=False and transformers.js can).
     """
     return c.key_value_heads, c.key_value_heads * c.d_k
+
+
+def _genai(c: TransformerConfig) -> dict[str, Any]:
+    """onnxruntime-genai, decoder-only: it has no banned tokens, and pads a batch of prompts on the right."""
+    past, present = "past_key_values.%d", "present.%d"
+    return {
+        "model": {
+            "type": "decoder",
+            "bos_token_id": c.bos_id,
+            "eos_token_id": c.eos_id,
+            "pad_token_id": c.pad_id,
+            "vocab_size": c.vocab_size,
+            "context_length": c.max_positions,
+            "decoder": {
+                "session_options": {},
+                "filename": "onnx/model.onnx",
+                "hidden_size": c.heads * c.d_k,
+                "head_size": c.d_k,
+                "num_attention_heads": c.heads,
+                "num_key_value_heads": c.key_value_heads,
+                "num_hidden_layers": c.decoder_layers,
+                "inputs": {
+                    **{name: name for name in ("input_ids", "attention_mask", "position_ids")},
+                    "past_key_names": f"{past}.key",
+                    "past_value_names": f"{past}.value",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": f"{present}.key",
+                    "present_value_names": f"{present}.value",
+                },
+            },
+        },
+        "search": {
+            "do_sample": False,
+            "num_beams": 1,
+            "max_length": c.max_positions,
+            # The graph returns longer keys and values each step; it doesn't write into those that it is given.
+            "past_present_share_buffer": False,
+        },
+    }

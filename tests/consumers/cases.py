@@ -23,6 +23,7 @@ MODEL = Path(os.environ.get("CONSUMERS_MODEL", ROOT / ".consumers" / "model"))
 PYTHON = Path(os.environ.get("CONSUMERS_PYTHON", ROOT / ".venv-consumers" / "bin" / "python"))
 COMMANDS = {
     "optimum": [str(PYTHON), "-I", str(HERE / "with_optimum.py")],
+    "genai": [str(PYTHON), "-I", str(HERE / "with_genai.py")],
     "transformers.js": ["node", str(HERE / "node" / "with_transformers.mjs")],
     "chromium": ["node", str(HERE / "node" / "with_chromium.mjs")],
 }
