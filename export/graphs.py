@@ -24,6 +24,8 @@ from .cache import Cache, KeyValues, LayerCache
 from .model import Transformer
 from .primitives import Op
 
+ENCODER_DECODER = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
+
 OPSET = 20
 IR_VERSION = 9
 
@@ -50,11 +52,11 @@ class Graph:
     def floats(self, name: str, *axes: str | int) -> ir.Value:
         return self.builder.input(name, ir.DataType.FLOAT, axes)
 
-    def output(self, name: str, value: ir.Value, *axes: str | int) -> None:
+    def output(self, name: str, value: ir.Value, *axes: str | int, type: ir.DataType = ir.DataType.FLOAT) -> None:
         if value in self.tapped:  # its name is taken
             value = self.op.Identity(value)
         value.shape = ir.Shape(axes)
-        value.type = ir.TensorType(ir.DataType.FLOAT)
+        value.type = ir.TensorType(type)
         self.builder.add_output(value, name)
 
     def tap(self, name: str, value: ir.Value) -> None:
@@ -78,13 +80,13 @@ class Graph:
 
 def build(config: TransformerConfig, name: str) -> ir.Model:
     """The graph of that name (see `graph_names`), its parameters named but not filled."""
-    return _BUILDERS[name if config.architecture == "encoder-decoder" else config.architecture](config).model()
+    return BUILDERS[name if config.architecture == "encoder-decoder" else config.architecture](config).model()
 
 
 def graph_names(config: TransformerConfig) -> list[str]:
     """Names of the graphs that this architecture has; each becomes NAME.onnx."""
     if config.architecture == "encoder-decoder":
-        return ["encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"]
+        return list(ENCODER_DECODER)
     return ["model"]
 
 
@@ -233,7 +235,7 @@ def encoder_only_model(config: TransformerConfig) -> Graph:
     return g
 
 
-_BUILDERS: dict[str, Callable[[TransformerConfig], Graph]] = {
+BUILDERS: dict[str, Callable[[TransformerConfig], Graph]] = {
     "encoder_model": encoder_model,
     "decoder_model": decoder_model,
     "decoder_with_past_model": decoder_with_past_model,

@@ -1,7 +1,7 @@
 """Who may import whom: read from the syntax tree of every module, then proved by importing with packages blocked.
 
     spec <- data <- training        spec <- generation (any array namespace) <- with_mlx (MLX)
-    spec, data, generation <- export (NumPy, onnx; ONNX Runtime only in runtime and validate)
+    spec, data, generation <- export (NumPy, onnx; ONNX Runtime only in the runtimes and validate)
 
 The two sides meet only in the command line (`JOINTS`) and in the MLX engine of `export.validate`.
 """
@@ -65,7 +65,11 @@ RULES = (
         ours=(SPEC, DATA, GENERATION, "export"),
         lazily=(*MLX, "mlx_transformer"),
     ),
-    Rule(("export",), never=RUNTIME, apart=("export.runtime", "export.validate")),
+    Rule(
+        ("export",),
+        never=RUNTIME,
+        apart=("export.runtime", "export.rows_runtime", "export.search.runtime", "export.validate"),
+    ),
 )
 
 

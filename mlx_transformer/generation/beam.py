@@ -11,13 +11,15 @@ transformers. A sentence stops when no live hypothesis can beat the worst finish
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mlx_transformer.spec.config import TransformerConfig
 
 from .arrays import Array, Arrays, first_of, top_k
 from .options import Hypothesis, Options
-from .steps import BANNED, DEAD, Batch, History, Rules, take_sentences
+from .steps import BANNED, DEAD, Batch, Decoder, History, Model, Rules, take_sentences
 
 
 class Beam:
@@ -38,18 +40,12 @@ class Beam:
         self.tokens, self.parents = History(xp, size), History(xp, size)
         self.aside = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
 
+    def start(self, model: Model, sources: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+        return model.start(sources)
+
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
-        xp, k, v = self.xp, self.width, logits.shape[-1]
-        size, hypotheses = self.live.shape
-        logits = xp.float32(logits).reshape(size, hypotheses, v)
-        # log p of hypothesis and token: logit less the softmax's normaliser, plus log p of the hypothesis so far.
-        scores = logits + (self.live - xp.logsumexp(logits, axis=-1))[:, :, None]
-        scores = self.rules.apply(scores, t).reshape(size, hypotheses * v)
-        if hypotheses * v < 2 * k:
-            scores = xp.concatenate([scores, xp.full((size, 2 * k - hypotheses * v), 2 * BANNED)], axis=1)
-        values, flat = top_k(xp, scores, 2 * k)  # (B, C)
-        parent, token = flat // v, flat % v
-        parent = xp.where(parent < hypotheses, parent, 0)  # the filling has no parent
+        xp, k, size = self.xp, self.width, len(self.live)
+        values, parent, token = self.candidates(logits, t)  # (B, C)
 
         eos = token == self.config.eos_id
         at_limit = self.limits <= t + 1
@@ -61,6 +57,20 @@ class Beam:
         self.done = self.done | at_limit | self._decided(t + 1)
         rows = (parent + xp.arange(size)[:, None] * k).reshape(-1)
         return token.reshape(-1), rows
+
+    def candidates(self, logits: Array, t: int) -> tuple[Array, Array, Array]:
+        """The 2K best extensions (B, C) of each sentence, best first: log p, the slot they extend, the token."""
+        xp, k, v = self.xp, self.width, logits.shape[-1]
+        size, hypotheses = self.live.shape
+        logits = xp.float32(logits).reshape(size, hypotheses, v)
+        # log p of hypothesis and token: logit less the softmax's normaliser, plus log p of the hypothesis so far.
+        scores = logits + (self.live - xp.logsumexp(logits, axis=-1))[:, :, None]
+        scores = self.rules.apply(scores, t).reshape(size, hypotheses * v)
+        if hypotheses * v < 2 * k:
+            scores = xp.concatenate([scores, xp.full((size, 2 * k - hypotheses * v), 2 * BANNED)], axis=1)
+        values, flat = top_k(xp, scores, 2 * k)  # (B, C)
+        parent, token = flat // v, flat % v
+        return values, xp.where(parent < hypotheses, parent, 0), token  # the filling has no parent
 
     def _finish(self, values: Array, parent: Array, token: Array, ends: Array, t: int) -> None:
         """Merge the ending ones of the K best candidates into the finished set."""

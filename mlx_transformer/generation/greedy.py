@@ -5,13 +5,15 @@ Shapes: B sentences, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mlx_transformer.spec.config import TransformerConfig
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options
-from .steps import BANNED, Batch, History, Rules, take_sentences
+from .steps import BANNED, Batch, Decoder, History, Model, Rules, take_sentences
 
 
 class Greedy:
@@ -33,6 +35,9 @@ class Greedy:
         self.total = xp.full((size,), 0.0)
         self.history = History(xp, size)
         self.scores = np.zeros(size, np.float64)
+
+    def start(self, model: Model, sources: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+        return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, None]:
         xp = self.xp

@@ -5,7 +5,9 @@ ids -> checked -> sorted by length -> batches within a token budget -> Greedy or
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from mlx_transformer.spec.errors import UserError
 from .beam import Beam
 from .greedy import Greedy
 from .options import Hypothesis, Ids, Options, check_ids, check_prefix, length_limits
-from .steps import Batch, Model, run
+from .steps import Batch, Model, Strategy, run
 
 
 def generate(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
@@ -51,16 +53,59 @@ def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored:
     sources, forced, limits = checked(model, ids, prefix, chosen)
     found: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
-    for index in batches(np.array([len(row) for row in sources], int), limits, chosen, shared):
-        batch = Batch(index, [sources[i] for i in index], [forced[i] for i in index], limits[index])
-        given = model.arrays, batch, chosen, config
-        strategy = Beam(*given) if chosen.beam > 1 else Greedy(*given, scored)
-        for i, hypotheses in zip(index, run(model, batch, strategy), strict=True):
-            found[i] = hypotheses
+    indices = batches(np.array([len(row) for row in sources], int), limits, chosen, shared)
+    work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i]) for i in indices]
+    for batch, hypotheses in run_all(model, work, chosen, scored):
+        for i, best in zip(batch.index, hypotheses, strict=True):
+            found[i] = best
     for i, hypotheses in enumerate(found):
         if not hypotheses or not np.isfinite(hypotheses[0].score):
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
     return found
+
+
+def run_all(
+    model: Model, work: Sequence[Batch], options: Options, scored: bool
+) -> Iterator[tuple[Batch, list[list[Hypothesis]]]]:
+    """Each batch with its outputs, in any order; at the same time on the `workers` of a model that has some."""
+
+    def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
+        return batch, run(model, batch, strategy_of(model, batch, options, scored))
+
+    workers = getattr(model, "workers", lambda batches: ())(work)
+    if len(workers) < 2:
+        yield from (search_on(model, batch) for batch in work)
+        return
+    idle: SimpleQueue[Model] = SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def next_free(batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
+        worker = idle.get()
+        try:
+            return search_on(worker, batch)
+        finally:
+            idle.put(worker)
+
+    with ThreadPoolExecutor(len(workers)) as threads:
+        yield from threads.map(next_free, shares(work, len(workers)))
+
+
+def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
+    """The model's own way to search this batch (one that leaves the first look at the logits to the graph), or ours."""
+    own = getattr(model, "strategy", None)
+    if own is not None:
+        return own(batch, options, scored)
+    given = model.arrays, batch, options, model.config
+    return Beam(*given) if options.beam > 1 else Greedy(*given, scored)
+
+
+def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
+    """The batches in parts, so that each worker has an equal share of the long and of the short sentences in each."""
+    for batch in work:
+        for first in range(min(workers, len(batch.index))):
+            part = slice(first, None, workers)
+            yield Batch(batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part])
 
 
 def batches(

@@ -75,6 +75,10 @@ class Strategy(Protocol):
     index: np.ndarray
     """(B,) place of each sentence that is still here in the batch as it was at the start."""
 
+    def start(self, model: Model, sources: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+        """Begin with these inputs: the decoder, and what it says of their first tokens."""
+        ...
+
     def choose(self, logits: Array, t: int) -> tuple[Array, Array | None]:
         """Logits (R, V) of new token number t -> next ids (R,), and the rows (R,) they follow (None: their own)."""
         ...
@@ -95,7 +99,7 @@ class Strategy(Protocol):
 def run(model: Model, batch: Batch, strategy: Strategy) -> list[list[Hypothesis]]:
     """Decode one batch to its end."""
     xp = model.arrays
-    decoder, logits = model.start(batch.sources)
+    decoder, logits = strategy.start(model, batch.sources)
     steps = int(batch.limits.max())
     for t in range(steps):
         earlier = strategy.done

@@ -1,0 +1,70 @@
+"""A pass for graphs whose activations have two dimensions: each Linear, with what is added to it, becomes one Gemm.
+
+    MatMul(x, Transpose(W)) --> Add(., bias or residual)        Gemm(x, W, bias or residual, transB=1)
+
+The product starts from C, so the addition costs nothing, and W is read as it is stored.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+
+def use_gemm(graph: ir.Graph) -> None:
+    """Replace every product with a transposed initializer, in place."""
+    for node in list(graph):
+        weight = _transposed(node.inputs[1]) if node.op_type == "MatMul" else None
+        if weight is not None:
+            _replace(graph, node, weight)
+
+
+def _transposed(value: ir.Value | None) -> ir.Value | None:
+    """The initializer whose transpose this is."""
+    producer = None if value is None else value.producer()
+    if producer is None or producer.op_type != "Transpose":
+        return None
+    source = producer.inputs[0]
+    return source if source is not None and source.is_initializer() else None
+
+
+def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value) -> None:
+    replaced, addends = [product], []
+    while (found := _sole_addition(replaced[-1])) is not None:
+        addition, addend = found
+        # A Gemm adds one matrix, or one vector; several vectors are cheap to sum beforehand.
+        if addends and not (_is_vector(addend) and _is_vector(addends[-1])):
+            break
+        replaced.append(addition)
+        addends.append(addend)
+        if not _is_vector(addend):
+            break
+    old = replaced[-1].outputs[0]
+    new = []
+    while len(addends) > 1:
+        second = addends.pop()
+        new.append(ir.node("Add", [addends.pop(), second], name=f"{product.name}/C{len(addends)}"))
+        addends.append(new[-1].outputs[0])
+        addends[-1].name = f"{old.name}/C{len(addends)}"
+    gemm = ir.node("Gemm", [product.inputs[0], weight, *addends], {"transB": 1}, name=f"{product.name}/Gemm")
+    result = gemm.outputs[0]
+    result.shape, result.type = old.shape, old.type
+    result.name, old.name = old.name, f"{old.name}/replaced"
+    graph.insert_after(replaced[-1], [*new, gemm])
+    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+    graph.remove(replaced, safe=True)
+
+
+def _sole_addition(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """The Add that alone reads this node's result, and what it adds."""
+    output = node.outputs[0]
+    users = list(output.uses())
+    if len(users) != 1 or output.is_graph_output() or users[0].node.op_type != "Add":
+        return None
+    addition = users[0].node
+    addend = addition.inputs[1] if addition.inputs[0] is output else addition.inputs[0]
+    return None if addend is None else (addition, addend)
+
+
+def _is_vector(value: ir.Value) -> bool:
+    """Known to be one: a bias or an input. All else here has two dimensions."""
+    return (value.is_initializer() or value.is_graph_input()) and value.shape is not None and len(value.shape) == 1

@@ -1,0 +1,226 @@
+"""The same network over rows of tokens, with ONNX Runtime's fused attention: what the target `cpu` runs.
+
+Activations have two dimensions, one row a token: padding is in no product but those of attention, and every Linear is
+one Gemm. Decoding writes keys and values into buffers that never move; beams read each other's through an index.
+
+Shapes: N tokens of the batch's sources, B sentences, S longest source, R rows decoded (B * K beams), L positions of a
+buffer, D model, H heads, d one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .attention import Attention
+from .cache import KeyValues
+from .layers import Decoder, DecoderLayer, Encoder, EncoderLayer
+from .masks import HIDDEN
+from .model import Transformer
+from .positions import Rotation, rotate
+from .primitives import Op, extent, name_parameters, scoped
+from .taps import Tap, no_tap, within
+
+DOMAIN = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the tokens of padded sources (B, S) are among the rows (N,), and back."""
+
+    mask: ir.Value
+    """(B, S) int32, 1 on tokens."""
+    tokens: ir.Value
+    """(N,) place of each token in the flattened (B, S)."""
+    slots: ir.Value
+    """(B, S) row of each place; any row on padding."""
+
+    @classmethod
+    def of(cls, op: Op, attention_mask: ir.Value) -> Sources:
+        flat = op.Reshape(attention_mask, [-1])
+        tokens = op.Squeeze(op.NonZero(flat), [0])
+        slots = op.Max(op.Sub(op.CumSum(flat, 0), 1), 0)
+        return cls(op.Cast(attention_mask, to=ir.DataType.INT32), tokens, op.Reshape(slots, op.Shape(attention_mask)))
+
+    def rows(self, op: Op, x: ir.Value, width: int | None = None) -> ir.Value:
+        """Padded (B, S, D), or with no width (B, S), to rows (N, D) or (N,)."""
+        return op.Gather(op.Reshape(x, [-1] if width is None else [-1, width]), self.tokens, axis=0)
+
+    def padded(self, op: Op, x: ir.Value) -> ir.Value:
+        """Rows (N, D) to (B, S, D)."""
+        return op.Gather(x, self.slots, axis=0)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """One layer's keys and values (R, H, L, d), written in place at position `past`."""
+
+    keys: ir.Value
+    values: ir.Value
+    past: ir.Value
+    """(1,) int32, positions written so far."""
+    beam_width: ir.Value
+    """(1,) int32."""
+    cache_indirection: ir.Value
+    """(B, K, L) int32: whose position the beam reads, for each position of the past."""
+
+
+class RowsAttention(Attention):
+    """Multi-head attention from rows to rows. Heads that share keys and values get copies of them."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        self.d_k, self.d_v = config.d_k, config.d_v
+        self.width = config.heads * config.d_v
+
+    @scoped
+    def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:
+        """(N, D) -> keys (N, H*d_k), values (N, H*d_v)."""
+        k = rotate_rows(op, self.key_proj(op, x), self.key_value_heads, rotation)
+        v = self.value_proj(op, x)
+        return self.for_all_heads(op, k, self.d_k), self.for_all_heads(op, v, self.d_v)
+
+    @scoped
+    def attend(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: Any, rotation: Rotation = None) -> ir.Value:
+        """Tokens of a source (N, D) over those of the same source. mask: `Sources`."""
+        q = rotate_rows(op, self.query_proj(op, x), self.heads, rotation)
+        q, k, v = (mask.padded(op, rows) for rows in (q, k, v))
+        y = self.fused(op, q, k, v, mask.mask)
+        return self.output_proj(op, mask.rows(op, y, self.width))
+
+    @scoped
+    def attend_cross(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
+        """Rows (R, D) over their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32."""
+        width = self.heads * self.d_k
+        by_sentence = op.Concat(op.Shape(mask, start=0, end=1), [-1, width], axis=0)
+        y = self.fused(op, op.Reshape(self.query_proj(op, x), by_sentence), k, v, mask)
+        return self.output_proj(op, op.Reshape(y, [-1, self.width]))
+
+    @scoped
+    def attend_in_place(self, op: Op, x: ir.Value, past: Buffers, rotation: Rotation) -> tuple[ir.Value, KeyValues]:
+        """Rows (R, D) over their own past and themselves; also the buffers, which hold their keys and values now."""
+        q = rotate_rows(op, self.query_proj(op, x), self.heads, rotation)
+        k, v = self.keys_values(op, x, rotation)
+        q, k = (op.Reshape(rows, [-1, 1, self.heads * self.d_k]) for rows in (q, k))
+        y, keys, values = op.DecoderMaskedMultiHeadAttention(
+            *(q, k, op.Reshape(v, [-1, 1, self.width]), None, None),
+            *(past.keys, past.values, past.past, past.beam_width, past.cache_indirection),
+            num_heads=self.heads,
+            past_present_share_buffer=1,
+            mask_filter_value=HIDDEN,
+            _domain=DOMAIN,
+            _outputs=3,
+        )
+        return self.output_proj(op, op.Reshape(y, [-1, self.width])), (keys, values)
+
+    def fused(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
+        """softmax(Q K^T / sqrt(d_k)) V: q (B, T, H*d_k) -> (B, T, H*d_v); mask (B, S) int32."""
+        given = {"num_heads": self.heads, "mask_filter_value": HIDDEN, "_domain": DOMAIN}
+        return op.MultiHeadAttention(q, k, v, None, mask, **given)
+
+    def for_all_heads(self, op: Op, x: ir.Value, width: int) -> ir.Value:
+        """(N, K*d) -> (N, H*d): each head's own copy of the keys or values that it shares."""
+        if self.heads == self.key_value_heads:
+            return x
+        each = op.Reshape(x, [-1, self.key_value_heads, 1, width])
+        copies = op.Expand(each, [1, 1, self.heads // self.key_value_heads, 1])
+        return op.Reshape(copies, [-1, self.heads * width])
+
+
+def rotate_rows(op: Op, x: ir.Value, heads: int, rotation: Rotation) -> ir.Value:
+    """Each head of the rows (N, H*d) by its row's angles (N or 1, d/2)."""
+    if rotation is None:
+        return x
+    width = extent(x, 1)
+    cos, sin = (op.Unsqueeze(angles, [1]) for angles in rotation)
+    turned = rotate(op, op.Reshape(x, [-1, heads, width // heads]), (cos, sin))
+    return op.Reshape(turned, [-1, width])
+
+
+class RowsEncoderLayer(EncoderLayer):
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        self.self_attention = RowsAttention(config)
+
+
+class RowsDecoderLayer(DecoderLayer):
+    """Where the other layer's cache grows by an operator of its own, here attention itself writes to it."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        self.self_attention = RowsAttention(config)
+        self.cross_attention = RowsAttention(config)
+        self.presents: KeyValues | None = None
+
+    def attend_self(self, op: Op, x: ir.Value, mask: Any, rotation: Rotation, past: Any, tap: Tap) -> ir.Value:
+        y, self.presents = self.self_attention.attend_in_place(op, x, past, rotation)
+        tap("self_attention", y)
+        return y
+
+    def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Any, tap: Tap) -> ir.Value:
+        y = self.cross_attention.attend_cross(op, x, *cross, mask)
+        tap("cross_attention", y)
+        return y
+
+
+class RowsEncoder(Encoder):
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList([RowsEncoderLayer(config) for _ in range(config.encoder_layers)])
+
+
+class RowsDecoder(Decoder):
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList([RowsDecoderLayer(config) for _ in range(config.decoder_layers)])
+
+
+class RowsTransformer(Transformer):
+    """An encoder-decoder over rows; the same parameters by the same names."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__(config)
+        self.encoder, self.decoder = RowsEncoder(config), RowsDecoder(config)
+        name_parameters(self)
+
+    def encode_rows(self, op: Op, ids: ir.Value, sources: Sources, *, tap: Tap = no_tap) -> ir.Value:
+        """Padded ids (B, S) -> memory (N, D)."""
+        x = self.embed_source(op, sources.rows(op, ids))
+        # Tokens before each one in its own sentence; padding, on either side, takes no position.
+        mask = op.Cast(sources.mask, to=ir.DataType.INT64)
+        position_ids = sources.rows(op, op.Sub(op.CumSum(mask, 1), 1))
+        return self.encoder(op, x, position_ids, sources, within(tap, "encoder"))
+
+    def cross_keys_values(self, op: Op, memory: ir.Value, sources: Sources) -> list[KeyValues]:
+        """Every layer's keys and values of the memory (N, D), by sentence: (B, H, S, d)."""
+        heads = self.config.heads
+
+        def by_head(x: ir.Value, width: int) -> ir.Value:
+            return op.Transpose(op.Reshape(sources.padded(op, x), [0, 0, heads, width]), perm=[0, 2, 1, 3])
+
+        pairs = self.decoder.cross_keys_values(op, memory)
+        return [(by_head(k, self.config.d_k), by_head(v, self.config.d_v)) for k, v in pairs]
+
+    def step_rows(
+        self,
+        op: Op,
+        ids: ir.Value,
+        buffers: Sequence[Buffers],
+        cross: Sequence[KeyValues],
+        source_mask: ir.Value,
+        *,
+        tap: Tap = no_tap,
+    ) -> tuple[ir.Value, list[KeyValues]]:
+        """Hidden states (R, D) after one more token of each row (R,), and the buffers."""
+        x = self.embed_target(op, ids)
+        position_ids = op.Cast(buffers[0].past, to=ir.DataType.INT64)
+        scope = within(tap, "decoder")
+        x = self.decoder(op, x, position_ids, None, cross, source_mask, cast(Any, buffers), scope)
+        presents = [cast(RowsDecoderLayer, layer).presents for layer in self.decoder.layers]
+        return x, cast(list[KeyValues], presents)

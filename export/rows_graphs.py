@@ -1,0 +1,109 @@
+"""The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place.
+
+    encoder_rows        once a batch
+    decoder_rows        once a token, with every buffer bound as input and as output
+
+Shapes: see rows.py; V vocabulary, C candidates of a row.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from mlx_transformer.spec.config import TransformerConfig
+
+from .cache import KeyValues
+from .folder import DECODER_ROWS, ENCODER_ROWS
+from .gemm import use_gemm
+from .graphs import Graph
+from .primitives import Op
+from .rows import DOMAIN, Buffers, RowsTransformer, Sources
+
+SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+class RowsGraph(Graph):
+    """A graph with ONNX Runtime's own operators, its products as Gemm."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.graph.opset_imports[DOMAIN] = 1
+
+    def integers(self, name: str, *axes: str | int, type: ir.DataType = INT32) -> ir.Value:
+        return self.builder.input(name, type, axes)
+
+    def pair(self, config: TransformerConfig, name: str, rows: str, length: str) -> KeyValues:
+        keys = self.floats(f"{name}.key", rows, config.heads, length, config.d_k)
+        return keys, self.floats(f"{name}.value", rows, config.heads, length, config.d_v)
+
+    def put_pair(self, config: TransformerConfig, name: str, pair: KeyValues, rows: str, length: str) -> None:
+        for part, value, width in zip(("key", "value"), pair, (config.d_k, config.d_v), strict=True):
+            self.output(f"{name}.{part}", value, rows, config.heads, length, width)
+
+    def model(self) -> ir.Model:
+        use_gemm(self.graph)
+        return super().model()
+
+
+def encoder_rows(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, S) ------> tokens --> embedding --> Encoder --> memory --> cross.N.{key,value} (B, H, S, d)
+    attention_mask (B, S) ----^  ------------------------^           \\----> last_hidden_state (B, S, D)
+                          \\-> source_mask (B, S) int32
+    """
+    g = RowsGraph(ENCODER_ROWS)
+    input_ids = g.ids("input_ids", SENTENCES, SOURCE)
+    attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
+    model = RowsTransformer(config)
+    sources = Sources.of(g.op, attention_mask)
+    memory = model.encode_rows(g.op, input_ids, sources, tap=g.tap)
+    for i, pair in enumerate(model.cross_keys_values(g.op, memory, sources)):
+        g.put_pair(config, f"cross.{i}", pair, SENTENCES, SOURCE)
+    g.output("source_mask", sources.mask, SENTENCES, SOURCE, type=INT32)
+    g.output("last_hidden_state", sources.padded(g.op, memory), SENTENCES, SOURCE, config.d_model)
+    return g
+
+
+def decoder_rows(config: TransformerConfig) -> Graph:
+    """
+    input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V) --> next_token (R)
+    past_length (1) --> position --^  ^  ^  ^      bans (V) --^         \\--> log-softmax --> candidate_{scores,tokens}
+    past.N.{key,value} (R, H, L, d) --/  |  \\--> present.N.{key,value}: the same buffers              (R, C)
+    beam_width (1), cache_indirection ---+
+    source_mask (B, S), cross.N.{key,value} (B, H, S, d)                  candidates (1): C
+
+    R = B * K rows, the beams of one sentence side by side. A run computes what leads to the outputs it asks for.
+    """
+    g = RowsGraph(DECODER_ROWS)
+    input_ids = g.ids("input_ids", ROWS)
+    past_length = g.integers("past_length", 1)
+    beam_width = g.integers("beam_width", 1)
+    cache_indirection = g.integers("cache_indirection", SENTENCES, "beams", POSITIONS)
+    source_mask = g.integers("source_mask", SENTENCES, SOURCE)
+    bans = g.floats("bans", config.vocab_size)
+    candidates = g.integers("candidates", 1, type=INT64)
+    buffers, cross = [], []
+    for i in range(config.decoder_layers):
+        own = g.pair(config, f"past.{i}", ROWS, POSITIONS)
+        buffers.append(Buffers(*own, past_length, beam_width, cache_indirection))
+        cross.append(g.pair(config, f"cross.{i}", SENTENCES, SOURCE))
+    model = RowsTransformer(config)
+    hidden, presents = model.step_rows(g.op, input_ids, buffers, cross, source_mask, tap=g.tap)
+    logits = g.op.Add(model.logits(g.op, hidden, tap=g.tap), bans)
+    _choices(g, g.op, logits, candidates)
+    g.output("logits", logits, ROWS, config.vocab_size)
+    for i, pair in enumerate(presents):
+        g.put_pair(config, f"present.{i}", pair, ROWS, POSITIONS)
+    return g
+
+
+def _choices(g: Graph, op: Op, logits: ir.Value, candidates: ir.Value) -> None:
+    """What a greedy and a beam search need of the logits, so that they need not leave the graph."""
+    g.output("next_token", op.ArgMax(logits, axis=-1, keepdims=0), ROWS, type=INT64)
+    scores, tokens = op.TopK(op.LogSoftmax(logits, axis=-1), candidates, axis=-1, _outputs=2)
+    g.output("candidate_scores", scores, ROWS, "candidates")
+    g.output("candidate_tokens", tokens, ROWS, "candidates", type=INT64)
+
+
+BUILDERS = {ENCODER_ROWS: encoder_rows, DECODER_ROWS: decoder_rows}

@@ -1,0 +1,182 @@
+"""The graphs of the target `cpu` as one model: buffers bound once, keys and values written in place, beams by index.
+
+Shapes: see rows.py; V vocabulary, C candidates of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.steps import Batch, Strategy
+from mlx_transformer.spec.config import TransformerConfig
+
+from .rows_search import strategy
+from .sessions import padded
+
+POSITIONS = 32
+"""Room of a new cache; it doubles when it is full."""
+
+LOGITS, NEXT_TOKEN, CANDIDATES = ("logits",), ("next_token",), ("candidate_scores", "candidate_tokens")
+
+
+class RowsGraphs:
+    """encoder_rows and decoder_rows. Several threads may decode at the same time, each its own batch."""
+
+    extends_positions = False
+    arrays = NumpyArrays()
+
+    def __init__(self, config: TransformerConfig, encoder: ort.InferenceSession, decoder: ort.InferenceSession):
+        self.config, self.encoder, self.decoder = config, encoder, decoder
+        self.options = ort.RunOptions()
+        self.options.only_execute_path_to_fetches = True
+        parts = ("key", "value")
+        self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+        self.own = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+
+    def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
+        return strategy(batch, options, self.config, scored)
+
+    def encode(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D) of ids and mask (B, S)."""
+        return self._encode(["last_hidden_state"], ids, mask)[0]
+
+    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, candidates: int = 1) -> RowsDecoder:
+        """Sources (B, S) encoded, ready for the start token of each."""
+        source_mask, *cross = self._encode(["source_mask", *self.cross], ids, mask)
+        return RowsDecoder(self, source_mask, cross, outputs, candidates)
+
+    def start(
+        self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, candidates: int = 1, bans: NDArray | None = None
+    ) -> tuple[RowsDecoder, Any]:
+        """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
+        decoder = self.begin(*padded(rows, self.config.pad_id), outputs, candidates)
+        if bans is not None:
+            decoder.bans[:] = bans
+        return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
+
+    def logits(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
+        """Teacher-forced logits (B, T, V) of targets (B, T)."""
+        decoder = self.begin(ids, mask)
+        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+
+    def _encode(self, outputs: list[str], ids: NDArray, mask: NDArray) -> Sequence[Any]:
+        return self.encoder.run(outputs, {"input_ids": ids, "attention_mask": mask}, self.options)
+
+
+class RowsDecoder:
+    """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
+
+    What `step` returns is overwritten by the next one.
+    """
+
+    def __init__(
+        self,
+        graphs: RowsGraphs,
+        source_mask: NDArray[np.int32],
+        cross: list[NDArray[np.float32]],
+        outputs: Sequence[str],
+        candidates: int,
+    ):
+        config = graphs.config
+        self.graphs, self.outputs = graphs, outputs
+        self.source_mask, self.cross = source_mask, cross
+        self.past_length = np.zeros(1, np.int32)
+        self.beam_width = np.ones(1, np.int32)
+        self.candidates = np.array([candidates], np.int64)
+        self.bans = np.zeros(config.vocab_size, np.float32)
+        sentences = len(source_mask)
+        # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
+        room = POSITIONS if candidates == 1 else 1
+        widths = (config.d_k, config.d_v) * config.decoder_layers
+        self.own: list[NDArray] = [np.empty((sentences, config.heads, room, width), np.float32) for width in widths]
+        self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
+        self._bind()
+
+    def step(self, ids: NDArray) -> Any:
+        """Last tokens (R,) -> logits (R, V), or what else was asked for; two outputs come as a pair."""
+        if self.past_length[0] == self.own[0].shape[2]:
+            self._grow()
+        self.ids[:] = ids
+        self.graphs.decoder.run_with_iobinding(self.binding, self.graphs.options)
+        self.past_length += 1
+        return self.found[0] if len(self.found) == 1 else self.found
+
+    def repeat(self, times: int) -> None:
+        """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
+        past = int(self.past_length[0])
+        self.beam_width *= times
+        room = max(POSITIONS, self.own[0].shape[2])
+        sentences, beams = len(self.source_mask), int(self.beam_width[0])
+        for i, old in enumerate(self.own):
+            self.own[i] = np.empty((len(old) * times, old.shape[1], room, old.shape[3]), np.float32)
+            self.own[i][::times, :, :past] = old[:, :, :past]
+        self.cache_indirection = np.empty((sentences, beams, room), np.int32)
+        self.cache_indirection[:] = np.arange(beams, dtype=np.int32)[None, :, None]
+        self.cache_indirection[:, :, :past] = 0
+        self._bind()
+
+    def reorder(self, rows: NDArray) -> None:
+        past = int(self.past_length[0])
+        beams = int(self.beam_width[0])
+        parents = np.reshape(rows, (-1, beams, 1)) % beams
+        read = self.cache_indirection[:, :, :past]
+        read[:] = np.take_along_axis(read, parents, axis=1)
+
+    def keep(self, rows: NDArray) -> None:
+        past, beams = int(self.past_length[0]), int(self.beam_width[0])
+        sentences = rows[::beams] // beams
+        for i, old in enumerate(self.own):
+            self.own[i] = np.empty((len(rows), *old.shape[1:]), np.float32)
+            self.own[i][:, :, :past] = old[rows, :, :past]
+        self.cross = [x[sentences] for x in self.cross]
+        self.source_mask = self.source_mask[sentences]
+        self.cache_indirection = self.cache_indirection[sentences]
+        self._bind()
+
+    def _grow(self) -> None:
+        past = int(self.past_length[0])
+        for i, old in enumerate(self.own):
+            self.own[i] = np.empty((*old.shape[:2], 2 * past, old.shape[3]), np.float32)
+            self.own[i][:, :, :past] = old
+        old = self.cache_indirection
+        slots = np.arange(old.shape[1], dtype=np.int32)[None, :, None]
+        self.cache_indirection = np.concatenate([old, np.broadcast_to(slots, old.shape)], axis=2)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Show the graph where everything is; needed again whenever an array was replaced."""
+        rows, config = len(self.own[0]), self.graphs.config
+        self.ids = np.zeros(rows, np.int64)
+        C = int(self.candidates[0])
+        made = {
+            "logits": ((rows, config.vocab_size), np.float32),
+            "next_token": ((rows,), np.int64),
+            "candidate_scores": ((rows, C), np.float32),
+            "candidate_tokens": ((rows, C), np.int64),
+        }
+        self.found = tuple(np.empty(*made[name]) for name in self.outputs)
+        inputs = {
+            "input_ids": self.ids,
+            "past_length": self.past_length,
+            "beam_width": self.beam_width,
+            "cache_indirection": self.cache_indirection,
+            "source_mask": self.source_mask,
+            "bans": self.bans,
+            "candidates": self.candidates,
+            **dict(zip(self.graphs.cross, self.cross, strict=True)),
+        }
+        outputs = dict(zip(self.outputs, self.found, strict=True))
+        for name, buffer in zip(self.graphs.own, self.own, strict=True):
+            inputs[f"past.{name}"] = outputs[f"present.{name}"] = buffer
+        self.binding = self.graphs.decoder.io_binding()
+        for name, x in inputs.items():
+            self.binding.bind_input(name, "cpu", 0, x.dtype, x.shape, x.ctypes.data)
+        for name, x in outputs.items():
+            self.binding.bind_output(name, "cpu", 0, x.dtype, x.shape, x.ctypes.data)

@@ -1,0 +1,84 @@
+"""Greedy and beam search over what `decoder_rows` has already chosen among its logits.
+
+The same searches as `generation.greedy` and `generation.beam`, which do the rest: only the first look at the logits is
+in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes) gets all of them.
+
+Shapes: B sentences, K = beam, R rows, V vocabulary, C candidates of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.generation.arrays import Arrays, NumpyArrays
+from mlx_transformer.generation.beam import Beam
+from mlx_transformer.generation.greedy import Greedy
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.steps import BANNED, Batch, Strategy
+from mlx_transformer.spec.config import TransformerConfig
+
+
+def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: bool) -> Strategy:
+    """The search for this request."""
+    xp: Any = NumpyArrays()
+    given = xp, batch, options, config
+    forced = any(len(row) for row in batch.prefix)
+    if options.beam > 1:
+        return Beam(*given) if forced else BeamOfCandidates(*given)
+    return Greedy(*given, scored) if forced or scored or options.sample else NextToken(*given)
+
+
+class NextToken(Greedy):
+    """Greedy search whose argmax is in the graph; scores are not known (0)."""
+
+    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
+        super().__init__(xp, batch, options, config, scored=False)
+
+    def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, NDArray]:
+        bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
+        self.decoder, found = model.start(sources, ("next_token",), bans=bans)
+        return self.decoder, found
+
+    def choose(self, logits: NDArray, t: int) -> tuple[NDArray, None]:
+        """logits: instead of them the likeliest tokens (B,)."""
+        if t + 1 == self.options.min_new_tokens:
+            self.decoder.bans[:] = self.rules.bans
+        token = np.where(self.done, self.config.pad_id, logits)
+        self.history.append(token)
+        self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
+        return token, None
+
+
+class BeamOfCandidates(Beam):
+    """Beam search over the C likeliest tokens of each row, enough for 2K that are allowed."""
+
+    def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
+        # Of those that may be forbidden, start, padding and end, each can stand before an allowed one.
+        count = min(2 * self.width + 3, self.config.vocab_size)
+        return model.start(sources, ("candidate_scores", "candidate_tokens"), count)
+
+    def candidates(self, logits: Any, t: int) -> tuple[NDArray, NDArray, NDArray]:
+        """logits: instead of them log p (R, C), falling, and tokens (R, C)."""
+        scores, tokens = logits
+        size, hypotheses = self.live.shape
+        count = scores.shape[1]
+        config = self.config
+        banned = (tokens == config.pad_id) | (tokens == config.bos_id)
+        if t < self.options.min_new_tokens:
+            banned |= tokens == config.eos_id
+        scores = scores + self.live.reshape(-1, 1)
+        scores[banned] += BANNED
+        scores = scores.reshape(size, hypotheses * count)
+        wanted = 2 * self.width
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
+        values = np.take_along_axis(scores, order, axis=1)
+        token = np.take_along_axis(tokens.reshape(size, hypotheses * count), order, axis=1)
+        parent = order // count
+        if (missing := wanted - order.shape[1]) > 0:
+            values = np.concatenate([values, np.full((size, missing), 2 * BANNED, np.float32)], axis=1)
+            token, parent = (np.pad(x, ((0, 0), (0, missing))) for x in (token, parent))
+        return values, parent, token
