@@ -11,7 +11,7 @@ Shapes: B sentences, S source, K hypotheses (h before a step), P past positions,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -25,19 +25,11 @@ from ..primitives import Op
 from .loop import Carried, State
 
 
-@dataclass(frozen=True)
-class Source:
-    """What the decoder reads of the input: keys and values of each layer, 1 on tokens (B, S)."""
-
-    cross: list[KeyValues]
-    tokens: ir.Value
-
-
 class TreeCache(Cache):
     """A cache whose new positions are hypotheses: the mask says whom each may look at."""
 
-    def __init__(self, op: Op, layers: list[LayerCache], source: Source, mask: ir.Value):
-        super().__init__(op, layers, source.cross, source.tokens)
+    def __init__(self, op: Op, layers: list[LayerCache], cross: Sequence[KeyValues], tokens: ir.Value, mask: ir.Value):
+        super().__init__(op, layers, cross, tokens)
         self.mask = mask
 
     def self_mask(self, op: Op, length: ir.Value) -> ir.Value:
@@ -50,29 +42,34 @@ class TreeDecoder:
 
     def __init__(self, op: Op, config: TransformerConfig, input_ids: ir.Value, tokens: ir.Value, beam: ir.Value):
         """Encodes the source. input_ids, tokens (B, S); beam: K (scalar)."""
-        self.config, self.model = config, Transformer(config)
-        memory = self.model.encode(op, input_ids, tokens)
-        self.source = Source(self.model.decoder.cross_keys_values(op, memory), tokens)
+        self.config, self.cached_heads = config, config.key_value_heads
+        self.cross, self.tokens = self._encode(op, input_ids, tokens)
         self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
         slot = op.Range(0, beam, 1)
         apart = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
         self.apart = op.Expand(apart, op.Concat(self.size, [1, 1], axis=0))  # (B, K, K)
 
+    def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
+        """Each layer's keys and values of the source, and where its tokens are (B, S)."""
+        self.model = Transformer(self.config)
+        memory = self.model.encode(op, input_ids, tokens)
+        return self.model.decoder.cross_keys_values(op, memory), tokens
+
     def initial(self, op: Op) -> dict[str, Carried]:
-        c = self.config
+        c, heads = self.config, self.cached_heads
         found = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
         for i in range(c.decoder_layers):
             for name, width in (("key", c.d_k), ("value", c.d_v)):
-                empty = self._zeros(op, [c.key_value_heads, 0, width])
-                axes = (BATCH, c.key_value_heads, "past", width)
+                empty = self._zeros(op, [heads, 0, width])
+                axes = (BATCH, heads, "past", width)
                 found[f"cache.{i}.{name}"] = Carried(empty, ir.DataType.FLOAT, axes)
         return found
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
         mask, *flat = state.values()
         layers = [LayerCache(k, v) for k, v in zip(flat[::2], flat[1::2], strict=True)]
-        cache = TreeCache(op, layers, self.source, mask)
+        cache = TreeCache(op, layers, self.cross, self.tokens, mask)
         logits = self.model.step(op, ids, cache, position_ids=op.Reshape(t, [1]))
         held = [x for layer in layers for x in layer.held()]
         return logits, dict(zip(state, [mask, *held], strict=True))

@@ -19,8 +19,6 @@ from ..primitives import Op
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
 
-GNMT_OFFSET = 5.0  # Wu et al. 2016, section 7
-
 _HOST = Options()
 DEFAULTS = {
     "beam": np.asarray(_HOST.beam, np.int64),
@@ -28,7 +26,7 @@ DEFAULTS = {
     "min_new_tokens": np.asarray(_HOST.min_new_tokens, np.int64),
     "max_new_tokens": np.zeros(1, np.int64),
     "length_penalty": np.asarray(_HOST.length_penalty, np.float32),
-    "penalty_offset": np.asarray(GNMT_OFFSET, np.float32),
+    "penalty_offset": np.asarray(_HOST.penalty_offset, np.float32),
     "early_stopping": np.asarray(_HOST.early_stopping, np.bool_),
     "sample": np.asarray(_HOST.sample, np.bool_),
     "temperature": np.asarray(_HOST.temperature, np.float32),
@@ -45,7 +43,7 @@ class OptionInputs:
     beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, seed: as in
         `Options`; with `sample` the beam is 1 whatever was asked.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
-    penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s, 0 divides by n^length_penalty.
+    penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s form, 0 that of transformers.
     """
 
     beam: ir.Value

@@ -39,8 +39,9 @@ class SearchModel:
         options = ort.SessionOptions()
         options.log_severity_level = 3  # a warning for each input that has a default
         options.intra_op_num_threads = threads or 0
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
         try:
-            self.session = ort.InferenceSession(path, options, providers=list(providers or ["CPUExecutionProvider"]))
+            self.session = ort.InferenceSession(path, options, providers=list(providers or ["CPUExecutionProvider"]), disabled_optimizers=["SkipLayerNormFusion"])
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise UserError(f"{path}: ONNX Runtime can't open it ({str(error).splitlines()[0]})") from None
         metadata = self.session.get_modelmeta().custom_metadata_map
@@ -85,5 +86,4 @@ class SearchModel:
 
 def feeds_of(options: Options) -> dict[str, np.ndarray]:
     """The settings as the graph's inputs, but for the length limit."""
-    asked = vars(options)
-    return {name: np.asarray(asked[name], x.dtype) for name, x in DEFAULTS.items() if name in asked and x.ndim == 0}
+    return {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if x.ndim == 0}
