@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, TOKENIZER, WEIGHTS, read_json, read_tensors
+from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, HALVES, TOKENIZER, WEIGHTS, read_json, read_tensors
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import replace_folder
 from mlx_transformer.spec.errors import UserError
@@ -31,6 +32,7 @@ class Folder:
     generation: dict[str, Any]
     """Contents of generation_config.json, {} if there is none."""
     tensors: dict[str, NDArray]
+    """bfloat16 is widened to float32, which is exact."""
 
 
 def read_folder(path: Path) -> Folder:
@@ -48,7 +50,11 @@ def read_folder(path: Path) -> Folder:
     if (path / GENERATION).is_file():
         generation = _object(path / GENERATION)
     _check_types(path / WEIGHTS)
-    return Folder(path, config, generation, read_tensors(path / WEIGHTS))
+    tensors = {
+        name: array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+        for name, array in read_tensors(path / WEIGHTS).items()
+    }
+    return Folder(path, config, generation, tensors)
 
 
 def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, list[str]]:
@@ -89,7 +95,8 @@ def write_folder(
             texts["tokenizer_config.json"] = tokenizer_config(ours, tokenizer)
         for name, values in texts.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        save_file(dict(weights), temporary / WEIGHTS, metadata={"format": "pt"})  # transformers wants to be told
+        stored = {name: np.asarray(array, order="C") for name, array in weights.items()}  # safetensors takes the bytes
+        save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})  # transformers wants to be told
         (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # safetensors makes it private
     return out
 
@@ -108,13 +115,11 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _check_types(path: Path) -> None:
-    """NumPy has no bfloat16, and safetensors would raise a bare TypeError for it."""
+    """safetensors would raise a bare TypeError for what NumPy doesn't have."""
     try:
         with safe_open(path, framework="numpy") as file:
             types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error})") from error
-    if wrong := [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS]:
-        raise UserError(
-            f"{path}: {wrong[0]}; save the model in float32 (of {', '.join(sorted(FLOATS))} all can be read)"
-        )
+    if wrong := [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS | HALVES]:
+        raise UserError(f"{path}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS | HALVES))}")

@@ -254,7 +254,7 @@ def _permuted(array: NDArray, side: str, order: NDArray[np.intp]) -> NDArray:
     """A weight (out, in) or a bias (out,) with the channels of its d_model wide side in another order."""
     if side != READS:
         return array[order]
-    return np.ascontiguousarray(array[:, order]) if array.ndim == 2 else array
+    return array[:, order] if array.ndim == 2 else array
 
 
 def _is_sinusoidal(table: NDArray, c: TransformerConfig) -> bool:

@@ -8,6 +8,7 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -25,7 +26,7 @@ from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 pytestmark = pytest.mark.consumers
 
 # transformers' arguments, and ours that mean the same.
-SEARCHES = {"greedy": (dict(num_beams=1), dict(beam=1))}
+SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"greedy": (dict(num_beams=1), dict(beam=1))}
 for early, stop in ((True, True), ("never", False)):
     for alpha in (0.6, 1.0):
         theirs = dict(num_beams=4, early_stopping=early, length_penalty=alpha)
@@ -67,6 +68,7 @@ OURS = {
 }
 TRAINED = "trained"
 END = 3.5  # added to the logits of the end of sentence, so that random models come to one
+ALL = [*THEIRS, *OURS, TRAINED]
 NEW_TOKENS, PHRASES = 40, 100
 
 
@@ -108,11 +110,11 @@ def random_rows(vocab_size: int, eos: int) -> list[list[int]]:
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     folder = tmp_path_factory.mktemp("marian")
     tasks, given = [], {}
-    for i, (name, changes) in enumerate([*THEIRS.items(), *OURS.items(), (TRAINED, None)]):
+    for i, name in enumerate(ALL):
         here, made = folder / str(i), None
         here.mkdir()
         if name in THEIRS:
-            config = {**SIZES, **changes}
+            config = {**SIZES, **THEIRS[name]}
             made = {"config": config, "end": END}
             rows = random_rows(config["vocab_size"], config["eos_token_id"])
             ids = config["vocab_size"], config["pad_token_id"], config["decoder_start_token_id"]
@@ -136,7 +138,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
             ids = c.vocab_size, c.pad_id, c.bos_id
             to_huggingface(checkpoint, here / "theirs")
         inputs = inputs_of(rows, *ids)
-        np.savez(here / "inputs.npz", **inputs)
+        np.savez(here / "inputs.npz", **inputs)  # type: ignore[arg-type]
         searches = {search: {**theirs, "max_new_tokens": NEW_TOKENS} for search, (theirs, _) in SEARCHES.items()}
         files = {"inputs": str(here / "inputs.npz"), "answers": str(here / "answers.npz")}
         tasks.append({"folder": str(here / "theirs"), "make": made, "searches": searches, **files})
@@ -154,9 +156,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
             import_huggingface(here / "theirs", checkpoint)
         found[name] = Pair(checkpoint, rows, inputs, dict(np.load(here / "answers.npz")))
     return found
-
-
-ALL = [*THEIRS, *OURS, TRAINED]
 
 
 @pytest.mark.parametrize("name", ALL)

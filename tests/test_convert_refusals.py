@@ -1,0 +1,154 @@
+"""What `import` and `to-huggingface` refuse: one line each, with the folder and every reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from marian_folders import PAPER, edit_config, edit_tensors, written
+from small_models import encoder_decoder
+
+from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.positions import sinusoids
+
+# What config.json may say, and the reason that must be given.
+REFUSED = {
+    "model_type is 't5'": dict(model_type="t5"),
+    "normalize_before is on": dict(normalize_before=True),
+    "normalize_embedding is on; add_final_layer_norm is on": dict(normalize_embedding=True, add_final_layer_norm=True),
+    "encoder_attention_heads=2 and decoder_attention_heads=4 are not equal": dict(encoder_attention_heads=2),
+    "encoder_ffn_dim=48 and decoder_ffn_dim=50 are not equal": dict(decoder_ffn_dim=50),
+    "activation_function='tanh' is not one of relu, gelu": dict(activation_function="tanh"),
+    "is_encoder_decoder is off": dict(is_encoder_decoder=False),
+    "its weights are quantised": dict(quantization_config={"bits": 8}),
+    "d_model='a lot' must be a whole number": dict(d_model="a lot"),
+    "pad_id=77 is outside the vocabulary of 50": dict(pad_token_id=77),
+    "eos_id=[2, 3] must be a whole number": dict(eos_token_id=[2, 3]),
+    "missing model.encoder.layers.2.self_attn.q_proj.weight (32, 32)": dict(encoder_layers=3),
+    "unknown model.decoder.layers.1.encoder_attn.v_proj.weight (32, 32)": dict(decoder_layers=1),
+    "model.shared.weight is (50, 32), expected (51, 32)": dict(vocab_size=51),
+    "missing lm_head.weight (50, 32)": dict(tie_word_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused_configs(reason: str, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    edit_config(folder, **REFUSED[reason])
+    with pytest.raises(UserError) as error:
+        import_huggingface(folder, tmp_path / "back")
+    assert reason in str(error.value)
+    assert str(folder) in str(error.value)
+    assert not (tmp_path / "back").exists()
+
+
+DAMAGED_TENSORS = {
+    "missing model.decoder.layers.0.fc2.bias (32,)": lambda t: t.pop("model.decoder.layers.0.fc2.bias") is None,
+    "unknown model.encoder.layernorm_embedding.weight (32,)": lambda t: {
+        **t,
+        "model.encoder.layernorm_embedding.weight": np.ones(32, np.float32),
+    },
+    "lm_head.weight differs from model.shared.weight": lambda t: {**t, "lm_head.weight": t["model.shared.weight"] + 1},
+    "model.encoder.embed_positions.weight holds no sinusoids": lambda t: {
+        **t,
+        "model.encoder.embed_positions.weight": sinusoids(40, 32),
+    },
+    "final_logits_bias is (2, 50), expected (50,)": lambda t: {**t, "final_logits_bias": np.zeros((2, 50), np.float32)},
+    "model.shared.weight is I32": lambda t: {**t, "model.shared.weight": t["model.shared.weight"].astype(np.int32)},
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGED_TENSORS)
+def test_refused_weights(reason: str, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    edit_tensors(folder, DAMAGED_TENSORS[reason])
+    with pytest.raises(UserError) as error:
+        import_huggingface(folder, tmp_path / "back")
+    assert reason in str(error.value)
+
+
+def rename(before: str, *after: str):
+    def change(folder: Path) -> None:
+        (folder / before).rename(folder / after[0]) if after else (folder / before).unlink()
+
+    return change
+
+
+def cut(name: str, size: int):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
+DAMAGED_FILES = {
+    "its weights are in pytorch_model.bin; save it by": rename("model.safetensors", "pytorch_model.bin"),
+    "its weights are in model-00001-of-00002.safetensors": rename(
+        "model.safetensors", "model-00001-of-00002.safetensors"
+    ),
+    "model.safetensors missing, it has no weights": rename("model.safetensors"),
+    "config.json missing": rename("config.json"),
+    "damaged, or not JSON": cut("config.json", 40),
+    "not a readable safetensors file": cut("model.safetensors", 4000),
+    "expected a JSON object, found list": lambda folder: (folder / "generation_config.json").write_text("[1]"),
+    "no such folder": lambda folder: folder.rename(folder.parent / "elsewhere"),
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGED_FILES)
+def test_damaged_folders(reason: str, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    DAMAGED_FILES[reason](folder)
+    with pytest.raises(UserError) as error:
+        import_huggingface(folder, tmp_path / "back")
+    assert reason in str(error.value)
+    assert str(folder) in str(error.value)
+
+
+def test_a_folder_of_theirs_is_not_replaced(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    with pytest.raises(UserError, match="is a Hugging Face model folder; choose another"):
+        import_huggingface(folder, folder)
+    with pytest.raises(UserError, match="is not empty"):
+        to_huggingface(tmp_path / "ours", folder)
+
+
+INEXPRESSIBLE = {
+    "modern": [
+        "norm_placement='pre', not 'post'",
+        "norm='rmsnorm', not 'layernorm'",
+        "gated=True, not False",
+        "positions='rotary', not 'sinusoidal'",
+        "key_value_heads=2 of heads=4",
+    ],
+    "odd widths": [
+        "positions='learned'",
+        "key_value_heads=1 of heads=4",
+        "d_k=6 times heads=4 is not d_model=32",
+        "d_v=10 times heads=4 is not",
+    ],
+    "two vocabularies": ["positions='sinusoidal_concat'", "source_vocab_size=60 and vocab_size=50 are not equal"],
+    "untied": ["norm_placement='pre'", "positions='none'"],
+}
+
+
+@pytest.mark.parametrize("name", INEXPRESSIBLE)
+def test_all_reasons_against_writing_a_model(name: str, tmp_path: Path) -> None:
+    config = encoder_decoder(name)
+    with pytest.raises(UserError) as error:
+        written(tmp_path, config)
+    message = str(error.value)
+    assert "Marian has no such model: " in message
+    assert all(reason in message for reason in INEXPRESSIBLE[name])
+    assert message.count(";") == len(INEXPRESSIBLE[name]) - 1
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_other_architectures_and_epsilons_are_refused(tmp_path: Path) -> None:
+    alone = TransformerConfig(vocab_size=50, d_model=32, heads=4, d_ff=48, architecture="decoder", encoder_layers=0,
+                              decoder_layers=1, tie_embeddings="none")  # fmt: skip
+    with pytest.raises(UserError, match="architecture='decoder', not 'encoder-decoder'"):
+        written(tmp_path / "a", alone)
+    with pytest.raises(UserError, match=r"norm_epsilon=1e-06, not 1e-05$"):
+        written(tmp_path / "b", dataclasses.replace(PAPER, norm_epsilon=1e-6))
