@@ -12,8 +12,9 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.huggingface import ACTIVATIONS, generation_config
 
 
-def configs(config: TransformerConfig, external: list[str]) -> dict[str, dict[str, Any]]:
-    """{file name: contents}. `external`: graph files that a data file of their own name goes with."""
+def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
+    """{file name: contents}. `external`: graph files that a data file of their own name goes with; `dtype`:
+    transformers.js's word for the precision that it takes unless told another."""
     kinds = {"encoder-decoder": _marian, "decoder": _llama, "encoder": _bert}
     shared = {
         "pad_token_id": config.pad_id,
@@ -22,7 +23,7 @@ def configs(config: TransformerConfig, external: list[str]) -> dict[str, dict[st
         "max_position_embeddings": config.max_positions,
         "torch_dtype": "float32",
         # In a browser the default would be 8-bit weights. A data file's name is the graph's and "_data".
-        "transformers.js_config": {"dtype": "fp32", "use_external_data_format": dict.fromkeys(external, 1)},
+        "transformers.js_config": {"dtype": dtype, "use_external_data_format": dict.fromkeys(external, 1)},
     }
     found = {"config.json": {**kinds[config.architecture](config), **shared}}
     if config.has_decoder:

@@ -16,8 +16,11 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 
+from .precision import PRECISIONS, check_precisions
+
 ENCODER, FIRST, NEXT, MERGED = "encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"
 ALONE = "model"
+ENCODER_ROWS, DECODER_ROWS = "encoder_rows", "decoder_rows"
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,26 @@ class OnnxFolder:
     path: Path
     config: TransformerConfig
     graphs: dict[str, Path]
+    precision: str = "float32"
 
     @property
     def tokenizer_path(self) -> Path | None:
         path = self.path / "tokenizer.json"
         return path if path.is_file() else None
 
+    @property
+    def weights_size(self) -> int:
+        """Bytes of the data file that all graphs share; 0 if there is none."""
+        name = f"model{PRECISIONS[self.precision].suffix}.onnx_data"
+        files = {graph.with_name(name) for graph in self.graphs.values()}
+        return sum(file.stat().st_size for file in files if file.is_file())
 
-def open_folder(path: str | Path) -> OnnxFolder:
-    """Find the graphs and the config; `UserError` says what is missing or of the wrong kind."""
+
+def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
+    """Find the graphs and the config; `UserError` says what is missing or of the wrong kind.
+
+    `precision`: which of the folder's; default: float32 if it is there, else the only one.
+    """
     path = Path(path)
     if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
         path = path.parent
@@ -45,10 +59,17 @@ def open_folder(path: str | Path) -> OnnxFolder:
         )
     config = _config(path)
     place = path / "onnx" if (path / "onnx").is_dir() else path
-    files = {name: place / f"{name}.onnx" for name in (ENCODER, FIRST, NEXT, MERGED, ALONE)}
+    precision = _precision(place, precision)
+    suffix = PRECISIONS[precision].suffix
+    files = {
+        name: place / f"{name}{suffix}.onnx"
+        for name in (ENCODER, FIRST, NEXT, MERGED, ALONE, ENCODER_ROWS, DECODER_ROWS)
+    }
     there = {name for name, file in files.items() if file.is_file()}
     if config.architecture != "encoder-decoder":
         needed = [ALONE]
+    elif there & {ENCODER_ROWS, DECODER_ROWS}:
+        needed = [ENCODER_ROWS, DECODER_ROWS]
     # The pair computes the source's keys and values once and shares them among beams; the merged graph copies them.
     elif there >= {FIRST, NEXT} or MERGED not in there:
         needed = [ENCODER, FIRST, NEXT]
@@ -57,7 +78,17 @@ def open_folder(path: str | Path) -> OnnxFolder:
     missing = [files[name].name for name in needed if name not in there]
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
-    return OnnxFolder(path, config, {name: files[name] for name in needed})
+    return OnnxFolder(path, config, {name: files[name] for name in needed}, precision)
+
+
+def _precision(place: Path, wanted: str | None) -> str:
+    if wanted is not None:
+        return check_precisions(wanted)[0]
+    names = (ENCODER, ENCODER_ROWS, ALONE)
+    there = [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
+    if len(there) > 1 and "float32" not in there:
+        raise UserError(f"{place}: holds {' and '.join(there)}; choose with precision")
+    return there[0] if len(there) == 1 else "float32"
 
 
 def _config(path: Path) -> TransformerConfig:

@@ -5,14 +5,16 @@
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
 
-The weights of an encoder-decoder are in two data files, because a consumer in a browser fetches one file a graph, named
-after it: encoder_model.onnx_data, and decoder_model_merged.onnx_data, which the other two decoder graphs share.
+All graphs of a precision share one data file, so that nothing is stored twice: model.onnx_data. Only a browser fetches
+one file a graph, named after it, so target web has two: encoder_model.onnx_data, and decoder_model_merged.onnx_data,
+which the other two decoder graphs share. Names of a lower precision's files have its suffix before the dot.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +30,32 @@ from mlx_transformer.spec.huggingface import tokenizer_config
 from mlx_transformer.spec.versions import versions
 
 from . import consumers
-from .graphs import OPSET, build, graph_names
+from .precision import PRECISIONS, change, check_precisions
+from .targets import target_of
 from .weights import fill
 
 FORMAT = 1
+FILE_PER_GRAPH = ("web",)
 GRAPHS = "onnx"
 
 
-def export_onnx(checkpoint: str | Path, out: str | Path, *, external_threshold: int = 1024) -> Path:
+def export_onnx(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    target: str = "portable",
+    precision: str | Sequence[str] = "float32",
+    external_threshold: int = 1024,
+) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
-    `out` is made new, or replaced if it is empty or an earlier export; it appears only when it is complete. Tensors of
-    more than `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged
-    checkpoint, a folder that holds something else, a full disk).
+    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `out` is made new, or replaced if
+    it is empty or an earlier export; it appears only when it is complete. Tensors of more than `external_threshold`
+    bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a folder that holds
+    something else, a full disk).
     """
+    target_of(target)
+    precisions = check_precisions(precision)
     opened = open_checkpoint(checkpoint)
     out = Path(out)
     _check_free(out)
@@ -49,8 +63,8 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, external_threshold: 
     with replace_folder(out, "ONNX folder") as folder:
         graphs = folder / GRAPHS
         graphs.mkdir()
-        external = _write_graphs(opened, graphs, external_threshold)
-        texts: dict[str, Any] = consumers.configs(config, external)
+        external = [name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, p)]
+        texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
         if opened.tokenizer_path:
             tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
             (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
@@ -59,7 +73,8 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, external_threshold: 
             "format": FORMAT,
             "config": config.to_dict(),
             "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
-            "opset": OPSET,
+            "target": target,
+            "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
             "versions": versions(),
         }
         for name, values in texts.items():
@@ -68,13 +83,18 @@ def export_onnx(checkpoint: str | Path, out: str | Path, *, external_threshold: 
     return out
 
 
-def _write_graphs(checkpoint: Checkpoint, folder: Path, external_threshold: int) -> list[str]:
+def _write_graphs(
+    checkpoint: Checkpoint, folder: Path, external_threshold: int, target: str, precision: str
+) -> list[str]:
     """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
     external = []
-    for owner, names in data_owners(checkpoint.config).items():
-        models = {name: build(checkpoint.config, name) for name in names}
-        if fill(models.values(), checkpoint, folder / f"{owner}.onnx_data", external_threshold):
-            external.append(f"{owner}.onnx")
+    suffix = PRECISIONS[precision].suffix
+    for owner, names in data_owners(checkpoint.config, target).items():
+        models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name) for name in names}
+        for model in models.values():
+            change(model, precision, target)
+        if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
+            external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]
         for name, model in models.items():
             path = folder / f"{name}.onnx"
             path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
@@ -82,12 +102,16 @@ def _write_graphs(checkpoint: Checkpoint, folder: Path, external_threshold: int)
     return external
 
 
-def data_owners(config: TransformerConfig) -> dict[str, list[str]]:
-    """{graph whose name the data file has: graphs that use this file}."""
-    names = graph_names(config)
-    if len(names) == 1:
-        return {names[0]: names}
+def data_owners(config: TransformerConfig, target: str = "portable") -> dict[str, list[str]]:
+    """{graph whose name the data file has, or "model" for all of them: graphs that use this file}."""
+    names = target_of(target).graph_names(config)
+    if len(names) == 1 or target not in FILE_PER_GRAPH:
+        return {"model": names}
     return {"encoder_model": names[:1], "decoder_model_merged": names[1:]}
+
+
+def _default(precisions: Sequence[str]) -> str:
+    return "float32" if "float32" in precisions else precisions[0]
 
 
 def _check_free(out: Path) -> None:

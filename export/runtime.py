@@ -8,6 +8,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +25,14 @@ from mlx_transformer.generation.translate import Overlong, Translation, Translat
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-from .folder import OnnxFolder, open_folder
+from .folder import DECODER_ROWS, ENCODER_ROWS, OnnxFolder, open_folder
+from .rows_runtime import RowsGraphs
 from .sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 
 CPU = "CPUExecutionProvider"
+
+SMALL = 40e6
+"""Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
 
 
 def session_options(threads: int | None = None) -> ort.SessionOptions:
@@ -66,14 +71,36 @@ def open_session(
 class OnnxTransformer:
     """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one."""
 
-    def __init__(self, folder: str | Path, providers: Sequence[Any] | None = None, threads: int | None = None):
-        """providers: ONNX Runtime's execution providers, default CPU. threads: see `session_options`."""
-        self.folder: OnnxFolder = open_folder(folder)
+    def __init__(
+        self,
+        folder: str | Path,
+        providers: Sequence[Any] | None = None,
+        threads: int | None = None,
+        precision: str | None = None,
+    ):
+        """providers: ONNX Runtime's execution providers, default CPU. threads: see `session_options`. precision: one of
+        the folder's; default: float32, or the only one."""
+        self.folder: OnnxFolder = open_folder(folder, precision)
         self.config = self.folder.config
+        self.sessions = self._sessions(providers, threads)
+        self.graphs = self._graphs(providers, threads)
+
+    def _sessions(self, providers: Sequence[Any] | None, threads: int | None) -> dict[str, ort.InferenceSession]:
         options = session_options(threads)
-        self.sessions = {name: open_session(file, providers, options) for name, file in self.folder.graphs.items()}
-        kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
-        self.graphs = kinds[self.config.architecture](self.config, self.sessions)
+        return {name: open_session(file, providers, options) for name, file in self.folder.graphs.items()}
+
+    def _graphs(self, providers: Sequence[Any] | None, threads: int | None) -> Any:
+        if ENCODER_ROWS not in self.sessions:
+            kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
+            return kinds[self.config.architecture](self.config, self.sessions)
+
+        def rows_graphs(sessions: dict[str, ort.InferenceSession], **given: Any) -> RowsGraphs:
+            return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS], **given)
+
+        cores = threads or os.cpu_count() or 1
+        if cores == 1 or self.folder.weights_size > SMALL:
+            return rows_graphs(self.sessions)
+        return rows_graphs(self.sessions, threads=cores, apart=lambda: rows_graphs(self._sessions(providers, 1)))
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
@@ -102,7 +129,8 @@ class OnnxTransformer:
     @cached_property
     def translator(self) -> Translator:
         path = self.folder.tokenizer_path
-        return Translator(self.config, Tokenizer.load(path) if path else None, self.search, str(self.folder.path))
+        tokenizer = Tokenizer.load(path) if path else None
+        return Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
 
     def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""

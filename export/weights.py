@@ -30,9 +30,9 @@ CONSTANT = 64
 def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, threshold: int) -> bool:
     """Give every initializer of these graphs its value; False if none was large enough for a file.
 
-    Tensors of more than `threshold` bytes are appended to the file `data`, once however many graphs use them; the
-    graphs, to be saved beside it, refer to it. Smaller ones stay in the graph. Raises `UserError` for a parameter that
-    isn't float32 and finite, or a full disk (as `OSError`).
+    Tensors of more than `threshold` bytes are appended to the file `data`, once however many graphs use them and in
+    however many shapes; the graphs, to be saved beside it, refer to it. Smaller ones stay in the graph. Raises
+    `UserError` for a parameter that isn't float32 and finite, or a full disk (as `OSError`).
     """
     users: dict[str, list[ir.Value]] = {}
     large = max(threshold, CONSTANT)
@@ -42,10 +42,14 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
                 users.setdefault(str(name), []).append(value)
     external = any(nbytes(values[0]) > large for values in users.values())
     made = _Made(checkpoint)
+    places: dict[tuple[str, int], tuple[int, int]] = {}
     with data.open("wb") if external else nullcontext() as file:
         for values in _by_recipe(users).values():
             array = made(values[0])
-            place = _append(file, array) if file is not None and nbytes(values[0]) > large else None
+            place = None
+            if file is not None and nbytes(values[0]) > large:
+                made_as = _made_as(values[0])
+                place = places[made_as] if made_as in places else places.setdefault(made_as, _append(file, array))
             for value in values:
                 value.const_value = _inside(value, array) if place is None else _outside(value, data, place)
     return external
@@ -80,13 +84,17 @@ class _Made:
 def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
     """The same, with the results of one recipe side by side."""
     first: dict[str, int] = {}
-    for i, (name, values) in enumerate(users.items()):
-        first.setdefault(_recipe_key(values[0], name), i)
-    return dict(sorted(users.items(), key=lambda item: first[_recipe_key(item[1][0], item[0])]))
+    for i, values in enumerate(users.values()):
+        first.setdefault(_made_as(values[0])[0], i)
+    return dict(sorted(users.items(), key=lambda item: first[_made_as(item[1][0])[0]]))
 
 
-def _recipe_key(value: ir.Value, name: str) -> str:
-    return value.meta[RECIPE][0].key if RECIPE in value.meta else name
+def _made_as(value: ir.Value) -> tuple[str, int]:
+    """What two initializers have in common that are the same bytes, of one shape or two."""
+    if RECIPE not in value.meta:
+        return str(value.name), 0
+    recipe, index = value.meta[RECIPE]
+    return recipe.key, index
 
 
 def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:

@@ -1,0 +1,114 @@
+"""Where a graph multiplies with weights or looks rows up in them: what the passes for lower precision replace.
+
+    MatMul(x, Transpose(W))   MatMul(x, W)   Gemm(x, W, C, transB=1 or 0)        y = x W^T [+ C]
+    Gather(W, ids)                                                               rows of a table
+
+W is an initializer of the outermost graph that isn't filled yet: a parameter, or made from parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.convenience import replace_nodes_and_values
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One product. `weight` is (O, D) if `rows`, else (D, O). `addend`: Gemm's C."""
+
+    node: ir.Node
+    x: ir.Value
+    weight: ir.Value
+    rows: bool
+    addend: ir.Value | None = None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One Gather along axis 0 of a table (V, D)."""
+
+    node: ir.Node
+    table: ir.Value
+    ids: ir.Value
+
+
+def linears(model: ir.Model) -> list[Linear]:
+    """In every graph of the model, in order."""
+    return [found for node in model.graph.all_nodes() if (found := _linear(node)) is not None]
+
+
+def lookups(model: ir.Model) -> list[Lookup]:
+    """Those of embeddings; tables of positions are few rows, and sums of two angles would suffer."""
+    return list(_lookups(model))
+
+
+def _lookups(model: ir.Model) -> Iterator[Lookup]:
+    for node in model.graph.all_nodes():
+        if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+            table, ids = node.inputs
+            if table is not None and ids is not None and _unfilled(table) and "positions" not in str(table.name):
+                yield Lookup(node, table, ids)
+
+
+def _linear(node: ir.Node) -> Linear | None:
+    if node.op_type == "MatMul" and node.domain == "":
+        x, weight = node.inputs
+        producer = None if weight is None else weight.producer()
+        transposed = producer is not None and producer.op_type == "Transpose"
+        weight = producer.inputs[0] if transposed and producer is not None else weight
+        if x is not None and weight is not None and _unfilled(weight):
+            return Linear(node, x, weight, transposed)
+    if node.op_type == "Gemm":
+        x, weight, *rest = node.inputs
+        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        plain = plain and not node.attributes.get_int("transA", 0)
+        if x is not None and weight is not None and _unfilled(weight) and plain:
+            return Linear(node, x, weight, bool(node.attributes.get_int("transB", 0)), *rest)
+    return None
+
+
+def _unfilled(value: ir.Value) -> bool:
+    return value.is_initializer() and value.const_value is None and len(value.shape or []) == 2
+
+
+class Rewriter:
+    """New nodes in the place of one, named after it; they go into the same graph, initializers into the outermost."""
+
+    def __init__(self, model: ir.Model, node: ir.Node):
+        self.model, self.node = model, node
+        self.nodes: list[ir.Node] = []
+
+    def __call__(
+        self, operator: str, *inputs: ir.Value | None, domain: str = "", outputs: int = 1, **attributes: Any
+    ) -> Any:
+        """Add a node; returns its output, or all of several."""
+        count = sum(node.op_type == operator for node in self.nodes)
+        name = f"{self.node.name}/{operator}" + (f"_{count}" if count else "")
+        made = ir.node(operator, inputs, attributes, domain=domain, num_outputs=outputs, name=name)
+        for i, value in enumerate(made.outputs):
+            value.name = f"{name}.{i}"
+        self.nodes.append(made)
+        if domain:
+            self.model.graph.opset_imports.setdefault(domain, 1)
+        return made.outputs[0] if outputs == 1 else tuple(made.outputs)
+
+    def before(self) -> None:
+        """Put what there is before the node, which stays."""
+        assert self.node.graph is not None
+        self.node.graph.insert_before(self.node, self.nodes)
+        self.nodes = []
+
+    def replace(self, result: ir.Value, *, and_also: Sequence[ir.Node] = ()) -> None:
+        """`result` takes the place of the node's output, or of that of the last node in `and_also`, which go too."""
+        assert self.node.graph is not None
+        last = and_also[-1] if and_also else self.node
+        replace_nodes_and_values(self.node.graph, last, [self.node, *and_also], self.nodes, [last.outputs[0]], [result])
+
+
+def initializer(model: ir.Model, value: ir.Value) -> ir.Value:
+    """The initializer of this name, which is `value` if there was none."""
+    return model.graph.initializers.setdefault(str(value.name), value)

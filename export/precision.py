@@ -1,0 +1,59 @@
+"""Precisions that a model can be exported in: one table, and the passes over the built graphs that make each.
+
+A precision's files have a suffix, by which transformers.js and Optimum find them: encoder_model_quantized.onnx. Ids and
+masks stay int64, all other inputs and outputs float32: whoever runs one precision runs the others.
+
+Nothing here imports onnx: `folder.py`, which runs models, needs the suffixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_transformer.spec.errors import UserError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+OPSET, IR_VERSION = 20, 9
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`dtype`: transformers.js's word for it. `opset`: of the portable files, and the file format that goes with it."""
+
+    suffix: str
+    dtype: str
+    said: str
+    opset: int = OPSET
+    ir_version: int = IR_VERSION
+
+
+PRECISIONS: dict[str, Precision] = {
+    "float32": Precision("", "fp32", "as trained"),
+    "int8": Precision("_quantized", "q8", "signed weights with a scale an output, dynamic activations"),
+}
+
+
+def change(model: ir.Model, precision: str, target: str) -> None:
+    """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place."""
+    if precision == "int8":
+        from .int8 import int8
+
+        int8(model, fused=target == "cpu")
+    chosen = PRECISIONS[precision]
+    if chosen.opset > model.graph.opset_imports[""]:
+        model.graph.opset_imports[""] = chosen.opset
+        model.ir_version = max(chosen.ir_version, model.ir_version)
+
+
+def check_precisions(names: str | Iterable[str]) -> list[str]:
+    """The names, each once; `UserError` for one that isn't in the table."""
+    chosen = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    unknown = [name for name in chosen if name not in PRECISIONS]
+    if unknown or not chosen:
+        said = f"precision {unknown[0]!r} is unknown" if unknown else "no precision given"
+        raise UserError(f"{said}; choose from {', '.join(PRECISIONS)}")
+    return chosen
