@@ -5,7 +5,8 @@ Shapes: see rows.py; V vocabulary, C candidates of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,36 @@ LOGITS, NEXT_TOKEN, CANDIDATES = ("logits",), ("next_token",), ("candidate_score
 
 
 class RowsGraphs:
-    """encoder_rows and decoder_rows. Several threads may decode at the same time, each its own batch."""
+    """encoder_rows and decoder_rows. Several threads may decode at the same time, each its own batch.
+
+    `apart`: opens the same model with one thread an operator, for `threads` batches at the same time: the faster way to
+    use the cores where operators are too small to be shared among them.
+    """
 
     extends_positions = False
     arrays = NumpyArrays()
 
-    def __init__(self, config: TransformerConfig, encoder: ort.InferenceSession, decoder: ort.InferenceSession):
-        self.config, self.encoder, self.decoder = config, encoder, decoder
+    def __init__(
+        self,
+        config: TransformerConfig,
+        encoder: ort.InferenceSession,
+        decoder: ort.InferenceSession,
+        threads: int = 1,
+        apart: Callable[[], RowsGraphs] | None = None,
+    ):
+        self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
+        self.apart = None if apart is None else functools.cache(apart)
         self.options = ort.RunOptions()
         self.options.only_execute_path_to_fetches = True
         parts = ("key", "value")
         self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
         self.own = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+
+    def workers(self, work: Sequence[Batch]) -> Sequence[RowsGraphs]:
+        """Models to search these batches at the same time; none if there is nothing to share out."""
+        if self.apart is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
+            return ()
+        return [self.apart()] * self.threads
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
         return strategy(batch, options, self.config, scored)

@@ -47,8 +47,10 @@ class Translator:
         tokenizer: Tokenizer | None,
         search: Callable[..., list[list[Hypothesis]]],
         where: str = "model",
+        generate: Callable[..., list[list[int]]] | None = None,
     ):
-        """`where` names the model in errors. `UserError` if it cannot translate text."""
+        """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, for whom scores don't
+        matter. `UserError` if it cannot translate text."""
         if config.architecture != "encoder-decoder":
             raise UserError(f"{where}: translating needs an encoder-decoder, not architecture={config.architecture!r}")
         if tokenizer is None:
@@ -59,22 +61,32 @@ class Translator:
             raise UserError(f"{where}: tokenizer of {tokenizer.vocab_size} tokens, but the model has {smallest}")
         if special != (config.pad_id, config.bos_id, config.eos_id):
             raise UserError(f"{where}: the ids of pad, bos and eos differ between tokenizer {special} and config")
-        self.config, self.tokenizer, self.search = config, tokenizer, search
+        self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty. options: the fields of `Options`."""
-        return [found[0].text for found in self.n_best(lines, overlong=overlong, **options)]
+        return [found[0].text for found in self.n_best(lines, overlong=overlong, scored=False, **options)]
 
     def n_best(
-        self, lines: Sequence[str], *, overlong: Overlong = "error", first_line: int = 1, **options: Any
+        self,
+        lines: Sequence[str],
+        *,
+        overlong: Overlong = "error",
+        first_line: int = 1,
+        scored: bool = True,
+        **options: Any,
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, best first.
+        """The `n_best` translations of each line, best first; not `scored`: only the order of the scores is right.
 
         `first_line` is the number of the first line in messages. Raises `UserError` for a line that is too long under
         the policy "error", and for wrong options.
         """
         owners, rows = self.rows(lines, overlong, first_line)
-        return self.texts(len(lines), owners, self.search(rows, **options))
+        if scored or self.generate is None or options.get("n_best", 1) != 1:
+            found = self.search(rows, **options)
+        else:
+            found = [[Hypothesis(ids, 0.0)] for ids in self.generate(rows, **options)]
+        return self.texts(len(lines), owners, found)
 
     def rows(
         self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1
@@ -178,7 +190,7 @@ def translate_stream(
         # A person at the keyboard waits for each line.
         size = 1 if source.isatty() else STREAM_LINES
         while lines := list(islice(reader, size)):
-            for found in translator.n_best(lines, overlong=overlong, first_line=number, **options):
+            for found in translator.n_best(lines, overlong=overlong, first_line=number, scored=False, **options):
                 text = "\t".join(_one_line(translation.text, len(found) > 1) for translation in found)
                 target.write(text.encode() + b"\n")
             target.flush()

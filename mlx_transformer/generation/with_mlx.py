@@ -153,7 +153,7 @@ class MlxTranslator(Translator):
     """`translate(lines, beam=..., ...)` with an `nn.Transformer` and its tokenizer."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer | None):
-        super().__init__(model.config, tokenizer, partial(search, model))
+        super().__init__(model.config, tokenizer, partial(search, model), generate=partial(generate, model))
         self.model = model
 
     def stream(self, line: str, **options: Any) -> Iterator[str]:
