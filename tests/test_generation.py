@@ -46,6 +46,18 @@ def test_narrow_beams_follow_the_rules(beam, alpha, early):
             close(hypotheses, plain_beam(toy, row, beam, 9, alpha, seed, early=early))
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 0.6, -1.0])
+def test_the_penalty_may_be_a_power_of_the_length(alpha, early):
+    for seed in range(4):
+        toy = Toy(seed=seed, eos_bias=seed - 1.0)
+        options = dict(beam=3, n_best=3, max_new_tokens=9, length_penalty=alpha, early_stopping=early)
+        found = search(toy, ROWS, penalty_form="length", **options)
+        for row, hypotheses in zip(ROWS, found, strict=True):
+            close(hypotheses, plain_beam(toy, row, 3, 9, alpha, early=early, form="length"))
+        assert alpha == -1.0 or found != search(toy, ROWS, **options)
+
+
 def test_ragged_prefixes_with_a_beam():
     toy = Toy(seed=5)
     prefix = [[3, 4, 5], [], [6], [7, 7], [4], []]
@@ -191,6 +203,7 @@ def test_decoder_only_counts_its_prompt():
         ({"sample": True, "beam": 2}, "sample=True .* beam=2"),
         ({"top_k": 5}, "top_k=5 .* sample=True"),
         ({"length_penalty": float("nan")}, "length_penalty=nan"),
+        ({"penalty_form": "hf"}, "penalty_form=.hf. is not one of gnmt, length"),
         ({"prefix": [[3]] * 2}, "prefix has 2 rows for 6 inputs"),
         ({"prefix": [[3, 2], [], [], [], [], []]}, "prefix row 0, position 1: eos_id 2 can't be forced"),
         ({"prefix": [[3, 9], [], [], [], [], []]}, "prefix row 0, position 1: id 9 is outside the vocabulary"),

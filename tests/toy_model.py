@@ -80,9 +80,9 @@ class ToyDecoder:
         self.states = self.xp.take(self.states, rows, axis=0)
 
 
-def penalty(length, alpha):
-    """Wu et al. 2016, equation 14."""
-    return (5 + length) ** alpha / (5 + 1) ** alpha
+def penalty(length, alpha, form="gnmt"):
+    """Wu et al. 2016, equation 14; length: a power of it alone."""
+    return (5 + length) ** alpha / (5 + 1) ** alpha if form == "gnmt" else length**alpha
 
 
 def allowed_tokens(toy, step, min_new, prefix):
@@ -93,7 +93,7 @@ def allowed_tokens(toy, step, min_new, prefix):
     return [id for id in range(c.vocab_size) if id not in banned]
 
 
-def exhaustive(toy, row, limit, alpha, min_new=0, prefix=()):
+def exhaustive(toy, row, limit, alpha, min_new=0, prefix=(), form="gnmt"):
     """Every possible output (ids, score), best first: all endings by eos, and all of `limit` tokens without it."""
     eos, found = toy.config.eos_id, []
     normal = [id for id in range(toy.config.vocab_size) if id not in {eos, toy.config.pad_id, toy.config.bos_id}]
@@ -104,11 +104,11 @@ def exhaustive(toy, row, limit, alpha, min_new=0, prefix=()):
                 if any(id not in allowed_tokens(toy, t, min_new, prefix) for t, id in enumerate(ids)):
                     continue
                 total = sum(toy.log_probabilities(row, ids[:t])[id] for t, id in enumerate(ids))
-                found.append((ids[:-1] if last == eos else ids, total / penalty(length, alpha)))
+                found.append((ids[:-1] if last == eos else ids, total / penalty(length, alpha, form)))
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def plain_beam(toy, row, k, limit, alpha, min_new=0, prefix=(), early=False):
+def plain_beam(toy, row, k, limit, alpha, min_new=0, prefix=(), early=False, form="gnmt"):
     """Beam search of one sentence in lists: the rules of `generation/beam.py`, written down a second time."""
     eos, live, finished = toy.config.eos_id, [(0.0, [])], []
     for t in range(limit):
@@ -119,13 +119,13 @@ def plain_beam(toy, row, k, limit, alpha, min_new=0, prefix=(), early=False):
         candidates.sort(key=lambda pair: -pair[0])
         for total, ids in candidates[:k]:
             if ids[-1] == eos or t + 1 == limit:
-                finished.append((total / penalty(t + 1, alpha), ids))
+                finished.append((total / penalty(t + 1, alpha, form), ids))
         finished = sorted(finished, key=lambda pair: -pair[0])[:k]
         live = [pair for pair in candidates if pair[1][-1] != eos][:k]
         if t + 1 == limit or not live:
             break
         if len(finished) == k:
-            reach = max(total / penalty(n, alpha) for total, _ in live for n in range(t + 2, limit + 1))
+            reach = max(total / penalty(n, alpha, form) for total, _ in live for n in range(t + 2, limit + 1))
             if early or finished[-1][0] >= reach:
                 break
     return [(ids[:-1] if ids[-1] == eos else ids, score) for score, ids in finished]
