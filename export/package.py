@@ -30,6 +30,7 @@ from mlx_transformer.spec.huggingface import tokenizer_config
 from mlx_transformer.spec.versions import versions
 
 from . import consumers
+from .mlx_quantized import keep_packed
 from .precision import PRECISIONS, change, check_precisions
 from .targets import target_of
 from .weights import fill
@@ -93,6 +94,7 @@ def _write_graphs(
         models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name) for name in names}
         for model in models.values():
             change(model, precision, target)
+            keep_packed(model, checkpoint)
         if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
             external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]
         for name, model in models.items():

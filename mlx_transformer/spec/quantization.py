@@ -144,18 +144,14 @@ class Packed:
     biases: NDArray[Any]
     scheme: Scheme
 
-    def octets(self) -> NDArray[np.uint8]:
-        """The words as bytes (O, D / 8, bits): 8 values in `bits` bytes."""
-        words = np.ascontiguousarray(self.words, "<u4")
-        return words.view(np.uint8).reshape(len(words), -1, self.scheme.bits)
-
     def integers(self) -> NDArray[np.uint8]:
         """q (O, D)."""
-        first, second, shift = straddling(self.scheme.bits)
-        octets = self.octets()
-        pairs = octets[..., first] | octets[..., second].astype(np.uint16) << 8
-        values = (pairs >> shift.astype(np.uint16)) & np.uint16(2**self.scheme.bits - 1)
-        return values.astype(np.uint8).reshape(len(octets), -1)
+        bits = self.scheme.bits
+        begin = np.arange(8) * bits  # of 8 values in `bits` bytes; a value lies in two of them at most
+        first, last, shift = begin // 8, (begin + bits - 1) // 8, (begin % 8).astype(np.uint16)
+        octets = np.ascontiguousarray(self.words, "<u4").view(np.uint8).reshape(len(self.words), -1, bits)
+        pairs = octets[..., first] | octets[..., last].astype(np.uint16) << 8
+        return (pairs >> shift & (2**bits - 1)).astype(np.uint8).reshape(len(octets), -1)
 
     def dequantised(self) -> NDArray[Any]:
         """(O, D) in the type of the scales: product, then sum, each rounded to it: bit for bit `mx.dequantize` on CPUs.
@@ -167,9 +163,3 @@ class Packed:
         weights *= self.scales[..., None]
         weights += self.biases[..., None]
         return weights.reshape(len(weights), -1)
-
-
-def straddling(bits: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of 8 values in `bits` bytes: the byte in which each begins, the one in which it ends, its first bit."""
-    begin = np.arange(8) * bits
-    return begin // 8, (begin + bits - 1) // 8, begin % 8

@@ -80,12 +80,18 @@ class OnnxEngine:
         raise NotImplementedError
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        """Initializers of every file that are parameters; tables and shape constants are not."""
+        """Parameters in every file: initializers, or what the runtime computes from initializers under their names.
+
+        Tables and shape constants are none.
+        """
         table = parameter_shapes(self.config)
         for path in self.files.values():
-            for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+            model = onnx.load(path, load_external_data=False)
+            for tensor in model.graph.initializer:
                 if tensor.name in table:
                     yield path.name, tensor.name, numpy_helper.to_array(tensor, str(path.parent))
+            for name in table.keys() & {output for node in model.graph.node for output in node.output}:
+                yield path.name, name, self.open(path, alone(model, name)).run([name], {})[0]
 
     def logits(self, case: Case) -> Array:
         return _logits(self._model(), case, self._memory(case))
@@ -153,6 +159,22 @@ class OnnxEngine:
 
     def _see(self, name: str, value: Array) -> None:
         self._seen.setdefault(name, []).append(value)
+
+
+def alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The part of a graph that computes this value, which no input has a say in."""
+    maker = {output: node for node in model.graph.node for output in node.output}
+    needed, open_values = {name}, [name]
+    while open_values:
+        inputs = set(maker[value].input if (value := open_values.pop()) in maker else ()) - needed
+        needed |= inputs
+        open_values += inputs
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    part.graph.name = name
+    part.graph.node.extend(node for node in model.graph.node if needed & {*node.output})
+    part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
+    part.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    return part
 
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
