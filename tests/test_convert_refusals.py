@@ -18,6 +18,8 @@ from mlx_transformer.spec.positions import sinusoids
 # What config.json may say, and the reason that must be given.
 REFUSED = {
     "model_type is 't5'": dict(model_type="t5"),
+    "model_type is ['marian']": dict(model_type=["marian"]),
+    "activation_function=['relu'] is not one of": dict(activation_function=["relu"]),
     "normalize_before is on": dict(normalize_before=True),
     "normalize_embedding is on; add_final_layer_norm is on": dict(normalize_embedding=True, add_final_layer_norm=True),
     "encoder_attention_heads=2 and decoder_attention_heads=4 are not equal": dict(encoder_attention_heads=2),

@@ -27,7 +27,7 @@ def import_huggingface(folder: str | Path, out: str | Path) -> list[str]:
     check_not_theirs(out)
     theirs = read_folder(folder)
     kind = theirs.config.get("model_type")
-    if kind not in FAMILIES:
+    if kind not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {kind!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights, notes = FAMILIES[kind].read(theirs)
     tokenizer, note = read_tokenizer(folder, config)

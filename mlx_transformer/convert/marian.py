@@ -103,16 +103,15 @@ def channels(d_model: int) -> NDArray[np.intp]:
 def read(folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[str]]:
     """Config and weights of a Marian folder. The attention's biases, or the logits', are left out if all are zero."""
     config, ties = _config(folder)
-    order = np.argsort(channels(config.d_model))
     taken: set[str] = set()
-    weights: dict[str, NDArray] = {}
+    stored: dict[str, NDArray] = {}
     problems: list[str] = []
     for name, shape in parameter_shapes(config).items():
-        theirs, side = _names(name, ties)
+        theirs, _ = _names(name, ties)
         found = [other for other in theirs if other in folder.tensors]
         taken.update(found)
         if theirs == (BIAS,) and not found:  # which transformers makes zeros of
-            weights[name] = np.zeros(shape, np.float32)
+            stored[name] = np.zeros(shape, np.float32)
             continue
         if not found:
             problems.append(f"missing {theirs[0]} {shape}")
@@ -125,7 +124,7 @@ def read(folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[st
             continue
         copies = [other for other in found[1:] if not np.array_equal(folder.tensors[other], folder.tensors[found[0]])]
         problems += [f"{other} differs from {found[0]}, which config.json ties it to" for other in copies]
-        weights[name] = _permuted(array, side, order)
+        stored[name] = array
     for side in ("encoder", "decoder"):
         table = f"model.{side}.embed_positions.weight"
         taken.add(table)
@@ -135,6 +134,8 @@ def read(folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[st
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UserError(f"{folder.path}: weights don't fit config.json: {'; '.join(problems[:8])}{more}")
+    order = np.argsort(channels(config.d_model))
+    weights = {name: _permuted(array, _names(name, ties)[1], order) for name, array in stored.items()}
     return *_without_zero_biases(config, weights), _left_behind(folder, config)
 
 
@@ -186,7 +187,7 @@ def _config(folder: Folder) -> tuple[TransformerConfig, tuple[bool, bool]]:
         if value(first, default) != value(second, default):
             problems.append(f"{first}={value(first, default)} and {second}={value(second, default)} are not equal")
     activation = value("activation_function", "gelu")
-    if activation not in THEIR_ACTIVATIONS:
+    if activation not in list(THEIR_ACTIVATIONS):
         problems.append(f"activation_function={activation!r} is not one of {', '.join(THEIR_ACTIVATIONS)}")
     if theirs.get("is_encoder_decoder") is False:
         problems.append("is_encoder_decoder is off")
@@ -267,6 +268,9 @@ def _is_sinusoidal(table: NDArray, c: TransformerConfig) -> bool:
 def _left_behind(folder: Folder, c: TransformerConfig) -> list[str]:
     """Rules of its generation that our search doesn't have by itself: pad and the start token are never generated."""
     settings = {**folder.config, **folder.generation}
-    banned = [ids for ids in settings.get("bad_words_ids") or [] if ids not in ([c.pad_id], [c.bos_id])]
-    banned += [id for id in settings.get("suppress_tokens") or [] if id not in (c.pad_id, c.bos_id)]
+    banned = []
+    for key in ("bad_words_ids", "suppress_tokens"):
+        given = settings.get(key)
+        own = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
+        banned += [ids for ids in given if ids not in own] if isinstance(given, list) else []
     return [f"banned tokens left behind: {banned}"] if banned else []
