@@ -13,7 +13,9 @@ import onnx_ir as ir
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
+from . import fixed as fixed_graphs
 from . import graphs, rows_graphs
+from .fixed_shape import FixedShape
 
 Builders = Mapping[str, Callable[[TransformerConfig], graphs.Graph]]
 
@@ -29,19 +31,34 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """`encoder_decoder`: its graphs' builders by name; other architectures have the one graph `model` everywhere."""
+    """`encoder_decoder`: its graphs' builders by name; other architectures have the one graph `model` everywhere.
+
+    A target of fixed shape (`fixed`) has the graphs of `fixed.py` instead, for every architecture."""
 
     name: str
     summary: str
     encoder_decoder: Builders
     choices: tuple[Choice, ...] = ()
+    fixed: bool = False
 
     def graph_names(self, config: TransformerConfig) -> list[str]:
-        return list(self._builders(config))
+        return list(fixed_graphs.BUILDERS[config.architecture] if self.fixed else self._builders(config))
 
-    def build(self, config: TransformerConfig, name: str) -> ir.Model:
-        """The graph of that name, its parameters named but not filled."""
+    def build(self, config: TransformerConfig, name: str, shape: FixedShape | None = None) -> ir.Model:
+        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
+        if shape is not None:
+            return fixed_graphs.BUILDERS[config.architecture][name](config, shape).model()
         return self._builders(config)[name](config).model()
+
+    def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
+        """`UserError` if a target of fixed shape is given none, or another one is."""
+        if not self.fixed:
+            if text is not None:
+                raise UserError(f"fixed shape {text!r}: target {self.name} has dynamic shapes; only coreml takes one")
+            return None
+        if text is None:
+            raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.said(config)}")
+        return FixedShape.parse(text, config)
 
     def _builders(self, config: TransformerConfig) -> Builders:
         if config.architecture == "encoder-decoder":
@@ -90,13 +107,63 @@ _CPU = (
     ),
 )
 
+# onnxruntime-web 1.31.0-dev.20260914-8d85527a0 in Chromium 156; its list of WebGPU kernels is docs/webgpu-operators.md.
+_WEB = (
+    Choice(
+        "encoder_model and decoder_model_merged, a data file each",
+        "four graphs and one data file",
+        "transformers.js fetches these two, each with the data file of its name, and would download the others' for nothing",
+    ),
+    Choice(
+        "standard operators",
+        "com.microsoft attention, cpu's shared buffers",
+        "WebGPU has no DecoderMaskedMultiHeadAttention, and MultiHeadAttention without mask and past; of these graphs it"
+        " runs all but positions and the causal mask, 54 of 58 and 123 of 135 nodes, which wasm computes in int64",
+    ),
+    Choice(
+        "float32, float16 or 4 bits on WebGPU; 8 bits on wasm",
+        "one precision for both",
+        "WebGPU has no MatMulInteger and no DynamicQuantizeLinear: 8 bits would go back to wasm at every product",
+    ),
+)
+
+# By onnxruntime's list of what CoreML takes (fixed.py); not run on a Mac.
+_COREML = (
+    Choice(
+        "fixed extents, no operator on shapes",
+        "dynamic axes",
+        "CoreML's provider leaves dynamic shapes and what computes them to the CPU and splits the graph there",
+    ),
+    Choice(
+        "buffers written by multiplication with a place's indicator",
+        "Concat, ScatterND, TensorScatter",
+        "of these CoreML takes only Concat, whose result has another extent at every step",
+    ),
+    Choice("masks from Sub, Mul and Clip", "LessOrEqual, And, Where", "CoreML takes neither comparisons nor Where"),
+    Choice("GatherND", "Gather", "an ML program's list has the first alone"),
+    Choice("-3e4 on masked scores", "-1e9", "finite in float16, in which CoreML may compute; softmax makes both 0"),
+    Choice(
+        "keys and values of the source by the encoder",
+        "a decoder graph of its own for the first step",
+        "no If, no copies",
+    ),
+)
+
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("portable", "standard operators, for any runtime; loads in Optimum and transformers.js", _PORTABLE),
+        Target("web", "the same in files that a browser finds: each graph's weights under its own name", _PORTABLE),
         Target(
             "cpu", "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer", rows_graphs.BUILDERS, _CPU
         ),
+        Target(
+            "web",
+            "onnxruntime-web and transformers.js in a browser, on wasm or WebGPU",
+            {name: graphs.BUILDERS[name] for name in ("encoder_model", "decoder_model_merged")},
+            _WEB,
+        ),
+        Target("coreml", "CoreML's execution provider: fixed shapes", {}, _COREML, fixed=True),
     )
 }
 

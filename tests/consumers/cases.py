@@ -87,11 +87,11 @@ class RandomModel:
 
 
 def trained_model(folder: Path) -> Trained:
-    """Export to `folder` and translate. Raises UserError when there is no model to do it with."""
+    """Export to `folder`, for browsers too, and translate. Raises UserError when there is no model to do it with."""
     model, tokenizer = load(MODEL)
     if tokenizer is None or model.config.architecture != "encoder-decoder":
         raise UserError(f"{MODEL}: an encoder-decoder with its tokenizer is needed")
-    export_onnx(MODEL, folder)
+    export_onnx(MODEL, folder, target="web")
     # The default arguments, as in training: with others, these phrases would not be held out. All kinds take turns.
     phrases = cldr.build("cldr:en-de").held_out.source[:PHRASES]
     tokens = model.generate(tokenizer.encode_batch(phrases), max_new_tokens=NEW_TOKENS)
@@ -125,7 +125,14 @@ def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> 
         dict(
             name="pipeline", kind="translation_pipeline", folder=folder, texts=[text for text, _ in trained.finished()]
         ),
-        _wasm("trained", trained.folder, trained.model.config, np.array([rows[-1]]), np.ones((1, len(rows[-1])), int)),
+        _wasm(
+            "trained",
+            trained.folder,
+            trained.model.config,
+            np.array([rows[-1]]),
+            np.ones((1, len(rows[-1])), int),
+            "web",
+        ),
     ]
     for (architecture, name), random in randoms.items():
         ids, mask = random.padded()
@@ -139,9 +146,11 @@ def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> 
     return tasks
 
 
-def _wasm(name: str, folder: Path, config: TransformerConfig, ids: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
+def _wasm(
+    name: str, folder: Path, config: TransformerConfig, ids: np.ndarray, mask: np.ndarray, target: str = "portable"
+) -> dict[str, Any]:
     """Open all graphs, run the first; with an empty cache, if it is a decoder."""
-    graphs = {graph: owner for owner, graphs in data_owners(config).items() for graph in graphs}
+    graphs = {graph: owner for owner, graphs in data_owners(config, target).items() for graph in graphs}
     inputs = {"input_ids": ids, "attention_mask": mask}
     if config.architecture == "decoder":
         inputs["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)
