@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-queue", type=int, default=1024, help="most sentences waiting; beyond: status 503")
     serve.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
     serve.add_argument("--workers", type=int, default=1, help="batches computed at the same time")
+    serve.add_argument("--precision", help="weights to use, one of the folder's (default: float32, or the only one)")
     serve.add_argument("--access-log", action="store_true", help="log every request")
 
     validate = commands.add_parser("validate", help="hold runtimes against the float64 reference (exit 1: mismatch)")

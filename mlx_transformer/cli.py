@@ -156,12 +156,15 @@ def serve(
         int | None, typer.Option(help="Threads of one operator.", show_default="one for each core")
     ] = None,
     workers: Annotated[int, typer.Option(help="Batches computed at the same time.")] = 1,
+    precision: Annotated[
+        str | None, typer.Option(help="Weights to use, one of the folder's.", show_default="float32, or the only one")
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
     """Answer translation requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
     from export.serve import serve as run
 
-    run(model, host, port, max_batch, max_wait_ms, max_queue, threads, workers, access_log)
+    run(model, host, port, max_batch, max_wait_ms, max_queue, threads, workers, precision, access_log)
 
 
 @app.command()

@@ -19,18 +19,21 @@ def serve(
     max_queue: int = 1024,
     threads: int | None = None,
     workers: int = 1,
+    precision: str | None = None,
     access_log: bool = False,
 ) -> None:
     """Serve the folder `model` until SIGTERM or Ctrl-C (KeyboardInterrupt).
 
     max_batch: most sentences computed together. max_wait_ms: how long one waits for others while a worker is idle.
     max_queue: most sentences waiting; beyond it requests get 503. workers: batches computed at the same time, each with
-    `threads` threads (None: the machine's cores). `UserError` for what can't be served, and without the extra `serve`.
+    `threads` threads (None: the machine's cores). precision: one of the folder's (None: float32, or the only one).
+    `UserError` for what can't be served, and without the extra `serve`.
     """
     try:
         from .server import run
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
+        missing = (error.name or "").split(".")[0]
+        if missing not in ("starlette", "uvicorn", "prometheus_client"):
             raise
-        raise UserError(f"serve needs {error.name}: pip install 'mlx-transformer[serve]'") from None
-    run(Path(model), host, port, max_batch, max_wait_ms, max_queue, threads, workers, access_log)
+        raise UserError(f"serve needs {missing}: pip install 'mlx-transformer[serve]'") from None
+    run(Path(model), host, port, max_batch, max_wait_ms, max_queue, threads, workers, precision, access_log)

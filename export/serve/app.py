@@ -45,10 +45,14 @@ class App:
     """The endpoints of one model, which `load` gives, warmed up; until it has, requests are told to come back."""
 
     def __init__(
-        self, load: Callable[[], Model], batcher: Batcher, failed: Callable[[Exception], None] = lambda error: None
+        self,
+        load: Callable[[], Model],
+        batcher: Batcher,
+        ready: Callable[[], None] = lambda: None,
+        failed: Callable[[Exception], None] = lambda error: None,
     ):
-        """`load` runs in a thread once the event loop does; `failed` is told what it raised."""
-        self.load, self.batcher, self.failed = load, batcher, failed
+        """`load` runs in a thread once the event loop does; then `ready` is called, or `failed` with what it raised."""
+        self.load, self.batcher, self.ready, self.failed = load, batcher, ready, failed
         self.metrics = Metrics()
         batcher.on_batch = self.metrics.on_batch
         self.metrics.watch("waiting_sentences", "Sentences in the queue.", lambda: batcher.waiting)
@@ -80,6 +84,8 @@ class App:
             self.service = Service(await asyncio.to_thread(self.load), self.batcher, self.metrics)
         except Exception as error:
             self.failed(error)
+        else:
+            self.ready()
 
     async def help(self, _: Request) -> Response:
         return PlainTextResponse(HELP)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class Work(Protocol, Hashable):
+class Work(Protocol):
     """What is done with items; items of equal works may share a call."""
 
     def __call__(self, payloads: list[Any]) -> list[Any]:

@@ -18,20 +18,27 @@ class Metrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # CPU seconds, memory, open files
-        add = {"registry": self.registry}
-        self.requests = Counter(PREFIX + "requests", "Requests answered.", ["path", "status"], **add)
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # CPU seconds, memory, open files
+        self.requests = Counter(PREFIX + "requests", "Requests answered.", ["path", "status"], registry=registry)
         self.seconds = Histogram(
-            PREFIX + "request_seconds", "From a request's body to its answer.", ["path"], buckets=SECONDS, **add
+            PREFIX + "request_seconds",
+            "From a request's body to its answer.",
+            ["path"],
+            buckets=SECONDS,
+            registry=registry,
         )
-        self.sentences = Counter(PREFIX + "sentences", "Sentences translated.", **add)
-        self.tokens = Counter(PREFIX + "generated_tokens", "Tokens of the translations given out.", **add)
-        self.dropped = Counter(PREFIX + "dropped_requests", "Requests whose client left before the answer.", **add)
+        self.sentences = Counter(PREFIX + "sentences", "Sentences translated.", registry=registry)
+        self.tokens = Counter(PREFIX + "generated_tokens", "Tokens of the translations given out.", registry=registry)
+        self.dropped = Counter(
+            PREFIX + "dropped_requests", "Requests whose client left before the answer.", registry=registry
+        )
         self.batch = Histogram(
-            PREFIX + "batch_sentences", "Sentences that were computed together.", buckets=SENTENCES, **add
+            PREFIX + "batch_sentences", "Sentences that were computed together.", buckets=SENTENCES, registry=registry
         )
-        self.batch_seconds = Histogram(PREFIX + "batch_seconds", "Seconds of one batch.", buckets=SECONDS, **add)
+        self.batch_seconds = Histogram(
+            PREFIX + "batch_seconds", "Seconds of one batch.", buckets=SECONDS, registry=registry
+        )
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         Gauge(PREFIX + name, text, registry=self.registry).set_function(value)

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
@@ -32,30 +33,34 @@ def run(
     max_queue: int,
     threads: int | None,
     workers: int,
+    precision: str | None,
     access_log: bool,
 ) -> None:
     """Serve until SIGTERM (returns) or Ctrl-C (raises KeyboardInterrupt); running requests are finished first.
 
     Raises `UserError` for settings, a folder or an address that can't be served.
     """
-    least = {"max_batch": max_batch, "max_queue": max_queue, "workers": workers, "threads": threads or 1}
+    least = {
+        "max_batch": max_batch,
+        "max_queue": max_queue,
+        "workers": workers,
+        "threads": 1 if threads is None else threads,
+    }
     for name, value in least.items():
         if value < 1:
             raise UserError(f"{name}={value} must be at least 1")
     if not 0 <= max_wait_ms <= 60_000:
         raise UserError(f"max_wait_ms={max_wait_ms} must be from 0 to 60000")
-    open_folder(model)  # before anything waits for it
+    open_folder(model, precision)  # before anything waits for it
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = listening(host, port)
     port = listener.getsockname()[1]
     began = time.perf_counter()
 
-    def load() -> Model:
-        loaded = warmed(model, threads)
+    def ready() -> None:
         shown = f"[{host}]" if ":" in host else host
         log.info("serving %s on http://%s:%d (ready in %.1f s)", model, shown, port, time.perf_counter() - began)
-        return loaded
 
     failures: list[Exception] = []
 
@@ -63,7 +68,12 @@ def run(
         failures.append(error)
         server.should_exit = True
 
-    app = App(load, Batcher(max_batch, max_wait_ms / 1000, max_queue, workers), failed)
+    app = App(
+        lambda: warmed(model, threads, precision),
+        Batcher(max_batch, max_wait_ms / 1000, max_queue, workers),
+        ready,
+        failed,
+    )
     config = uvicorn.Config(
         app.asgi,
         log_config=None,
@@ -88,21 +98,23 @@ def run(
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket on the address; `UserError` says why there is none."""
+    if not 0 <= port <= 65535:  # getaddrinfo takes what is left after dividing
+        raise UserError(f"port={port} must be from 0 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         reason = str(getattr(error, "strerror", None) or error).split(" (while")[0]
         raise UserError(f"{host}:{port}: can't listen there ({reason}); choose others: --host, --port") from None
 
 
-def warmed(folder: Path, threads: int | None) -> Model:
+def warmed(folder: Path, threads: int | None, precision: str | None) -> Model:
     """The model after a first search, so that no request pays for what is set up then."""
     from export.runtime import OnnxTransformer
 
-    model = OnnxTransformer(folder, threads=threads)
+    model = OnnxTransformer(folder, threads=threads, precision=precision)
     for beam in (1, 2):
         model.translate(["."], beam=beam, max_new_tokens=3)
-    return model
+    return cast(Model, model)  # its cached_property is a property to us

@@ -20,31 +20,35 @@ class Model(Protocol):
 
     @property
     def translator(self) -> Translator: ...
+    def generate(self, ids: list[list[int]], **options: Any) -> list[list[int]]: ...
     def search(self, ids: list[list[int]], **options: Any) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
 
 
 @dataclass(frozen=True)
 class Search:
-    """Work on rows: those of equal options are searched together."""
+    """Work on rows: those of equal options are searched together. Not `scored`: the best is wanted, not its score."""
 
     model: Model = field(compare=False)  # a server has one
     options: Options
+    scored: bool
 
     def __call__(self, payloads: list[list[int]]) -> list[list[Hypothesis]]:
-        return self.model.search(payloads, **asdict(self.options))
+        options = asdict(self.options)
+        if self.scored:
+            return self.model.search(payloads, **options)
+        return [[Hypothesis(ids, 0.0)] for ids in self.model.generate(payloads, **options)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Draw:
     """Work on one request, whose only payload is all its rows: a drawn token depends on its row's place in the list,
     so company would change it."""
 
-    model: Model
-    options: Options
+    search: Search
 
     def __call__(self, payloads: list[list[list[int]]]) -> list[list[list[Hypothesis]]]:
-        return [self.model.search(rows, **asdict(self.options)) for rows in payloads]
+        return [self.search(rows) for rows in payloads]
 
 
 @dataclass(eq=False)
@@ -71,20 +75,24 @@ class Service:
 
     async def translate(self, request: TranslateRequest) -> list[list[Translation]]:
         """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`."""
-        owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
-        if len(rows) > self.batcher.max_queue:
-            raise RequestError(413, f"text: {len(rows)} sentences, at most {self.batcher.max_queue}; send it in parts")
-        options = Options(**request.options)
-        if options.sample:
+        owners, rows = await self._rows(request)
+        search = Search(self.model, Options(**request.options), request.wants_n_best)
+        if search.options.sample:
             lengths = [max(map(len, rows), default=0)]
-            items = self.batcher.submit(Draw(self.model, options), [rows], lengths, len(rows)) if rows else []
+            items = self.batcher.submit(Draw(search), [rows], lengths, len(rows)) if rows else []
             hypotheses = [found for drawn in await self.batcher.results(items) for found in drawn]
         else:
-            items = self.batcher.submit(Search(self.model, options), rows, [len(row) for row in rows])
+            items = self.batcher.submit(search, rows, [len(row) for row in rows])
             hypotheses = await self.batcher.results(items)
         self.metrics.sentences.inc(len(request.lines))
         self.metrics.tokens.inc(sum(len(found[0].ids) for found in hypotheses))
         return self.translator.texts(len(request.lines), owners, hypotheses)
+
+    async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
+        owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
+        if len(rows) > self.batcher.max_queue:
+            raise RequestError(413, f"text: {len(rows)} sentences, at most {self.batcher.max_queue}; send it in parts")
+        return owners, rows
 
     async def stream(self, request: TranslateRequest) -> AsyncIterator[str]:
         """The translation of its one line in pieces, once it is its turn. Errors are raised before the first."""
@@ -92,9 +100,10 @@ class Service:
             raise RequestError(400, "text: one string is streamed; send several lines to /translate")
         [line] = request.lines
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+        _, rows = await self._rows(request)
         pieces = await asyncio.to_thread(self.model.stream, line, overlong=request.overlong, **request.options)
         work = Emit(lambda piece: _tell(loop, queue, piece))
-        [item] = self.batcher.submit(work, [pieces], [len(line)])
+        [item] = self.batcher.submit(work, [pieces], [sum(map(len, rows))], max(1, len(rows)))
         item.future.add_done_callback(lambda _: queue.put_nowait(None))
         return self._pieces(work, item, queue)
 

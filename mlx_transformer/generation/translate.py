@@ -139,10 +139,9 @@ class Translator:
             return
         middle = len(text) / 2
         for pattern in (_SENTENCE_END, _SPACE):
-            ends = [match.end() for match in pattern.finditer(text)]
-            cuts = [end for end in ends if text[:end].strip() and text[end:].strip()]
-            if cuts:
-                cut = min(cuts, key=lambda place: abs(place - middle))
+            ends = sorted((match.end() for match in pattern.finditer(text)), key=lambda end: abs(end - middle))
+            cut = next((end for end in ends if text[:end].strip() and text[end:].strip()), None)
+            if cut is not None:
                 break
         else:
             cut = int(middle)
