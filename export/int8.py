@@ -11,6 +11,8 @@ Shapes: D width in, O width out, V entries of a table.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -25,18 +27,23 @@ CONTRIB = "com.microsoft"
 
 def int8(model: ir.Model, fused: bool) -> None:
     """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
-    tables = {lookup.table.name for lookup in lookups(model)}
+    to_int8(model, linears(model), lookups(model), fused)
+    RemoveUnusedNodesPass()(model)
+
+
+def to_int8(model: ir.Model, products: Sequence[Linear], looked_up: Sequence[Lookup], fused: bool) -> None:
+    """The same for these products and lookups alone."""
+    tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str], tuple[ir.Value, ...]] = {}
-    for lookup in lookups(model):
+    for lookup in looked_up:
         _look_up(model, lookup)
-    for linear in linears(model):
+    for linear in products:
         rewrite = Rewriter(model, linear.node)
         key = linear.node.graph, str(linear.x.name)
         if key not in quantised:
             quantised[key] = rewrite("DynamicQuantizeLinear", linear.x, outputs=3)
             rewrite.before()
         _multiply(rewrite, linear, quantised[key], fused, linear.weight.name in tables)
-    RemoveUnusedNodesPass()(model)
 
 
 def _multiply(rewrite: Rewriter, linear: Linear, x: tuple[ir.Value, ...], fused: bool, shared: bool) -> None:
@@ -81,7 +88,7 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
     rewrite.replace(rewrite("Mul", row, rewrite("Gather", scale, lookup.ids, axis=0)))
 
 
-def then(weight: ir.Value, make, kind: str) -> Recipe:
+def then(weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str) -> Recipe:
     """The recipe that makes further arrays from one initializer, be it a parameter or made itself."""
     key = f"{weight.name}|{kind}"
     if RECIPE not in weight.meta:

@@ -34,6 +34,9 @@ class Precision:
 PRECISIONS: dict[str, Precision] = {
     "float32": Precision("", "fp32", "as trained"),
     "int8": Precision("_quantized", "q8", "signed weights with a scale an output, dynamic activations"),
+    "int8-weights": Precision("_int8", "int8", "weights of 8 bits in blocks, float32 activations", 21, 10),
+    "int4": Precision("_q4", "q4", "weights of 4 bits in blocks, embeddings of 8, float32 activations", 21, 10),
+    "packed": Precision("_packed", "fp32", "integers of a checkpoint quantised by MLX, in ONNX Runtime's operators"),
 }
 
 
@@ -43,8 +46,12 @@ def change(model: ir.Model, precision: str, target: str) -> None:
         from .int8 import int8
 
         int8(model, fused=target == "cpu")
+    elif precision in ("int4", "int8-weights"):
+        from .blocks import weight_only
+
+        weight_only(model, 4 if precision == "int4" else 8, target)
     chosen = PRECISIONS[precision]
-    if chosen.opset > model.graph.opset_imports[""]:
+    if target == "portable" and chosen.opset > model.graph.opset_imports[""]:
         model.graph.opset_imports[""] = chosen.opset
         model.ir_version = max(chosen.ir_version, model.ir_version)
 
