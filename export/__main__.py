@@ -33,10 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-def _build(checkpoint: Path, out: Path, target: str, precision: list[str] | None) -> None:
+def _build(checkpoint: Path, out: Path, target: str, precision: list[str] | None, fixed_shape: str | None) -> None:
     from .package import export_onnx
 
-    export_onnx(checkpoint, out, target=target, precision=precision or "float32")
+    export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape)
     files = [path for path in out.rglob("*") if path.is_file()]
     print(f"{out}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
 
@@ -87,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write a checkpoint as an ONNX folder")
     build.add_argument("checkpoint", type=Path, help="checkpoint folder (config.json, model.safetensors)")
     build.add_argument("out", type=Path, help="folder to write; consumers load it as it is")
-    build.add_argument("--target", default="portable", help="what the graphs are made for: portable, cpu")
+    build.add_argument("--target", default="portable", help="what the graphs are made for: portable, cpu, web, coreml")
+    build.add_argument("--fixed-shape", help="of target coreml: ROWSxSOURCExTARGET, such as 1x64x64")
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
 
     translate = commands.add_parser("translate", help="one line in, one line out")

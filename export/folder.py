@@ -7,6 +7,7 @@ decoder_model_merged.onnx.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 
+from .fixed_shape import FixedShape
 from .precision import PRECISIONS, check_precisions
 
 ENCODER, FIRST, NEXT, MERGED = "encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"
 ALONE = "model"
 ENCODER_ROWS, DECODER_ROWS = "encoder_rows", "decoder_rows"
+ENCODER_FIXED, DECODER_FIXED = "encoder_fixed", "decoder_fixed"
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,12 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     suffix = PRECISIONS[precision].suffix
     files = {
         name: place / f"{name}{suffix}.onnx"
-        for name in (ENCODER, FIRST, NEXT, MERGED, ALONE, ENCODER_ROWS, DECODER_ROWS)
+        for name in (ENCODER, FIRST, NEXT, MERGED, ALONE, ENCODER_ROWS, DECODER_ROWS, ENCODER_FIXED, DECODER_FIXED)
     }
     there = {name for name, file in files.items() if file.is_file()}
-    if config.architecture != "encoder-decoder":
+    if there & {ENCODER_FIXED, DECODER_FIXED}:
+        needed = [ENCODER_FIXED] * config.has_encoder + [DECODER_FIXED] * config.has_decoder
+    elif config.architecture != "encoder-decoder":
         needed = [ALONE]
     elif there & {ENCODER_ROWS, DECODER_ROWS}:
         needed = [ENCODER_ROWS, DECODER_ROWS]
@@ -84,7 +89,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 def _precision(place: Path, wanted: str | None) -> str:
     if wanted is not None:
         return check_precisions(wanted)[0]
-    names = (ENCODER, ENCODER_ROWS, ALONE)
+    names = (ENCODER, ENCODER_ROWS, ALONE, ENCODER_FIXED, DECODER_FIXED)
     there = [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
     if len(there) > 1 and "float32" not in there:
         raise UserError(f"{place}: holds {' and '.join(there)}; choose with precision")
@@ -95,7 +100,7 @@ def _config(path: Path) -> TransformerConfig:
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
             try:
-                return TransformerConfig.from_dict(json.loads(_read(file))["config"])
+                return _of_fixed_shape(json.loads(_read(file)))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
@@ -104,6 +109,14 @@ def _config(path: Path) -> TransformerConfig:
     except ValueError as error:
         raise UserError(f"{file}: not JSON ({error})") from error
     return _from_marian(file, values)
+
+
+def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
+    """The config of our own description, with no more positions than its graphs have."""
+    config = TransformerConfig.from_dict(values["config"])
+    if values.get("fixed_shape") is None:
+        return config
+    return dataclasses.replace(config, max_positions=FixedShape.parse(values["fixed_shape"], config).positions)
 
 
 def _read(file: Path) -> str:

@@ -30,6 +30,7 @@ from mlx_transformer.spec.huggingface import tokenizer_config
 from mlx_transformer.spec.versions import versions
 
 from . import consumers
+from .fixed_shape import FixedShape
 from .mlx_quantized import keep_packed
 from .precision import PRECISIONS, change, check_precisions
 from .targets import target_of
@@ -46,25 +47,30 @@ def export_onnx(
     *,
     target: str = "portable",
     precision: str | Sequence[str] = "float32",
+    fixed_shape: str | None = None,
     external_threshold: int = 1024,
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
-    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `out` is made new, or replaced if
-    it is empty or an earlier export; it appears only when it is complete. Tensors of more than `external_threshold`
-    bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a folder that holds
-    something else, a full disk).
+    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `fixed_shape`: for target coreml,
+    such as "1x64x64" (`fixed_shape.py`). `out` is made new, or replaced if it is empty or an earlier export; it appears
+    only when it is complete. Tensors of more than `external_threshold` bytes are stored in data files beside the
+    graphs. Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
     """
     target_of(target)
     precisions = check_precisions(precision)
     opened = open_checkpoint(checkpoint)
+    check_integers(opened, precisions)
     out = Path(out)
     _check_free(out)
     config = opened.config
+    shape = target_of(target).shape_of(fixed_shape, config)
     with replace_folder(out, "ONNX folder") as folder:
         graphs = folder / GRAPHS
         graphs.mkdir()
-        external = [name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, p)]
+        external = [
+            name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, shape, p)
+        ]
         texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
         if opened.tokenizer_path:
             tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
@@ -75,6 +81,7 @@ def export_onnx(
             "config": config.to_dict(),
             "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
             "target": target,
+            **({"fixed_shape": fixed_shape} if fixed_shape else {}),
             "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
             "versions": versions(),
         }
@@ -85,13 +92,13 @@ def export_onnx(
 
 
 def _write_graphs(
-    checkpoint: Checkpoint, folder: Path, external_threshold: int, target: str, precision: str
+    checkpoint: Checkpoint, folder: Path, external_threshold: int, target: str, shape: FixedShape | None, precision: str
 ) -> list[str]:
     """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, names in data_owners(checkpoint.config, target).items():
-        models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name) for name in names}
+        models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name, shape) for name in names}
         for model in models.values():
             change(model, precision, target)
             keep_packed(model, checkpoint)

@@ -25,7 +25,8 @@ from mlx_transformer.generation.translate import Overlong, Translation, Translat
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-from .folder import DECODER_ROWS, ENCODER_ROWS, OnnxFolder, open_folder
+from .fixed_runtime import FixedDecoderGraphs, FixedEncoderGraphs
+from .folder import DECODER_FIXED, DECODER_ROWS, ENCODER_FIXED, ENCODER_ROWS, OnnxFolder, open_folder
 from .rows_runtime import RowsGraphs
 from .sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 
@@ -90,6 +91,10 @@ class OnnxTransformer:
         return {name: open_session(file, providers, options) for name, file in self.folder.graphs.items()}
 
     def _graphs(self, providers: Sequence[Any] | None, threads: int | None) -> Any:
+        if DECODER_FIXED in self.sessions:
+            return FixedDecoderGraphs(self.config, self.sessions)
+        if ENCODER_FIXED in self.sessions:
+            return FixedEncoderGraphs(self.config, self.sessions)
         if ENCODER_ROWS not in self.sessions:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
             return kinds[self.config.architecture](self.config, self.sessions)
@@ -134,7 +139,7 @@ class OnnxTransformer:
 
     def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""
-        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs)
+        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, FixedDecoderGraphs)
         ids = self._ids(ids, self.config.source_vocab_size)
         return graphs.encode(ids, _mask(mask, ids))
 

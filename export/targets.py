@@ -112,13 +112,13 @@ _WEB = (
     Choice(
         "encoder_model and decoder_model_merged, a data file each",
         "four graphs and one data file",
-        "transformers.js fetches these two, each with the data file of its name, and would download the others' for nothing",
+        "transformers.js fetches these two, each with the data file of its name, and nothing else",
     ),
     Choice(
         "standard operators",
         "com.microsoft attention, cpu's shared buffers",
-        "WebGPU has no DecoderMaskedMultiHeadAttention, and MultiHeadAttention without mask and past; of these graphs it"
-        " runs all but positions and the causal mask, 54 of 58 and 123 of 135 nodes, which wasm computes in int64",
+        "WebGPU has no DecoderMaskedMultiHeadAttention, and a MultiHeadAttention without mask and past; of these graphs"
+        " it runs 54 of 58 and 123 of 135 nodes, all but positions and the causal mask, which wasm computes in int64",
     ),
     Choice(
         "float32, float16 or 4 bits on WebGPU; 8 bits on wasm",
@@ -143,9 +143,7 @@ _COREML = (
     Choice("GatherND", "Gather", "an ML program's list has the first alone"),
     Choice("-3e4 on masked scores", "-1e9", "finite in float16, in which CoreML may compute; softmax makes both 0"),
     Choice(
-        "keys and values of the source by the encoder",
-        "a decoder graph of its own for the first step",
-        "no If, no copies",
+        "keys and values of the source from the encoder", "from the decoder's first step", "no If, and no third graph"
     ),
 )
 

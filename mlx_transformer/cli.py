@@ -197,16 +197,19 @@ def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Argument(help="Folder to write; consumers load it as it is.")],
     target: Annotated[
-        str, typer.Option(help="What the graphs are made for: portable (any runtime), cpu.")
+        str, typer.Option(help="What the graphs are made for: portable (any runtime), cpu, web, coreml.")
     ] = "portable",
     precision: Annotated[
         list[str] | None, typer.Option(help="float32 or int8; several: give the option several times.")
+    ] = None,
+    fixed_shape: Annotated[
+        str | None, typer.Option(help="Of target coreml: ROWSxSOURCExTARGET, such as 1x64x64.")
     ] = None,
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx
 
-    export_onnx(checkpoint, out, target=target, precision=precision or "float32")
+    export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")
