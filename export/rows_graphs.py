@@ -8,6 +8,9 @@ Shapes: see rows.py; V vocabulary, C candidates of a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import onnx_ir as ir
 
 from mlx_transformer.spec.config import TransformerConfig
@@ -67,13 +70,13 @@ def encoder_rows(config: TransformerConfig) -> Graph:
 
 def decoder_rows(config: TransformerConfig) -> Graph:
     """
-    input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V) --> next_token (R)
-    past_length (1) --> position --^  ^  ^  ^      bans (V) --^         \\--> log-softmax --> candidate_{scores,tokens}
-    past.N.{key,value} (R, H, L, d) --/  |  \\--> present.N.{key,value}: the same buffers              (R, C)
-    beam_width (1), cache_indirection ---+
-    source_mask (B, S), cross.N.{key,value} (B, H, S, d)                  candidates (1): C
+    input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
+    past_length (1) --> position --^  ^  ^  ^      bans (V) --^      \\--> candidate_{scores,tokens} (R, C)
+    past.N.{key,value} (R, H, L, d) --/  |  \\--> present.N.{key,value}: the same buffers
+    beam_width (1), cache_indirection ---+                               candidates (1): C
+    source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side. A run computes what leads to the outputs it asks for.
+    R = B * K rows, the beams of one sentence side by side.
     """
     g = RowsGraph(DECODER_ROWS)
     input_ids = g.ids("input_ids", ROWS)
@@ -91,19 +94,35 @@ def decoder_rows(config: TransformerConfig) -> Graph:
     model = RowsTransformer(config)
     hidden, presents = model.step_rows(g.op, input_ids, buffers, cross, source_mask, tap=g.tap)
     logits = g.op.Add(model.logits(g.op, hidden, tap=g.tap), bans)
-    _choices(g, g.op, logits, candidates)
+    scores, tokens = _likeliest(g, logits, candidates)
+    g.output("candidate_scores", scores, ROWS, "candidates")
+    g.output("candidate_tokens", tokens, ROWS, "candidates", type=INT64)
     g.output("logits", logits, ROWS, config.vocab_size)
     for i, pair in enumerate(presents):
         g.put_pair(config, f"present.{i}", pair, ROWS, POSITIONS)
     return g
 
 
-def _choices(g: Graph, op: Op, logits: ir.Value, candidates: ir.Value) -> None:
-    """What a greedy and a beam search need of the logits, so that they need not leave the graph."""
-    g.output("next_token", op.ArgMax(logits, axis=-1, keepdims=0), ROWS, type=INT64)
-    scores, tokens = op.TopK(op.LogSoftmax(logits, axis=-1), candidates, axis=-1, _outputs=2)
-    g.output("candidate_scores", scores, ROWS, "candidates")
-    g.output("candidate_tokens", tokens, ROWS, "candidates", type=INT64)
+def _likeliest(g: Graph, logits: ir.Value, candidates: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """log p (R, C), falling, and tokens (R, C); for C = 1, a greedy search, the token alone: its score stays 0.
+
+    An If, because a runtime computes all of a graph, whatever outputs it is asked for.
+    """
+
+    def branch(name: str, values: Callable[[Op], tuple[ir.Value, ir.Value]]) -> ir.Graph:
+        outputs = [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
+        return g.builder.subgraph(values, [], outputs, name=name)
+
+    def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
+        tokens = op.ArgMax(logits, axis=-1, keepdims=1)
+        return op.ConstantOfShape(op.Shape(tokens), value=ir.tensor(np.zeros(1, np.float32))), tokens
+
+    def beam(op: Op) -> tuple[ir.Value, ir.Value]:
+        return op.TopK(op.LogSoftmax(logits, axis=-1), candidates, axis=-1, _outputs=2)
+
+    several = g.op.Greater(g.op.Squeeze(candidates, [0]), 1)
+    branches = {"then_branch": branch("beam", beam), "else_branch": branch("greedy", greedy)}
+    return g.op.If(several, **branches, _outputs=2)
 
 
 BUILDERS = {ENCODER_ROWS: encoder_rows, DECODER_ROWS: decoder_rows}

@@ -24,7 +24,7 @@ from .sessions import padded
 POSITIONS = 32
 """Room of a new cache; it doubles when it is full."""
 
-LOGITS, NEXT_TOKEN, CANDIDATES = ("logits",), ("next_token",), ("candidate_scores", "candidate_tokens")
+LOGITS = ("logits",)
 
 
 class RowsGraphs:
@@ -48,7 +48,9 @@ class RowsGraphs:
         self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
         self.apart = None if apart is None else functools.cache(apart)
         self.options = ort.RunOptions()
-        self.options.only_execute_path_to_fetches = True
+        # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
+        # captured.
+        self.options.add_run_config_entry("gpu_graph_id", "-1")
         parts = ("key", "value")
         self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
         self.own = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
@@ -142,11 +144,12 @@ class RowsDecoder:
         self._bind()
 
     def reorder(self, rows: NDArray) -> None:
-        past = int(self.past_length[0])
         beams = int(self.beam_width[0])
-        parents = np.reshape(rows, (-1, beams, 1)) % beams
-        read = self.cache_indirection[:, :, :past]
-        read[:] = np.take_along_axis(read, parents, axis=1)
+        if np.array_equal(rows, self.own_rows):
+            return
+        read = self.cache_indirection[:, :, : int(self.past_length[0])]
+        sentences = np.arange(len(read))[:, None]
+        read[:] = read[sentences, rows.reshape(-1, beams) % beams]
 
     def keep(self, rows: NDArray) -> None:
         past, beams = int(self.past_length[0]), int(self.beam_width[0])
@@ -172,11 +175,10 @@ class RowsDecoder:
     def _bind(self) -> None:
         """Show the graph where everything is; needed again whenever an array was replaced."""
         rows, config = len(self.own[0]), self.graphs.config
-        self.ids = np.zeros(rows, np.int64)
+        self.ids, self.own_rows = np.zeros(rows, np.int64), np.arange(rows)
         C = int(self.candidates[0])
         made = {
             "logits": ((rows, config.vocab_size), np.float32),
-            "next_token": ((rows,), np.int64),
             "candidate_scores": ((rows, C), np.float32),
             "candidate_tokens": ((rows, C), np.int64),
         }

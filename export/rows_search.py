@@ -40,14 +40,14 @@ class NextToken(Greedy):
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, NDArray]:
         bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
-        self.decoder, found = model.start(sources, ("next_token",), bans=bans)
+        self.decoder, found = model.start(sources, ("candidate_tokens",), bans=bans)
         return self.decoder, found
 
     def choose(self, logits: NDArray, t: int) -> tuple[NDArray, None]:
-        """logits: instead of them the likeliest tokens (B,)."""
+        """logits: instead of them the likeliest tokens (B, 1)."""
         if t + 1 == self.options.min_new_tokens:
             self.decoder.bans[:] = self.rules.bans
-        token = np.where(self.done, self.config.pad_id, logits)
+        token = np.where(self.done, self.config.pad_id, logits[:, 0])
         self.history.append(token)
         self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
         return token, None
@@ -55,6 +55,9 @@ class NextToken(Greedy):
 
 class BeamOfCandidates(Beam):
     """Beam search over the C likeliest tokens of each row, enough for 2K that are allowed."""
+
+    some_finished = False
+    """A hypothesis has ended, of whichever sentence."""
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
         # Of those that may be forbidden, start, padding and end, each can stand before an allowed one.
@@ -66,19 +69,27 @@ class BeamOfCandidates(Beam):
         scores, tokens = logits
         size, hypotheses = self.live.shape
         count = scores.shape[1]
-        config = self.config
-        banned = (tokens == config.pad_id) | (tokens == config.bos_id)
-        if t < self.options.min_new_tokens:
-            banned |= tokens == config.eos_id
-        scores = scores + self.live.reshape(-1, 1)
-        scores[banned] += BANNED
-        scores = scores.reshape(size, hypotheses * count)
+        bans = self.rules.early_bans if t < self.options.min_new_tokens else self.rules.bans
+        scores = (scores + bans[tokens] + self.live.reshape(-1, 1)).reshape(size, hypotheses * count)
         wanted = 2 * self.width
         order = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
-        values = np.take_along_axis(scores, order, axis=1)
-        token = np.take_along_axis(tokens.reshape(size, hypotheses * count), order, axis=1)
+        sentences = np.arange(size)[:, None]
+        values, token = scores[sentences, order], tokens.reshape(size, -1)[sentences, order]
         parent = order // count
         if (missing := wanted - order.shape[1]) > 0:
             values = np.concatenate([values, np.full((size, missing), 2 * BANNED, np.float32)], axis=1)
             token, parent = (np.pad(x, ((0, 0), (0, missing))) for x in (token, parent))
         return values, parent, token
+
+    def advance(self, values: NDArray, parent: NDArray, token: NDArray, t: int) -> tuple[NDArray, NDArray]:
+        if t + 1 >= self.limits.min() or (token == self.config.eos_id).any():
+            self.some_finished = True
+            return super().advance(values, parent, token, t)
+        # Nothing ends here, and the candidates are sorted already.
+        k = self.width
+        self.live, token, parent = values[:, :k], token[:, :k], parent[:, :k]
+        self.tokens.append(token)
+        self.parents.append(parent)
+        if self.some_finished:
+            self.done = self.done | self._decided(t + 1)
+        return token.reshape(-1), (parent + np.arange(0, parent.size, k)[:, None]).reshape(-1)

@@ -44,9 +44,11 @@ class Beam:
         return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
-        xp, k, size = self.xp, self.width, len(self.live)
-        values, parent, token = self.candidates(logits, t)  # (B, C)
+        return self.advance(*self.candidates(logits, t), t)
 
+    def advance(self, values: Array, parent: Array, token: Array, t: int) -> tuple[Array, Array]:
+        """Of the candidates (B, C) take the finished ones out, and go on with the K best others."""
+        xp, k, size = self.xp, self.width, len(self.live)
         eos = token == self.config.eos_id
         at_limit = self.limits <= t + 1
         self._finish(values, parent, token, eos | at_limit[:, None], t)
