@@ -31,6 +31,7 @@ from mlx_transformer.spec.versions import versions
 
 from . import consumers
 from .fixed_shape import FixedShape
+from .mlx_blocks import check_integers, use_blocks
 from .mlx_quantized import keep_packed
 from .precision import PRECISIONS, change, check_precisions
 from .targets import target_of
@@ -60,6 +61,7 @@ def export_onnx(
     target_of(target)
     precisions = check_precisions(precision)
     opened = open_checkpoint(checkpoint)
+    check_integers(opened, precisions)
     check_integers(opened, precisions)
     out = Path(out)
     _check_free(out)
@@ -101,6 +103,8 @@ def _write_graphs(
         models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name, shape) for name in names}
         for model in models.values():
             change(model, precision, target)
+            if precision == "packed":
+                use_blocks(model, checkpoint)
             keep_packed(model, checkpoint)
         if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
             external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]

@@ -1,4 +1,4 @@
-"""Checkpoints quantised by MLX: read as MLX reads them, run in both runtimes, exported with their integers."""
+"""Checkpoints quantised by MLX: read bit for bit as MLX reads them, described as mlx-lm does, run; damage is named."""
 
 from __future__ import annotations
 
@@ -7,45 +7,25 @@ import json
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
+from quantized_models import NAMES, SCHEMES, quantized_models, wide
+from safetensors.numpy import save_file
 from small_models import configs, random_weights
 
 from export import export_onnx
 from export.mlx_quantized import PARTS, planes
+from mlx_transformer.cli import main
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.quantize import dense_weights, quantization_of, quantize, quantize_checkpoint
 from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.quantization import (
-    BITS,
-    GROUP_SIZES,
-    Packed,
-    Scheme,
-    from_config,
-    quantizable,
-    stored_shapes,
-    to_config,
-)
+from mlx_transformer.spec.quantization import Packed, Scheme, from_config, quantizable, stored_shapes, to_config
 
-SCHEMES = [Scheme(group, bits) for bits in BITS for group in GROUP_SIZES]
-NAMES = [f"{s.bits} bits, groups of {s.group_size}" for s in SCHEMES]
-
-
-def wide(**changes) -> TransformerConfig:
-    """Sizes that every group divides, but for the feed-forward's inner width of 96: only groups of 32 divide it."""
-    sizes = dict(vocab_size=40, d_model=128, heads=2, d_ff=96, encoder_layers=1, decoder_layers=1, max_positions=24)
-    return TransformerConfig(**{**sizes, **changes})
-
-
-def quantized_by_mlx(w: mx.array, scheme: Scheme) -> tuple[mx.array, mx.array, mx.array]:
-    return mx.quantize(w, scheme.group_size, scheme.bits)
+model = pytest.fixture(scope="module")(quantized_models)
 
 
 def rows(seed: int, count: int, width: int) -> np.ndarray:
@@ -57,26 +37,11 @@ def rows(seed: int, count: int, width: int) -> np.ndarray:
     return np.concatenate([w, np.stack([*odd, outlier]).astype(np.float32)])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """model(scheme) -> folder of a quantised checkpoint, made once."""
-    folder = tmp_path_factory.mktemp("quantised")
-    save_checkpoint(folder / "plain", wide(), random_weights(wide()))
-
-    def made(scheme: Scheme):
-        out = folder / f"{scheme.bits}-{scheme.group_size}"
-        if not out.exists():
-            quantize_checkpoint(folder / "plain", out, scheme)
-        return out
-
-    return made
-
-
 @pytest.mark.parametrize("scheme", SCHEMES, ids=NAMES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_values_are_those_of_mlx(scheme, dtype):
     w = mx.array(np.clip(rows(scheme.bits, 3, 3 * 128), -6e4, 6e4)).astype(getattr(mx, dtype))
-    stored = quantized_by_mlx(w, scheme)
+    stored = mx.quantize(w, scheme.group_size, scheme.bits)
     expected = mx.dequantize(*stored, scheme.group_size, scheme.bits).astype(mx.float32)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     words, *numbers = (np.array(array.astype(mx.float32) if i else array) for i, array in enumerate(stored))
@@ -175,26 +140,62 @@ def test_lower_precision_is_widened(dtype, tmp_path):
     assert {x.dtype for _, x in tree_flatten(Transformer.load(tmp_path / "q").parameters())} == {mx.uint32, mx.float32}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=NAMES)
-def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path):
-    """What ONNX Runtime computes under a parameter's name, folded or operator by operator, is `mx.dequantize`'s."""
-    checkpoint = open_checkpoint(model(scheme))
-    export_onnx(checkpoint.folder, tmp_path / "onnx")
-    expected = dense_weights(Transformer.load(checkpoint.folder))
-    graph = onnx.load(tmp_path / "onnx" / "onnx" / "decoder_model.onnx")
-    made = {output for node in graph.graph.node for output in node.output}
-    names = sorted(name for name in expected if name in made)
-    assert len(names) == len([n for n in checkpoint.quantization if n.startswith(("embedding", "decoder"))])
-    del graph.graph.output[:]
-    for name in names:
-        graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    nothing = {"input_ids": [[1]], "encoder_attention_mask": [[1]]}
-    feeds = {name: np.array(value, np.int64) for name, value in nothing.items()}
-    feeds["encoder_hidden_states"] = np.zeros((1, 1, 128), np.float32)
-    for level in (ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL):
-        options = ort.SessionOptions()
-        options.graph_optimization_level, options.intra_op_num_threads = level, 1
-        options.log_severity_level = 3  # inputs without a reader
-        session = ort.InferenceSession(graph.SerializeToString(), options)
-        for name, got in zip(names, session.run(names, feeds), strict=True):
-            np.testing.assert_array_equal(got, expected[name], err_msg=name)
+def refused(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_command_line(model, tmp_path, capsys):
+    plain, quantised = model(Scheme(32, 4)).parent / "plain", model(Scheme(64, 4))
+    main(["quantize", str(plain), str(tmp_path / "q"), "--bits", "3"])
+    said = capsys.readouterr().out
+    assert "3 bits in groups of 64" in said
+    assert "not quantised: encoder.layers.0.feed_forward.down_proj.weight" in said  # width 96
+    main(["info", str(tmp_path / "q")])
+    assert "3 bits in groups of 64" in capsys.readouterr().out
+    assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")
+    assert "bits=7" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
+    assert "group_size=16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
+    assert "is the checkpoint itself" in refused(capsys, "quantize", plain, plain)
+    assert "no such folder" in refused(capsys, "quantize", tmp_path / "none", tmp_path / "x")
+    assert "isn't quantised" in refused(capsys, "export", plain, tmp_path / "x", "--precision", "packed")
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_to_quantise(tmp_path):
+    config = wide(d_model=16, heads=1, d_ff=16)
+    save_checkpoint(tmp_path / "plain", config, random_weights(config))
+    with pytest.raises(UserError, match="widths 16"):
+        quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(32, 4))
+    model = Transformer(wide())
+    quantize(model, Scheme(32, 4))
+    with pytest.raises(UserError, match="already"):
+        quantize(model, Scheme(32, 4))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda w: w["embedding.scales"].__setitem__((3, 1), np.nan), "embedding.scales is not finite"),
+        (lambda w: w.pop("embedding.biases"), "missing embedding.biases"),
+        (lambda w: w.pop("embedding.scales"), "embedding.weight is"),
+        (lambda w: w.update({"embedding.scales": w["embedding.scales"][:, :1]}), "embedding.scales is"),
+        (lambda w: w.update({"embedding.weight": w["embedding.weight"].astype(np.float32)}), "embedding.weight is F32"),
+        (lambda w: w.update({"embedding.biases": w["embedding.biases"].astype(np.int32)}), "embedding.biases is I32"),
+    ],
+)
+def test_damage_is_named(damage, said, model, tmp_path):
+    source = open_checkpoint(model(Scheme(64, 4)))
+    stored = {name: array.copy() for name, array in source.stored()}
+    damage(stored)
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "config.json").write_text((source.folder / "config.json").read_text())
+    save_file(stored, tmp_path / "q" / WEIGHTS)
+    with pytest.raises(UserError, match=said):
+        Transformer.load(tmp_path / "q")
+    with pytest.raises(UserError, match=said):
+        export_onnx(tmp_path / "q", tmp_path / "onnx")
