@@ -48,11 +48,12 @@ SPECIAL_TEXT = "a </s> b <pad><s>"
 
 @dataclass(frozen=True)
 class Trained:
-    """The trained model, its folder for consumers, phrases it has not seen, and MLX's greedy tokens for them."""
+    """The trained model, its folders for consumers, phrases it has not seen, and MLX's greedy tokens for them."""
 
     model: Transformer
     tokenizer: Tokenizer
     folder: Path
+    web: Path
     phrases: list[str]
     tokens: list[list[int]]
 
@@ -87,15 +88,15 @@ class RandomModel:
 
 
 def trained_model(folder: Path) -> Trained:
-    """Export to `folder`, for browsers too, and translate. Raises UserError when there is no model to do it with."""
+    """Export to folder/onnx and, for browsers, folder/web, and translate. Raises UserError if there is no such model."""
     model, tokenizer = load(MODEL)
     if tokenizer is None or model.config.architecture != "encoder-decoder":
         raise UserError(f"{MODEL}: an encoder-decoder with its tokenizer is needed")
-    export_onnx(MODEL, folder, target="web")
+    folder, web = export_onnx(MODEL, folder / "onnx"), export_onnx(MODEL, folder / "web", target="web")
     # The default arguments, as in training: with others, these phrases would not be held out. All kinds take turns.
     phrases = cldr.build("cldr:en-de").held_out.source[:PHRASES]
     tokens = model.generate(tokenizer.encode_batch(phrases), max_new_tokens=NEW_TOKENS)
-    return Trained(model, tokenizer, folder, phrases, tokens)
+    return Trained(model, tokenizer, folder, web, phrases, tokens)
 
 
 def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
@@ -127,7 +128,7 @@ def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> 
         ),
         _wasm(
             "trained",
-            trained.folder,
+            trained.web,
             trained.model.config,
             np.array([rows[-1]]),
             np.ones((1, len(rows[-1])), int),

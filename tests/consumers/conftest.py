@@ -12,7 +12,7 @@ from mlx_transformer import UserError
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> cases.Trained:
     try:
-        return cases.trained_model(tmp_path_factory.mktemp("trained") / "onnx")
+        return cases.trained_model(tmp_path_factory.mktemp("trained"))
     except UserError as error:
         pytest.fail(f"{error}; run make test-consumers, with MODEL=folder for a model of your own", pytrace=False)
 

@@ -22,7 +22,7 @@ THREADS = (1, 2)
 def ask(trained, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """ask(task's name) -> its answer. One browser answers all of them, in a page each."""
     texts = trained.phrases[:PHRASES]
-    common = dict(folder=str(trained.folder), batch=BATCH, max_new_tokens=NEW_TOKENS)
+    common = dict(folder=str(trained.web), batch=BATCH, max_new_tokens=NEW_TOKENS)
     rows = trained.tokenizer.encode_batch(texts)
     tasks = []
     for threads in THREADS:
