@@ -33,6 +33,8 @@ class Precision:
 
 PRECISIONS: dict[str, Precision] = {
     "float32": Precision("", "fp32", "as trained"),
+    "float16": Precision("_fp16", "fp16", "weights and activations of sixteen bits"),
+    "bfloat16": Precision("_bf16", "", "the same with float32's range; transformers.js has no name for it"),
     "int8": Precision("_quantized", "q8", "signed weights with a scale an output, dynamic activations"),
     "int8-weights": Precision("_int8", "int8", "weights of 8 bits in blocks, float32 activations", 21, 10),
     "int4": Precision("_q4", "q4", "weights of 4 bits in blocks, embeddings of 8, float32 activations", 21, 10),
@@ -50,6 +52,15 @@ def change(model: ir.Model, precision: str, target: str) -> None:
         from .blocks import weight_only
 
         weight_only(model, 4 if precision == "int4" else 8, target)
+    elif precision in ("float16", "bfloat16"):
+        from onnx_ir import DataType
+
+        from .half import half, stored_half
+
+        if target == "cpu" or (precision == "bfloat16" and target != "cuda"):
+            stored_half(model, DataType[precision.upper()])
+        else:
+            half(model, DataType[precision.upper()])
     chosen = PRECISIONS[precision]
     if target == "portable" and chosen.opset > model.graph.opset_imports[""]:
         model.graph.opset_imports[""] = chosen.opset

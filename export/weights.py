@@ -101,7 +101,7 @@ def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
     """(offset, length) of the array's bytes in the file."""
     file.write(b"\0" * (-file.tell() % ALIGNMENT))
     place = file.tell(), array.nbytes
-    file.write(np.ascontiguousarray(array).data)
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
     return place
 
 
