@@ -1,0 +1,99 @@
+"""The engines that `translate.py` compares, each named by a spec of parts joined by colons.
+
+    ours:TARGET:PRECISION        this project's export of that target and precision, run by `export.OnnxTransformer`
+    ct2:PRECISION[:LAYOUT]       CTranslate2; layout 1x2 (default), 2x1, 1x1, or 1x2-unbound
+    torch:float32                PyTorch, eager: `generate` of transformers
+    optimum:PRECISION            Optimum's export and its ORTModelForSeq2SeqLM; int8 by its ORTQuantizer for AVX2
+    optimum-numpy:PRECISION      Optimum's files in a plain NumPy loop
+
+A layout is translators x threads of each (`inter_threads` x `intra_threads`); two translators share out a batch by
+halves. CTranslate2's threads are those of GNU OpenMP, which counts more of them than there are CPUs when all CPUs are
+given to it, and then lets them sleep at every parallel region: up to seven times slower. So they are bound to cores and
+told to wait actively, for a fraction of a millisecond; `1x2-unbound` is CTranslate2 as it comes.
+
+An engine is a class with `__init__(folder, parts, threads)` and
+
+    translate(rows, beam, length, limit, prefix=None) -> outputs
+
+rows: source ids with eos, one batch. length: exactly that many tokens without eos, None to let the model end its
+output within `limit`. prefix: the first tokens of each output, all rows the same number. outputs: ids without start
+token and eos, a forced prefix included. Hypotheses are compared by log p / length where lengths differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+Rows = list[list[int]]
+BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "100000"}
+CLASSES = {
+    "ours": ("ours", "Ours"),
+    "ct2": ("ct2", "CTranslate2"),
+    "torch": ("huggingface", "PyTorch"),
+    "optimum": ("huggingface", "Optimum"),
+    "optimum-numpy": ("numpy_loop", "NumPyLoop"),
+}
+DEFAULTS = (
+    "ct2:float32 ct2:float32:2x1 ct2:int8 ct2:int8:2x1 torch:float32 optimum:float32 optimum:int8"
+    " optimum-numpy:float32 ours:portable:float32 ours:cpu:float32 ours:cpu:int8"
+).split()
+
+
+class Engine(Protocol):
+    def __init__(self, folder: Path, parts: list[str], threads: int) -> None: ...
+
+    def translate(self, rows: Rows, beam: int, length: int | None, limit: int, prefix: Rows | None = None) -> Rows: ...
+
+
+@dataclass(frozen=True)
+class Spec:
+    text: str
+    parts: list[str]
+
+    @property
+    def family(self) -> str:
+        return self.parts[0]
+
+    @property
+    def precision(self) -> str:
+        return self.parts[2 if self.family == "ours" else 1]
+
+    @property
+    def is_peer(self) -> bool:
+        return self.family != "ours"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return BOUND if self.family == "ct2" and layout(self.parts).endswith("2") else {}
+
+    def folder(self, models: Path) -> Path:
+        """Where `prepare.py` puts what this engine loads."""
+        if self.family == "torch":
+            return models / "marian"
+        family = "optimum" if self.family == "optimum-numpy" else self.family
+        return models / "-".join([family, *self.parts[1 : 3 if family == "ours" else 2]])
+
+
+def layout(parts: list[str]) -> str:
+    """Of a CTranslate2 spec."""
+    return parts[2] if len(parts) > 2 else "1x2"
+
+
+def parse(text: str) -> Spec:
+    """Raises ValueError for what is no spec."""
+    parts = text.split(":")
+    needed = {"ours": (3, 3), "ct2": (2, 3)}.get(parts[0], (2, 2))
+    if parts[0] not in CLASSES or not needed[0] <= len(parts) <= needed[1]:
+        raise ValueError(f"engine {text!r}: expected ours:TARGET:PRECISION, or one of {', '.join(DEFAULTS)}")
+    if parts[0] == "ct2" and layout(parts) not in ("1x1", "1x2", "1x2-unbound", "2x1"):
+        raise ValueError(f"engine {text!r}: the layout must be 1x1, 1x2, 1x2-unbound or 2x1")
+    return Spec(text, parts)
+
+
+def engine_class(spec: Spec) -> Any:
+    """The class of a spec's engine; imports what it needs."""
+    module, name = CLASSES[spec.family]
+    return getattr(import_module(f"engines.{module}"), name)

@@ -1,0 +1,94 @@
+"""The models that the engines load, kept in one folder and made when missing.
+
+FOLDER/marian                 the Hugging Face folder that everything is made from
+FOLDER/checkpoint             the same as our checkpoint
+FOLDER/ct2-*, optimum-*       for the peers, made by `prepare.py` in their interpreter
+FOLDER/ours-TARGET-PRECISION  our exports, made anew in every run
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from . import Spec
+from .process import BENCHMARKS, last_line
+
+
+class PreparationError(Exception):
+    """A model that an engine needs could not be made."""
+
+
+class Preparation:
+    def __init__(self, models: Path, peers_python: str):
+        self.models = models
+        self.python = peers_python
+        self.marian = models / "marian"
+        self.checkpoint = models / "checkpoint"
+        models.mkdir(parents=True, exist_ok=True)
+
+    def random(self, size: str) -> None:
+        from mlx_transformer.convert import import_huggingface
+
+        if not self.marian.exists():
+            self._peers("random", size, self.marian)
+        if not self.checkpoint.exists():
+            import_huggingface(self.marian, self.checkpoint)
+
+    def from_checkpoint(self, checkpoint: Path) -> None:
+        """Everything is made anew: the checkpoint may be another one than before."""
+        from mlx_transformer.convert import to_huggingface
+
+        shutil.rmtree(self.models)
+        self.models.mkdir(parents=True)
+        to_huggingface(checkpoint, self.marian)
+        (self.marian / "tokenizer.json").unlink(missing_ok=True)  # no peer needs it
+        self.checkpoint = checkpoint
+
+    def folder(self, spec: Spec) -> Path:
+        """What a spec's engine loads. Raises `PreparationError`."""
+        folder = spec.folder(self.models)
+        if spec.family == "ours":
+            self._export(folder, *spec.parts[1:])
+        elif not folder.exists():
+            if spec.family == "ct2":
+                self._peers("ct2", self.marian, folder, spec.precision)
+            elif spec.precision == "float32":
+                self._peers("optimum", self.marian, folder)
+            else:
+                exported = self.folder(Spec("", ["optimum", "float32"]))
+                self._peers("quantise", exported, folder)
+        return folder
+
+    def _export(self, folder: Path, target: str, precision: str) -> None:
+        """In a process of its own, from the repository's root: beside `translate.py`, `export` would be `export.py`."""
+        code = "import sys, export; export.export_onnx(*sys.argv[1:3], target=sys.argv[3], precision=sys.argv[4])"
+        paths = [str(path.absolute()) for path in (self.checkpoint, folder)]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *paths, target, precision],
+            cwd=BENCHMARKS.parent,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise PreparationError(f"export: {last_line(done.stderr)}")
+
+    def _peers(self, step: str, *arguments: object) -> None:
+        """A step of `prepare.py`; its output appears only when it is complete."""
+        out = next(Path(str(a)) for a in arguments if isinstance(a, Path) and not a.exists())
+        temporary = out.with_name(out.name + ".part")
+        shutil.rmtree(temporary, ignore_errors=True)
+        given = [str(temporary if a == out else a) for a in arguments]
+        environment = os.environ | {"PYTHONPATH": str(BENCHMARKS)}
+        try:
+            done = subprocess.run(
+                [self.python, "-m", "engines.prepare", step, *given], env=environment, capture_output=True, text=True
+            )
+        except OSError as error:
+            raise PreparationError(f"{self.python}: {error.strerror}; give --peers-python") from error
+        if done.returncode or not temporary.exists():
+            raise PreparationError(f"{self.python} -m engines.prepare {step}: {last_line(done.stderr)}")
+        temporary.rename(out)

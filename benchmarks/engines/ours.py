@@ -1,0 +1,21 @@
+"""This project's exported folders in its own runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from export import OnnxTransformer
+
+from . import Rows
+
+
+class Ours:
+    def __init__(self, folder: Path, parts: list[str], threads: int):
+        self.model = OnnxTransformer(folder, threads=threads)
+
+    def translate(self, rows: Rows, beam: int, length: int | None, limit: int, prefix: Rows | None = None) -> Rows:
+        options: dict[str, Any] = {"max_new_tokens": length or limit, "min_new_tokens": length or 0, "beam": beam}
+        if length is None:
+            options |= {"length_penalty": 1.0, "penalty_form": "length"}
+        return self.model.generate(rows, prefix, **options)

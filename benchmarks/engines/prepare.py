@@ -1,0 +1,137 @@
+"""What the peers load, made in their interpreter: `python -m engines.prepare STEP ...`.
+
+random SIZE OUT            a Marian model with seeded random weights
+ct2 MARIAN OUT PRECISION   CTranslate2's conversion
+optimum MARIAN OUT         Optimum's export, four graphs
+quantise OPTIMUM OUT       its dynamic quantisation for AVX2
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+SIZES = {"small": (3, 256, 1024, 4), "base": (6, 512, 2048, 8)}  # layers of each stack, width, feed-forward, heads
+VOCABULARY = 8000
+POSITIONS = 512
+
+
+def random(size: str, out: str) -> None:
+    """As Opus models have it: eos 0, the last id is padding and starts the decoder, with a zero embedding.
+
+    Scales are such that outputs depend on the source and don't repeat one token, as those of most random Transformers
+    do: a sharp attention, a feed-forward layer that outweighs the residual and whose mean is zero (ReLU's is not, and
+    would add the same vector everywhere). Logits have a standard deviation of 1; no bias and no norm is neutral.
+    """
+    import torch  # type: ignore[import-not-found]
+    from transformers import MarianConfig, MarianMTModel  # type: ignore[import-not-found]
+
+    layers, d_model, d_ff, heads = SIZES[size]
+    pad = VOCABULARY - 1
+    torch.manual_seed(0)
+    model = MarianMTModel(
+        MarianConfig(
+            vocab_size=VOCABULARY,
+            d_model=d_model,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=d_ff,
+            decoder_ffn_dim=d_ff,
+            activation_function="relu",
+            scale_embedding=True,
+            max_position_embeddings=POSITIONS,
+            pad_token_id=pad,
+            decoder_start_token_id=pad,
+            bos_token_id=0,
+            eos_token_id=0,
+            forced_eos_token_id=None,
+        )
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "embed_positions" in name:
+                continue
+            noise = torch.randn_like(weight)
+            if "norm.weight" in name:
+                weight.copy_(1 + 0.1 * noise)
+            elif name.endswith("bias"):
+                weight.copy_(0.05 * noise)
+            elif "shared" in name:
+                weight.copy_(noise * d_model**-0.5)
+            else:
+                if "fc2" in name:
+                    noise -= noise.mean(1, keepdim=True)
+                gain = {"q_proj": 3, "k_proj": 3, "fc1": 0.7, "fc2": 6}.get(name.split(".")[-2], 0.7)
+                weight.copy_(noise * gain * weight.shape[1] ** -0.5)
+        model.model.shared.weight[pad] = 0
+    model.save_pretrained(out)
+
+
+def ct2(marian: str, out: str, precision: str) -> None:
+    import torch  # type: ignore[import-not-found]
+    from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
+    from ctranslate2.converters import transformers as loaders
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM  # type: ignore[import-not-found]
+
+    config = AutoConfig.from_pretrained(marian)
+    with torch.no_grad():
+        start = (
+            AutoModelForSeq2SeqLM.from_pretrained(marian).get_input_embeddings().weight[config.decoder_start_token_id]
+        )
+        as_opus = config.pad_token_id == config.decoder_start_token_id == config.vocab_size - 1 and not start.any()
+
+    class Tokenizer:
+        """A vocabulary of the ids' decimal numbers. The loader of Opus models drops the last token, "<pad>"."""
+
+        eos_token, unk_token = str(config.eos_token_id), str(config.eos_token_id + 1)
+
+        def get_vocab(self) -> dict[str, int]:
+            padding = config.pad_token_id if as_opus else None
+            return {"<pad>" if i == padding else str(i): i for i in range(config.vocab_size)}
+
+    class Loader(loaders.MarianMTLoader):
+        """For models whose start token has an embedding, and whose last id is a word."""
+
+        set_decoder = loaders.BartLoader.set_decoder
+        get_vocabulary = loaders.BartLoader.get_vocabulary
+
+        def set_config(self, settings: Any, model: Any, tokenizer: Any) -> None:
+            super().set_config(settings, model, tokenizer)
+            settings.decoder_start_token = str(config.decoder_start_token_id)
+
+        def _remove_pad_weights(self, spec: Any) -> None:
+            pass
+
+    class Converter(TransformersConverter):
+        def load_tokenizer(self, tokenizer_class: Any, folder: str, **options: Any) -> Tokenizer:
+            return Tokenizer()
+
+    if not as_opus:
+        loaders._MODEL_LOADERS["MarianConfig"] = Loader()
+    Converter(marian).convert(out, quantization=precision, force=True)
+
+
+def optimum(marian: str, out: str) -> None:
+    from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
+
+    main_export(marian, out, task="text2text-generation-with-past", do_validation=False)
+
+
+def quantise(exported: str, out: str) -> None:
+    from optimum.onnxruntime import ORTQuantizer  # type: ignore[import-not-found]
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig  # type: ignore[import-not-found]
+
+    chosen = AutoQuantizationConfig.avx2(is_static=False, per_channel=True)
+    for graph in sorted(Path(exported).glob("*.onnx")):
+        quantizer = ORTQuantizer.from_pretrained(exported, file_name=graph.name)
+        quantizer.quantize(save_dir=out, quantization_config=chosen, file_suffix="")
+    for settings in ("config.json", "generation_config.json"):
+        shutil.copy(Path(exported) / settings, out)
+
+
+if __name__ == "__main__":
+    {"random": random, "ct2": ct2, "optimum": optimum, "quantise": quantise}[sys.argv[1]](*sys.argv[2:])

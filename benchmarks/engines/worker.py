@@ -1,0 +1,73 @@
+"""One engine in a process of its own: `python -m engines.worker SPEC FOLDER THREADS`.
+
+JSON, one object a line. It begins with {"load": seconds, "resident": bytes}, then answers
+
+    {"batches": [rows, ...], "beam": K, "length": n or null, "limit": n, "prefix": rows or null, "warm": bool}
+        with {"seconds": s, "outputs": [ids, ...]}: all batches one after the other, after the first one untimed if warm
+    {"memory": true}
+        with {"peak": bytes}
+
+and ends with its input. An error of the engine is answered by {"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import engine_class, parse
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not come between the answers
+
+    def answer(values: dict[str, Any]) -> None:
+        print(json.dumps(values), file=answers, flush=True)
+
+    spec = parse(sys.argv[1])
+    try:
+        kind = engine_class(spec)
+        start = time.perf_counter()
+        engine = kind(Path(sys.argv[2]), spec.parts, int(sys.argv[3]))
+        answer({"load": time.perf_counter() - start, "resident": memory("VmRSS")})
+    except Exception as error:
+        answer({"error": described(error)})
+        raise
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer({"peak": memory("VmHWM")} if "memory" in request else measured(engine, request))
+        except Exception as error:
+            answer({"error": described(error)})
+
+
+def measured(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
+    batches = request["batches"]
+    arguments = request["beam"], request["length"], request["limit"], request["prefix"]
+    if request["warm"]:
+        engine.translate(batches[0], *arguments)
+    start = time.perf_counter()
+    outputs = [output for batch in batches for output in engine.translate(batch, *arguments)]
+    return {"seconds": time.perf_counter() - start, "outputs": outputs}
+
+
+def memory(field: str) -> int:
+    """Bytes: VmRSS (now) or VmHWM (at the most) of this process; elsewhere than on Linux, the latter for both."""
+    if sys.platform == "linux":
+        return 1024 * int(Path("/proc/self/status").read_text().split(f"{field}:")[1].split()[0])
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def described(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+if __name__ == "__main__":
+    main()
