@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is every one")
     serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
     serve.add_argument("--max-batch", type=int, default=32, help="most sentences computed together")
-    serve.add_argument("--max-wait-ms", type=float, default=2.0, help="wait for others while nothing runs")
+    serve.add_argument("--max-wait-ms", type=float, default=5.0, help="longest wait for others while nothing runs")
     serve.add_argument("--max-queue", type=int, default=1024, help="most sentences waiting; beyond: status 503")
     serve.add_argument("--threads", type=int, help="threads of one operator (default: the machine's cores)")
     serve.add_argument("--workers", type=int, default=1, help="batches computed at the same time")

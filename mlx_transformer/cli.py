@@ -150,7 +150,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     max_batch: Annotated[int, typer.Option(help="Most sentences computed together.")] = 32,
-    max_wait_ms: Annotated[float, typer.Option(help="How long a sentence waits for others when nothing runs.")] = 2.0,
+    max_wait_ms: Annotated[float, typer.Option(help="Longest wait of a sentence for others when nothing runs.")] = 5.0,
     max_queue: Annotated[int, typer.Option(help="Most sentences waiting; beyond them requests get 503.")] = 1024,
     threads: Annotated[
         int | None, typer.Option(help="Threads of one operator.", show_default="one for each core")

@@ -336,10 +336,17 @@ def test_batches():
         results = [await batcher.results(job) for job in jobs]
         assert results == [[-n for n in lengths], [-7]]
         assert calls == [[5, 5, 6], [90, 91, 50], [4], [7]] or calls == [[5, 5, 4], [90, 91, 50], [6], [7]]
-        # Alone, an item waits max_wait and no longer.
-        began = time.monotonic()
-        await batcher.results(batcher.submit(work, [1], [1]))
-        assert time.monotonic() - began >= 0.009
+        await batcher.stop()
+        # After two together one waits for a second, max_wait at most; after one alone it waits for nobody.
+        batcher = Batcher(8, 0.3, 100)
+        batcher.start()
+        took = []
+        for count in (2, 1, 1):
+            began = time.monotonic()
+            await batcher.results(batcher.submit(work, [1] * count, [1] * count))
+            took.append(time.monotonic() - began)
+        assert took[1] >= 0.29
+        assert min(took[0], took[2]) < 0.29
         await batcher.stop()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -447,10 +454,10 @@ def test_process(folder, model, number, status):
     """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
     process, port = started(folder, "--max-wait-ms", "400", before=WITHOUT_MLX)
     try:
+        assert post(port, STREAM, {"text": "x"})[1].count("event: done") == 1
         code, text = post(port, "/translate", {"text": LINES, "beam": 2})
         assert code == 200
         assert json.loads(text) == {"translations": model.translate(LINES, beam=2)}
-        assert post(port, STREAM, {"text": "x"})[1].count("event: done") == 1
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(post, port, "/translate", {"text": "x"})  # waits 400 ms for company
             until(lambda: json.loads(post(port, "/health")[1])["waiting"] == 1)

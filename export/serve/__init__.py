@@ -15,7 +15,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     max_batch: int = 32,
-    max_wait_ms: float = 2.0,
+    max_wait_ms: float = 5.0,
     max_queue: int = 1024,
     threads: int | None = None,
     workers: int = 1,

@@ -45,7 +45,8 @@ class Item:
 class Batcher:
     """A queue and the threads that empty it. All methods are for the event loop that it was started in.
 
-    max_batch: most sentences of a call. max_wait: seconds that the oldest item waits for company when a thread is idle.
+    max_batch: most sentences of a call. max_wait: most seconds that the oldest item waits for company when a thread is
+    idle; it waits for as many sentences as were about at the end of the last call, so that a single client never waits.
     max_queue: most sentences waiting. workers: calls that run at the same time.
     on_batch(sentences, seconds): told of each call that ended.
     """
@@ -63,6 +64,7 @@ class Batcher:
         self.items: list[Item] = []  # the oldest first
         self.waiting = 0  # sentences in it
         self.running = 0  # sentences that a thread computes
+        self.company = 1  # sentences that were computed or waiting when the last call ended
         self.rate = 0.0  # sentences a second, lately
         self.arrival = asyncio.Event()
         self.collecting = asyncio.Lock()  # so that two idle threads don't wait for the same company
@@ -125,8 +127,10 @@ class Batcher:
             try:
                 await self._compute(batch)
             finally:
+                self.company = self.running + self.waiting
                 self.running -= sentences
             seconds = time.monotonic() - began
+            # A mean in which the last five or so count.
             self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
             self.on_batch(sentences, seconds)
 
@@ -140,7 +144,7 @@ class Batcher:
             oldest = self.items[0]
             like = [item for item in self.items if item.work == oldest.work]
             left = oldest.arrived + self.max_wait - time.monotonic()
-            if left > 0 and sum(item.size for item in like) < self.max_batch:
+            if left > 0 and sum(item.size for item in like) < min(self.max_batch, self.company - self.running):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.arrival.wait(), left)
                 continue

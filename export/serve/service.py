@@ -14,6 +14,8 @@ from .batching import Batcher, Item
 from .metrics import Metrics
 from .requests import RequestError, TranslateRequest
 
+SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
+
 
 class Model(Protocol):
     """What is used of `export.OnnxTransformer`: calls may come from several threads at once."""
@@ -89,7 +91,10 @@ class Service:
         return self.translator.texts(len(request.lines), owners, hypotheses)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
-        owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
+        if sum(map(len, request.lines)) < SHORT_TEXT:
+            owners, rows = self.translator.rows(request.lines, request.overlong)
+        else:  # others should not wait for it
+            owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
         if len(rows) > self.batcher.max_queue:
             raise RequestError(413, f"text: {len(rows)} sentences, at most {self.batcher.max_queue}; send it in parts")
         return owners, rows
