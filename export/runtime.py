@@ -79,7 +79,10 @@ def open_session(
 
 
 class OnnxTransformer:
-    """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one."""
+    """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one.
+
+    Its methods may be called from several threads at once: what belongs to a call is nowhere but in that call.
+    """
 
     def __init__(
         self,

@@ -51,6 +51,11 @@ def onnx(folder):
 
 
 @pytest.fixture(scope="module")
+def cpu(folder):
+    return OnnxTransformer(export_onnx(folder / "model", folder / "cpu", target="cpu"), threads=2)
+
+
+@pytest.fixture(scope="module")
 def mlx(folder):
     return MlxTranslator(*load(folder / "model"))
 
@@ -87,8 +92,8 @@ def test_a_token_costs_one_step_and_the_first_none():
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_text_is_that_of_translate(onnx, mlx, request_):
-    for model in (onnx, mlx):
+def test_text_is_that_of_translate(onnx, cpu, mlx, request_):
+    for model in (onnx, cpu, mlx):
         for line in LINES:
             got = list(model.stream(line, **request_))
             assert "".join(got) == model.translate([line], **request_)[0]
@@ -168,8 +173,10 @@ def test_command_line(folder, capsysbinary, monkeypatch, onnx):
     assert b"stream with beam=1" in capsysbinary.readouterr().err
 
 
-def test_threads_share_one_model(onnx):
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_threads_share_one_model(folder, tmp_path, target):
     """Eight threads at once, every kind of call: what each gets is what it gets alone."""
+    onnx = OnnxTransformer(export_onnx(folder / "model", tmp_path / "onnx", target=target), threads=1)
     random_ = random.Random(2)
     words = "one two three four five six größer".split()
     lines = [" ".join(random_.choices(words, k=random_.randint(1, 9))) for _ in range(24)]
