@@ -81,7 +81,8 @@ def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
     q = initializer(model, recipe_value(name, recipe, 0, (width, out), kind))
     scale = initializer(model, recipe_value(f"{name}_scale", recipe, 1, (groups, out), ir.DataType.FLOAT))
     rewrite = Rewriter(model, linear.node)
-    y = rewrite("MatMul", linear.x, rewrite("DequantizeLinear", q, scale, axis=0, block_size=BLOCK))
+    # ONNX Runtime fuses the two, and would look in a branch for weights that are outside it.
+    y = rewrite("MatMul", linear.x, rewrite.outside("DequantizeLinear", q, scale, axis=0, block_size=BLOCK))
     rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
 
 

@@ -96,6 +96,13 @@ class Rewriter:
             self.model.graph.opset_imports.setdefault(domain, 1)
         return made.outputs[0] if outputs == 1 else tuple(made.outputs)
 
+    def outside(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """The same, but in the outermost graph if the node is in a branch of it."""
+        value = self(operator, *inputs, **attributes)
+        if self.node.graph is not self.model.graph:
+            self.model.graph.insert_before(self.model.graph[0], self.nodes.pop())
+        return value
+
     def before(self) -> None:
         """Put what there is before the node, which stays."""
         assert self.node.graph is not None

@@ -12,6 +12,7 @@ import numpy as np
 from imports import ROOT
 from small_models import alone, encoder_decoder, random_weights
 
+from export import OnnxTransformer
 from export.package import data_owners, export_onnx
 from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError, load
 from mlx_transformer.data import cldr
@@ -36,6 +37,11 @@ PHRASES, NEW_TOKENS, BATCH = 200, 80, 32
 ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
 RANDOM = ("paper", "modern", "untied")
 RANDOM_NEW_TOKENS = 16
+
+# Lower ones that these consumers know, by transformers.js's names for them in PRECISIONS. Activations are quantised by
+# the range of all of a run's tensor, so that whoever shares a batch has an influence: phrases go one by one.
+LOWER = ("float16", "int8", "int4")
+LOWER_PHRASES = 24
 
 # What tokenizers stumble over.
 TEXTS = [
@@ -64,6 +70,25 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Lower:
+    """The trained model in precisions below float32: folder, and what our own runtime says of the first phrases."""
+
+    folder: Path
+    rows: list[list[int]]
+    tokens: dict[str, list[list[int]]]
+
+    @classmethod
+    def of(cls, trained: Trained, folder: Path, target: str) -> "Lower":
+        export_onnx(MODEL, folder, target=target, precision=["float32", *LOWER])
+        rows = trained.tokenizer.encode_batch(trained.phrases[:LOWER_PHRASES])
+        tokens = {}
+        for precision in LOWER:
+            model = OnnxTransformer(folder, precision=precision)
+            tokens[precision] = [model.generate([row], max_new_tokens=NEW_TOKENS)[0] for row in rows]
+        return cls(folder, rows, tokens)
+
+
+@dataclass(frozen=True)
 class RandomModel:
     """A random model, its folder, and rows of ids to run it on."""
 
@@ -88,7 +113,7 @@ class RandomModel:
 
 
 def trained_model(folder: Path) -> Trained:
-    """Export to folder/onnx and, for browsers, folder/web, and translate. Raises UserError if there is no such model."""
+    """Export to folder/onnx and, for browsers, folder/web, and translate. Raises UserError if there is none."""
     model, tokenizer = load(MODEL)
     if tokenizer is None or model.config.architecture != "encoder-decoder":
         raise UserError(f"{MODEL}: an encoder-decoder with its tokenizer is needed")

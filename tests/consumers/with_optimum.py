@@ -35,10 +35,14 @@ def tokenize(folder, texts, rows):
     return {"ids": [tokenizer(text).input_ids for text in texts], "texts": decode(tokenizer, rows)}
 
 
-def translate(folder, texts, batch, max_new_tokens, layout):
+def translate(folder, texts, batch, max_new_tokens, layout="merged", suffix=""):
     """Greedy tokens and text, in padded batches of this size. layout: merged is what is loaded if nothing is asked."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = ORTModelForSeq2SeqLM.from_pretrained(folder, **({"use_merged": False} if layout == "split" else {}))
+    options = {"use_merged": False} if layout == "split" else {}
+    if suffix:
+        options["encoder_file_name"] = f"encoder_model{suffix}.onnx"
+        options["decoder_file_name"] = f"decoder_model_merged{suffix}.onnx"
+    model = ORTModelForSeq2SeqLM.from_pretrained(folder, **options)
     assert model.use_merged == (layout == "merged"), f"loaded another layout than {layout}"
     ids, found = [], []
     for start in range(0, len(texts), batch):

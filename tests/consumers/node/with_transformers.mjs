@@ -26,7 +26,7 @@ function load(call, folder) {
   return call(basename(folder));
 }
 const tokenizerOf = (folder) => load((name) => AutoTokenizer.from_pretrained(name, OPTIONS), folder);
-const modelOf = (kind, folder) => load((name) => kind.from_pretrained(name, OPTIONS), folder);
+const modelOf = (kind, folder, more = {}) => load((name) => kind.from_pretrained(name, { ...OPTIONS, ...more }), folder);
 
 const rowsOf = (tensor) => tensor.tolist().map((row) => row.map(Number));
 const int64 = (rows) => new Tensor('int64', BigInt64Array.from(rows.flat(), BigInt), [rows.length, rows[0].length]);
@@ -48,9 +48,9 @@ const KINDS = {
     };
   },
 
-  async translate({ folder, texts, batch, max_new_tokens }) {
+  async translate({ folder, texts, batch, max_new_tokens, dtype }) {
     const tokenizer = await tokenizerOf(folder);
-    const model = await modelOf(AutoModelForSeq2SeqLM, folder);
+    const model = await modelOf(AutoModelForSeq2SeqLM, folder, dtype && { dtype });
     const found = { ids: [], texts: [] };
     for (let start = 0; start < texts.length; start += batch) {
       const encoded = tokenizer(texts.slice(start, start + batch), { padding: true });
