@@ -73,7 +73,7 @@ def measure(
                 if name in failed:
                     continue
                 try:
-                    seconds, outputs = worker.translate(batches, cell.beam, task.length, warm=turn == 0)
+                    seconds, outputs = worker.translate(batches, cell.beam, task.length, timed=True, warm=turn == 0)
                 except EngineError as error:
                     failed[name] = f"{cell}: {error}"
                     continue

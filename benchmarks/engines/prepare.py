@@ -22,8 +22,8 @@ def random(size: str, out: str) -> None:
     """As Opus models have it: eos 0, the last id is padding and starts the decoder, with a zero embedding.
 
     Scales are such that outputs depend on the source and don't repeat one token, as those of most random Transformers
-    do: a sharp attention, a feed-forward layer that outweighs the residual and whose mean is zero (ReLU's is not, and
-    would add the same vector everywhere). Logits have a standard deviation of 1; no bias and no norm is neutral.
+    do: a feed-forward layer that outweighs the residual and whose mean is zero (ReLU's is not, and would add the same
+    vector everywhere). Logits have a standard deviation of 1; no bias and no norm is neutral.
     """
     import torch  # type: ignore[import-not-found]
     from transformers import MarianConfig, MarianMTModel  # type: ignore[import-not-found]
@@ -59,13 +59,13 @@ def random(size: str, out: str) -> None:
             if "norm.weight" in name:
                 weight.copy_(1 + 0.1 * noise)
             elif name.endswith("bias"):
-                weight.copy_(0.05 * noise)
+                weight.copy_(0.1 * noise)
             elif "shared" in name:
                 weight.copy_(noise * d_model**-0.5)
             else:
                 if "fc2" in name:
                     noise -= noise.mean(1, keepdim=True)
-                gain = {"q_proj": 3, "k_proj": 3, "fc1": 0.7, "fc2": 6}.get(name.split(".")[-2], 0.7)
+                gain = {"q_proj": 1, "k_proj": 1, "fc2": 8}.get(name.split(".")[-2], 0.5)
                 weight.copy_(noise * gain * weight.shape[1] ** -0.5)
         model.model.shared.weight[pad] = 0
     model.save_pretrained(out)

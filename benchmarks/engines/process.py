@@ -49,11 +49,12 @@ class Worker:
         length: int | None,
         limit: int = 100,
         prefix: Rows | None = None,
+        timed: bool = False,
         warm: bool = False,
     ) -> tuple[float, Rows]:
-        """Seconds for all batches, and the outputs in order."""
-        request = {"batches": batches, "beam": beam, "length": length, "limit": limit, "prefix": prefix, "warm": warm}
-        answer = self._ask(request)
+        """Seconds for all batches, and the outputs in order; see `worker.py` for the arguments."""
+        request = {"batches": batches, "beam": beam, "length": length, "limit": limit, "prefix": prefix}
+        answer = self._ask(request | {"timed": timed, "warm": warm})
         return answer["seconds"], answer["outputs"]
 
     def peak(self) -> int:
