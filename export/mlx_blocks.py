@@ -107,14 +107,14 @@ def _stored(
 ) -> list[ir.Value]:
     """Integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are once."""
     name = str(weight.name)
-    path, scheme = name.removesuffix(".weight"), checkpoint.quantization[name]
-    recipe = Recipe((), lambda: blocks(checkpoint.packed(name)), f"{path}.blocks")
+    scheme = checkpoint.quantization[name]
+    recipe = Recipe((), lambda: blocks(checkpoint.packed(name)), f"{name}.blocks")
     rows, groups = extent(weight, 0), extent(weight, 1) // scheme.group_size
     zeros = -(-groups * HELD_IN[scheme.bits] // 8)
     made = [
-        recipe_value(f"{path}.{kind}", recipe, 0, shape, ir.DataType.UINT8),
-        recipe_value(f"{path}.scales", recipe, 1, (rows, groups), ir.DataType.FLOAT),
-        recipe_value(f"{path}.zeros", recipe, 2, (rows, zeros), ir.DataType.UINT8),
+        recipe_value(f"{name}.{kind}", recipe, 0, shape, ir.DataType.UINT8),
+        recipe_value(f"{name}.scales", recipe, 1, (rows, groups), ir.DataType.FLOAT),
+        recipe_value(f"{name}.zeros", recipe, 2, (rows, zeros), ir.DataType.UINT8),
     ]
     return [initializer(model, value) for value in made]
 
