@@ -9,7 +9,7 @@ Shapes: V vocabulary, D model.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import numpy as np
@@ -60,7 +60,7 @@ def quantization_of(model: nn.Module) -> dict[str, Scheme]:
 def matrix(layer: nn.Module) -> mx.array:
     """The weight (V, D) of a linear map or an embedding, quantised or not."""
     if not isinstance(layer, Quantized):
-        return layer.weight
+        return cast(mx.array, layer.weight)
     return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
 
 
