@@ -20,8 +20,8 @@ from .int8 import CONTRIB, then, to_int8
 from .linears import Linear, Lookup, Rewriter, initializer, linears, lookups
 from .primitives import extent, recipe_value
 from .quantize import block_rows, packed
+from .stored import BLOCK
 
-BLOCK = 32
 ACCURACY = 4
 """MatMulNBits: activations are quantised to int8 a block, as DynamicQuantizeLinear would a tensor; the fastest form."""
 
@@ -93,7 +93,7 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
         return  # the operator knows no last block that is shorter: such a table stays float32
     recipe = then(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
     # The bytes of _matmul_n_bits in another shape; the file holds them once.
-    q = recipe_value(f"{lookup.table.name}.rows_uint8", recipe, 0, (size, width), ir.DataType.UINT8)
+    q = recipe_value(f"{lookup.table.name}.uint8_rows", recipe, 0, (size, width), ir.DataType.UINT8)
     scale = recipe_value(f"{lookup.table.name}.uint8_scale", recipe, 1, (size, groups), ir.DataType.FLOAT)
     rewrite = Rewriter(model, lookup.node)
     row = rewrite(

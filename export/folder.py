@@ -86,11 +86,17 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     return OnnxFolder(path, config, {name: files[name] for name in needed}, precision)
 
 
+def precisions(path: str | Path) -> list[str]:
+    """Those of a folder's graphs, as their file names tell."""
+    place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
+    names = (ENCODER, ENCODER_ROWS, ALONE, ENCODER_FIXED, DECODER_FIXED)
+    return [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
+
+
 def _precision(place: Path, wanted: str | None) -> str:
     if wanted is not None:
         return check_precisions(wanted)[0]
-    names = (ENCODER, ENCODER_ROWS, ALONE, ENCODER_FIXED, DECODER_FIXED)
-    there = [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
+    there = precisions(place)
     if len(there) > 1 and "float32" not in there:
         raise UserError(f"{place}: holds {' and '.join(there)}; choose with precision")
     return there[0] if len(there) == 1 else "float32"

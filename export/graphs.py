@@ -98,7 +98,7 @@ def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     outputs = {output.name for output in model.graph.output}
     for name in names:
         if name in present - outputs:
-            tapped.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+            tapped.graph.output.append(onnx.ValueInfoProto(name=name))  # of whatever type it is
     return tapped
 
 

@@ -72,7 +72,8 @@ def _weight(model: ir.Model, linear: Linear, shared: bool) -> tuple[ir.Value, ir
 
     recipe = then(linear.weight, make, "int8")
     shape = (out, width) if shared else (width, out)
-    q = recipe_value(f"{linear.weight.name}.int8", recipe, 0, shape, ir.DataType.INT8)
+    kind = "int8_rows" if shared else "int8"
+    q = recipe_value(f"{linear.weight.name}.{kind}", recipe, 0, shape, ir.DataType.INT8)
     scale = recipe_value(f"{linear.weight.name}.scale", recipe, 1, (out,), ir.DataType.FLOAT)
     return initializer(model, q), initializer(model, scale)
 
@@ -81,7 +82,7 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
     rewrite = Rewriter(model, lookup.node)
     size, width = extent(lookup.table, 0), extent(lookup.table, 1)
     recipe = then(lookup.table, int8_rows, "int8")
-    q = initializer(model, recipe_value(f"{lookup.table.name}.int8", recipe, 0, (size, width), ir.DataType.INT8))
+    q = initializer(model, recipe_value(f"{lookup.table.name}.int8_rows", recipe, 0, (size, width), ir.DataType.INT8))
     # The same numbers as a product's scales, as a column: rows of it broadcast over the rows of the table.
     scale = initializer(model, recipe_value(f"{lookup.table.name}.scales", recipe, 1, (size, 1), ir.DataType.FLOAT))
     row = rewrite("Cast", rewrite("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.folder import precisions
 from export.reference import Reference
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.spec.versions import versions
@@ -70,7 +71,7 @@ def compare(
     """
     opened = open_checkpoint(checkpoint)
     engines, absent = [], []
-    for name in runtimes if runtimes is not None else DEFAULT:
+    for name in runtimes if runtimes is not None else _default_runtimes(onnx):
         try:
             if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
                 engines.append(ForeignEngine(opened, Path(onnx), names or {}, threads))
@@ -87,6 +88,13 @@ def compare(
     report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
     found = _gradients(opened, seed) if gradients else ()
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=found)
+
+
+def _default_runtimes(onnx: str | Path | None) -> list[str]:
+    """MLX, and ONNX Runtime in every precision of the folder."""
+    found = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
+    lower = found[1:] if "float32" in found or len(found) == 1 else found
+    return [*DEFAULT, *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
 def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:
@@ -115,7 +123,8 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         truths = _truths(truth64, truth32, case)
         for engine in engines:
             for path, tap, got, why in _outputs(engine, case, truths):
-                deviation = Deviation.of(got, truths[tap], why)
+                exact = engine.precision in ("float32", "tf32")
+                deviation = Deviation.of(got, truths[tap] if exact else replace(truths[tap], bits=None), why)
                 taken.append(Sample(engine, path, tap, case.name, deviation, truths[tap].natural))
                 if tap == "logits":
                     agreement.see(engine.name, path, case, got, truths[tap])
@@ -160,12 +169,13 @@ def _culprits(
 
 def _weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
     """One check for each place in which an engine holds parameters."""
-    stored = {name: stored_as(array, engine.precision) for name, array in stored.items()}
+    as_stored = getattr(engine, "as_stored", lambda where, name, array: stored_as(array, engine.precision))
     found: dict[str, dict[str, Array]] = {}
     for where, name, array in engine.parameters():
         found.setdefault(where, {})[name] = array
     for where, arrays in found.items():
-        problems = [difference(name, stored.get(name), array) for name, array in arrays.items()]
+        expected = {name: as_stored(where, name, stored[name]) for name in arrays if name in stored}
+        problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
         yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
     missing = [name for name in stored if not any(name in arrays for arrays in found.values())]
     if missing:

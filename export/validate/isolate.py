@@ -111,7 +111,7 @@ def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
         deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)
     valid = valid_at(point, s.case, s.part, t64.shape[1])
-    truth = Truth.of(t64, t32, valid, exact=".embedding" in point)
+    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.precision in ("float32", "tf32"))
     budget = budget_for(engine.precision, engine.device)
     return Measurement.of(Deviation.of(got, truth), truth.natural, truth.natural, budget)
 

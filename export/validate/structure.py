@@ -31,8 +31,13 @@ MLX_COUNTS = {
     "Softmax": (0, 1),
     "ScaledDotProductAttention": (2, 1),
 }
-ONNX_COUNTS = {"MatMul": (1, 0), "Gemm": (1, 0), "Softmax": (0, 1)} | dict.fromkeys(
-    ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
+QUANTISED = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits")
+ONNX_COUNTS = (
+    dict.fromkeys(("MatMul", "Gemm", *QUANTISED), (1, 0))
+    | {"Softmax": (0, 1)}
+    | dict.fromkeys(
+        ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
+    )
 )
 
 
@@ -123,7 +128,8 @@ def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
         nodes = list(_all_nodes(graph))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
-        used |= _reached([output.name for output in graph.output], outer)
+        reached = _reached([output.name for output in graph.output], outer)
+        used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
     return (int(total[0]), int(total[1])), used
 
 

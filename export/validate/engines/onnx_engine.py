@@ -20,9 +20,12 @@ from onnx import numpy_helper
 
 from export.folder import ENCODER, FIRST, MERGED, OnnxFolder, open_folder
 from export.graphs import add_taps
+from export.precision import PRECISIONS
 from export.sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
+from export.stored import RoundTrip, restored
 from export.validate.cases import Case
 from export.validate.points import tap_names
+from export.validate.rule import stored_as
 from mlx_transformer.generation.search import search
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -65,9 +68,12 @@ class OnnxEngine:
     whose data files lie beside `path`."""
 
     precision = "float32"
+    """Of its files; a subclass may set tf32, which is a way to compute and has no files of its own."""
 
-    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path):
-        self.folder = open_folder(onnx_folder)
+    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, precision: str | None = None):
+        self.folder = open_folder(onnx_folder, precision)
+        self.precision = self.folder.precision
+        self._round_trips: dict[tuple[str, str], RoundTrip] = {}
         self.config = self.folder.config
         _check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)
@@ -87,11 +93,24 @@ class OnnxEngine:
         table = parameter_shapes(self.config)
         for path in self.files.values():
             model = onnx.load(path, load_external_data=False)
-            for tensor in model.graph.initializer:
-                if tensor.name in table:
-                    yield path.name, tensor.name, numpy_helper.to_array(tensor, str(path.parent))
+            tensors = {
+                tensor.name: numpy_helper.to_array(tensor, str(path.parent))
+                for tensor in model.graph.initializer
+                if tensor.name in table or tensor.name.rpartition(".")[0] in table
+            }
+            for name in table.keys() & tensors.keys():
+                wide = tensors[name].dtype.name == "bfloat16"
+                yield path.name, name, tensors[name].astype(np.float32) if wide else tensors[name]
+            for name, array, round_trip in restored(tensors, table):
+                self._round_trips[path.name, name] = round_trip
+                yield path.name, name, array
             for name in table.keys() & {output for node in model.graph.node for output in node.output}:
                 yield path.name, name, self.open(path, alone(model, name)).run([name], {})[0]
+
+    def as_stored(self, where: str, name: str, array: Array) -> Array:
+        """What a file must hold of this parameter of the checkpoint: itself, rounded or quantised."""
+        round_trip = self._round_trips.get((where, name))
+        return stored_as(array, self.precision) if round_trip is None else round_trip(array)
 
     def logits(self, case: Case) -> Array:
         return _logits(self._model(), case, self._memory(case))
@@ -213,7 +232,9 @@ def _check_same_model(folder: OnnxFolder, checkpoint: Checkpoint) -> None:
 
 
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
-    """Every graph of the folder, those included that running it doesn't need."""
+    """Every graph of the folder's precision, those included that running it doesn't need."""
     place = next(iter(folder.graphs.values())).parent
-    merged = {MERGED: place / f"{MERGED}.onnx"} if MERGED not in folder.graphs else {}
+    merged = (
+        {MERGED: place / f"{MERGED}{PRECISIONS[folder.precision].suffix}.onnx"} if MERGED not in folder.graphs else {}
+    )
     return folder.graphs | {name: path for name, path in merged.items() if path.is_file()}

@@ -18,6 +18,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.precision import PRECISIONS
 from export.runtime import open_session, session_options
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -75,8 +76,9 @@ class ProfiledSession:
 
 
 class OnnxRuntimeEngine(OnnxEngine):
-    """`device` names an execution provider, `optimisation` a level of graph optimisation, `precision` is float32 or, on
-    CUDA, tf32. Of what a provider does by default only CUDA's TF32 is changed: off, unless it was asked for."""
+    """`device` names an execution provider, `optimisation` a level of graph optimisation, `precision` one of the
+    folder's (default: float32, or the only one) or, on CUDA, tf32. Of what a provider does by default only CUDA's TF32
+    is changed: off, unless it was asked for."""
 
     name = "onnxruntime"
 
@@ -86,26 +88,31 @@ class OnnxRuntimeEngine(OnnxEngine):
         onnx_folder: Path,
         device: str = "cpu",
         optimisation: str = "all",
-        precision: str = "float32",
+        precision: str | None = None,
         threads: int | None = None,
     ):
         if optimisation not in LEVELS:
             raise UserError(f"optimisation {optimisation!r} is not one of {', '.join(LEVELS)}")
-        if precision not in ("float32", "tf32") or (precision == "tf32" and device != "cuda"):
-            raise UserError(f"onnxruntime:{device}: precision {precision!r} is not float32 or, on cuda, tf32")
-        self.device, self.optimisation, self.threads, self.precision = device, optimisation, threads, precision
+        if precision not in (None, "tf32", *PRECISIONS) or (precision == "tf32" and device != "cuda"):
+            raise UserError(
+                f"onnxruntime:{device}: precision {precision!r} is not one of {', '.join(PRECISIONS)} or, on cuda, tf32"
+            )
+        self.device, self.optimisation, self.threads = device, optimisation, threads
+        self.tf32 = precision == "tf32"
         self.provider = PROVIDERS.get(device, device)
         if self.provider not in ort.get_available_providers():
             there = ", ".join(ort.get_available_providers())
             raise Unavailable(f"onnxruntime:{device}: {self.provider} is not available (there are: {there})")
         self._profiles = Path(tempfile.mkdtemp(prefix="validate-"))
         weakref.finalize(self, shutil.rmtree, self._profiles, ignore_errors=True)
-        super().__init__(checkpoint, onnx_folder)
+        super().__init__(checkpoint, onnx_folder, "float32" if self.tf32 else precision)
+        if self.tf32:
+            self.precision = "tf32"
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ProfiledSession | Any:
         options = session_options(self.threads)
         options.graph_optimization_level = LEVELS[self.optimisation]
-        tf32 = {"use_tf32": int(self.precision == "tf32")}
+        tf32 = {"use_tf32": int(self.tf32)}
         providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
         if model is None:
             options.enable_profiling = True
@@ -136,7 +143,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         if nodes and not any(node.provider == self.provider for node in nodes):
             others = ", ".join(sorted({node.provider for node in nodes}))
             raise Unavailable(f"{self.name}: no node ran on {self.provider}: all {len(nodes)} on {others}")
-        tf32 = ("on" if self.precision == "tf32" else "off") + " (use_tf32)" if self.device == "cuda" else "none"
+        tf32 = ("on" if self.tf32 else "off") + " (use_tf32)" if self.device == "cuda" else "none"
         libraries = {name: version for name, version in versions().items() if name.startswith("onnxruntime")}
         threads = "one for each core" if self.threads is None else str(self.threads)
         return Placement(self.name, self.provider, tf32, threads, libraries, nodes)
