@@ -47,9 +47,13 @@ class NextToken(Greedy):
         """logits: instead of them the likeliest tokens (B, 1)."""
         if t + 1 == self.options.min_new_tokens:
             self.decoder.bans[:] = self.rules.bans
-        token = np.where(self.done, self.config.pad_id, logits[:, 0])
+        token = logits[:, 0].copy()
+        if self.done.any():
+            token[self.done] = self.config.pad_id
         self.history.append(token)
-        self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
+        ended = token == self.config.eos_id
+        if ended.any() or t + 1 >= self.limits.min():
+            self.done = self.done | ended | (self.limits <= t + 1)
         return token, None
 
 

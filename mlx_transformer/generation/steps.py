@@ -114,10 +114,11 @@ def run(model: Model, batch: Batch, strategy: Strategy) -> list[list[Hypothesis]
         if (t + 1) % xp.check_every == 0:
             # On a device that works ahead: the step before, which it has finished while this one was being queued.
             finished = xp.numpy(earlier if xp.lazy else strategy.done)
-            if finished.all():
+            running = len(finished) - np.count_nonzero(finished)
+            if running == 0:
                 break
-            live = np.flatnonzero(~finished)
-            if len(live) <= xp.drop_below * len(finished):
+            if running <= xp.drop_below * len(finished):
+                live = np.flatnonzero(~finished)
                 kept = (live[:, None] * strategy.width + np.arange(strategy.width)).reshape(-1).astype(np.int32)
                 strategy.keep(live)
                 decoder.keep(xp.asarray(kept))
