@@ -35,7 +35,7 @@ CPU = "CPUExecutionProvider"
 # Between two steps the search needs less: threads that wait for the next step save a tenth of a small model's time.
 STEP_PATIENCE = 200
 
-SMALL = 40e6
+SMALL = 64e6
 """Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
 
 
