@@ -13,6 +13,7 @@ async function fetched(path) {
 async function open(ort, folder, name, provider) {
   const path = `/models/${folder}/onnx/${name}.onnx`;
   const data = { path: `${name}.onnx_data`, data: await fetched(`${path}_data`) };
+  // ONNX Runtime's own log, which says what runs each node, goes to the console.
   const options = { executionProviders: [provider], externalData: [data], logSeverityLevel: provider === 'webgpu' ? 0 : 2 };
   return ort.InferenceSession.create(await fetched(path), options);
 }
