@@ -14,22 +14,23 @@ from mlx_transformer.spec.errors import UserError
 
 from ..gemm import use_gemm
 from ..graphs import BATCH, Graph
-from ..primitives import Op
 from ..rows import DOMAIN
 from .beam import Beam
 from .decoder import TreeDecoder
 from .loop import run
 from .options import CONFIG, OptionInputs, set_defaults
 from .rows import RowsTreeDecoder
+from .text import TextOps
 
 SOURCE = "source_length"
+ROWS = (BATCH, "n_best")
 
 
 TARGETS = {"portable": TreeDecoder, "cpu": RowsTreeDecoder}
 """What the decoder's step is made of: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
 
 
-def search_model(config: TransformerConfig, target: str = "portable") -> ir.Model:
+def search_model(config: TransformerConfig, target: str = "portable", tokenizer: str | None = None) -> ir.Model:
     """
     input_ids (B, S) ------> encoder --> cross K/V --> Loop: decoder step, choice --> paths --> sequences (B, n, T)
     attention_mask (B, S) ----^----------------------^   ^                                  --> lengths (B, n)
@@ -37,15 +38,16 @@ def search_model(config: TransformerConfig, target: str = "portable") -> ir.Mode
 
     sequences: new ids without start token and closing eos, pad after them. lengths: tokens of each. scores: log p over
     the length penalty, as `Hypothesis`; -1e9 (length 0) where fewer than n hypotheses exist.
+
+    With a tokenizer (the text of a tokenizer.json): text (B,) in, translations (B, n) and scores out, all strings.
     """
+    if config.architecture != "encoder-decoder":
+        raise UserError(f"search in the graph needs an encoder-decoder, not architecture={config.architecture!r}")
     g = Graph("search_model")
     if target == "cpu":
         g.graph.opset_imports[DOMAIN] = 1
-    input_ids = g.ids("input_ids", BATCH, SOURCE)
-    attention_mask = g.ids("attention_mask", BATCH, SOURCE)
-    options = OptionInputs.inputs(g)
-    for name, (value, axes) in search(g.op, config, target, input_ids, attention_mask, options).items():
-        dtype = ir.DataType.FLOAT if name == "scores" else ir.DataType.INT64
+    found = _with_text(g, config, target, tokenizer) if tokenizer else _with_ids(g, config, target)
+    for name, (value, dtype, axes) in found.items():
         value.shape, value.type = ir.Shape(axes), ir.TensorType(dtype)
         g.builder.add_output(value, name)
     if target == "cpu":
@@ -57,14 +59,40 @@ def search_model(config: TransformerConfig, target: str = "portable") -> ir.Mode
     return model
 
 
-def search(
-    op: Op, config: TransformerConfig, target: str, input_ids: ir.Value, attention_mask: ir.Value, options: OptionInputs
-) -> dict[str, tuple[ir.Value, tuple[str, ...]]]:
-    """Outputs by name, with their axes."""
-    if config.architecture != "encoder-decoder":
-        raise UserError(f"search in the graph needs an encoder-decoder, not architecture={config.architecture!r}")
-    strategy = Beam(op, options, config, op.ReduceSum(attention_mask, [1], keepdims=0))
-    decoder = TARGETS[target](op, config, input_ids, attention_mask, strategy.beam)
-    sequences, lengths, scores = strategy.results(op, *run(op, decoder, strategy))
-    rows = (BATCH, "n_best")
-    return {"sequences": (sequences, (*rows, "length")), "lengths": (lengths, rows), "scores": (scores, rows)}
+Outputs = dict[str, tuple[ir.Value, ir.DataType, tuple[str, ...]]]
+"""By name: value, type, axes."""
+
+
+def _with_ids(g: Graph, config: TransformerConfig, target: str) -> Outputs:
+    input_ids = g.ids("input_ids", BATCH, SOURCE)
+    attention_mask = g.ids("attention_mask", BATCH, SOURCE)
+    sequences, lengths, scores = _search(g, config, target, input_ids, attention_mask)
+    return {
+        "sequences": (sequences, ir.DataType.INT64, (*ROWS, "length")),
+        "lengths": (lengths, ir.DataType.INT64, ROWS),
+        "scores": (scores, ir.DataType.FLOAT, ROWS),
+    }
+
+
+def _with_text(g: Graph, config: TransformerConfig, target: str, tokenizer: str) -> Outputs:
+    r"""
+    text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
+                      \--> nothing in the line: ""  ------^        \--> scores (B, n)
+    """
+    ops = TextOps(tokenizer, config)
+    g.graph.opset_imports[ops.domain] = 1
+    lines = ops.encode(g.op, g.builder.input("text", ir.DataType.STRING, [BATCH]))
+    sequences, _, scores = _search(g, config, target, lines.ids, lines.mask)
+    scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
+    translations = ops.decode(g.op, sequences, lines.blank)
+    return {"translations": (translations, ir.DataType.STRING, ROWS), "scores": (scores, ir.DataType.FLOAT, ROWS)}
+
+
+def _search(
+    g: Graph, config: TransformerConfig, target: str, input_ids: ir.Value, attention_mask: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """sequences, lengths, scores."""
+    options = OptionInputs.inputs(g)
+    strategy = Beam(g.op, options, config, g.op.ReduceSum(attention_mask, [1], keepdims=0))
+    decoder = TARGETS[target](g.op, config, input_ids, attention_mask, strategy.beam)
+    return strategy.results(g.op, *run(g.op, decoder, strategy))

@@ -29,7 +29,7 @@ State = dict[str, ir.Value]
 
 
 class Decoder(Protocol):
-    """A batch in decoding, whatever operators it is made of. What it reads of the source comes from outside the loop."""
+    """A batch in decoding, of whatever operators. What it reads of the source comes from outside the loop."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
         """The caches before the first token, outside the loop."""

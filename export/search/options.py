@@ -81,7 +81,7 @@ class OptionInputs:
 
 
 def set_defaults(graph: ir.Graph) -> None:
-    """Give the option inputs their defaults. After the graph is built: a builder takes what has a value for constant."""
+    """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant."""
     for value in graph.inputs:
         if value.name in DEFAULTS:
             value.const_value = ir.tensor(DEFAULTS[value.name], name=value.name)

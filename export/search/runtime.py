@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from mlx_transformer.generation.options import Hypothesis, Ids, Options, check_ids, length_limits
+from mlx_transformer.generation.options import EXTRA_TOKENS, Hypothesis, Ids, Options, check_ids, length_limits
 from mlx_transformer.generation.search import batches
 from mlx_transformer.generation.steps import DEAD
+from mlx_transformer.generation.translate import Translation
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 from ..sessions import padded
 from .options import CONFIG, DEFAULTS
+from .text import DOMAIN
+
+EXTENSIONS = "onnxruntime_extensions"
+SLOW_FUSION = "SkipLayerNormFusion"  # its operator is 3 to 5 times slower than Add and LayerNormalization on CPU
 
 
 class SearchModel:
@@ -29,6 +36,7 @@ class SearchModel:
         model = SearchModel("model.onnx")
         model.generate([[17, 5, 2]], beam=4)                  # [[ids]]
         model.search([[17, 5, 2]], beam=4, n_best=2)          # [[Hypothesis(ids, score), ...]]
+        SearchModel("text.onnx").translate(["a line"])        # exported with text
 
     Raises `UserError` for a file that isn't one, and for the arguments as `generation.search.search` does.
     """
@@ -37,16 +45,23 @@ class SearchModel:
         """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU."""
         self.path = Path(path)
         options = ort.SessionOptions()
-        options.log_severity_level = 3  # a warning for each input that has a default
+        options.log_severity_level = 3  # else a warning for each input that has a default
         options.intra_op_num_threads = threads or 0
         options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
+        if find_spec(EXTENSIONS):
+            options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
+        given = {"providers": list(providers or ["CPUExecutionProvider"]), "disabled_optimizers": [SLOW_FUSION]}
         try:
-            self.session = ort.InferenceSession(path, options, providers=list(providers or ["CPUExecutionProvider"]), disabled_optimizers=["SkipLayerNormFusion"])
+            self.session = ort.InferenceSession(path, options, **given)
         except Exception as error:  # onnxruntime's exceptions have no common base
-            raise UserError(f"{path}: ONNX Runtime can't open it ({str(error).splitlines()[0]})") from None
+            reason = str(error).splitlines()[0]
+            if DOMAIN in str(error) and not find_spec(EXTENSIONS):
+                reason = "its text operators need: pip install 'mlx-transformer[text]'"
+            raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
         metadata = self.session.get_modelmeta().custom_metadata_map
         if CONFIG not in metadata:
             raise UserError(f"{path}: is no search graph of ours: write one with export_search")
+        self.takes_text = "text" in {entry.name for entry in self.session.get_inputs()}
         self.config = TransformerConfig.from_dict(json.loads(metadata[CONFIG]))
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
@@ -55,9 +70,8 @@ class SearchModel:
 
     def search(self, ids: Ids, **options: Any) -> list[list[Hypothesis]]:
         """The `n_best` best outputs of each input, best first. options: the fields of `Options`."""
-        chosen = Options(**options)
-        if chosen.beam > self.config.vocab_size:
-            raise UserError(f"beam={chosen.beam} is more than the vocabulary's {self.config.vocab_size} tokens")
+        self._check(False, "ids", "translate")
+        chosen = self._options(options)
         rows = check_ids(ids, self.config.source_vocab_size)
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
         found: list[list[Hypothesis]] = [[] for _ in rows]
@@ -65,15 +79,54 @@ class SearchModel:
             hypotheses = self._run([rows[i] for i in index], limits[index], chosen)
             for i, best in zip(index, hypotheses, strict=True):
                 found[i] = best
-        for i, best in enumerate(found):
-            if not best or not np.isfinite(best[0].score):
-                raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
+        _check_finite(found, "source row")
         return found
+
+    def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
+        """The best translation of each line; an empty line stays empty."""
+        return [found[0].text for found in self.n_best(lines, **options)]
+
+    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
+        """The `n_best` translations of each line with their scores. For a file exported with text."""
+        self._check(True, "text", "generate")
+        chosen = self._options(options)
+        for i, line in enumerate(lines):
+            if "\0" in line:
+                raise UserError(f"line {i + 1}: holds a NUL character, at which a string of ONNX Runtime ends")
+        limit = np.array([chosen.max_new_tokens or 0])
+        sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
+        found: list[list[Translation]] = [[] for _ in lines]
+        for index in batches(sizes, sizes + EXTRA_TOKENS, chosen):
+            feeds = {"text": np.array([lines[i] for i in index], object), "max_new_tokens": limit, **feeds_of(chosen)}
+            texts, scores = self._outputs(["translations", "scores"], feeds)
+            for i, row, values in zip(index, texts, scores, strict=True):
+                found[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
+        _check_finite(found, "line")
+        return found
+
+    def _check(self, text: bool, given: str, method: str) -> None:
+        if self.takes_text != text:
+            wanted = "text" if self.takes_text else "ids"
+            raise UserError(f"{self.path}: takes {wanted}, not {given}: call {method}, or export it the other way")
+
+    def _options(self, options: dict[str, Any]) -> Options:
+        chosen = Options(**options)
+        if chosen.beam > self.config.vocab_size:
+            raise UserError(f"beam={chosen.beam} is more than the vocabulary's {self.config.vocab_size} tokens")
+        if chosen.seed >= 1 << 63:
+            raise UserError(f"seed={chosen.seed} must be below 2^63 in a graph")
+        return chosen
+
+    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[Any]:
+        try:
+            return self.session.run(names, feeds)
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            raise UserError(f"{self.path}: {str(error).splitlines()[0]}; a sentence may be too long for it") from None
 
     def _run(self, rows: list[np.ndarray], limits: np.ndarray, options: Options) -> list[list[Hypothesis]]:
         ids, mask = padded(rows, self.config.pad_id)
         feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "max_new_tokens": limits}
-        sequences, lengths, scores = self.session.run(["sequences", "lengths", "scores"], feeds)
+        sequences, lengths, scores = self._outputs(["sequences", "lengths", "scores"], feeds)
         return [
             [
                 Hypothesis(row[:length].tolist(), float(score))
@@ -82,6 +135,13 @@ class SearchModel:
             ]
             for sentence in zip(sequences, lengths, scores, strict=True)
         ]
+
+
+def _check_finite(found: Sequence[Sequence[Hypothesis | Translation]], what: str) -> None:
+    first = 1 if what == "line" else 0
+    for i, best in enumerate(found, first):
+        if not best or not np.isfinite(best[0].score):
+            raise UserError(f"{what} {i}: the model's logits are not finite; check its weights")
 
 
 def feeds_of(options: Options) -> dict[str, np.ndarray]:
