@@ -97,7 +97,9 @@ def report(results, reference, cells, specs, preparation, task, text, options) -
     shape = Shape.of(preparation.marian)
     precisions = sorted({specs[name].precision for name in results} & set(BYTES))
     rates = {precision: floor_rates(preparation.marian, options.threads, precision) for precision in precisions}
-    bleu = {name: text.bleu(result, cells) for name, result in results.items()} if text and text.references else None
+    bleu = (
+        {name: text.bleu(result, cells, task) for name, result in results.items()} if text and text.references else None
+    )
     parts = [
         tables.speeds(results, cells, task),
         tables.ratios(results, cells, specs, best=False),
@@ -134,14 +136,14 @@ class Text:
             written = references.read_text(encoding="utf-8").splitlines()
             self.references = [written[i] for i in order]
 
-    def bleu(self, result: Measured, cells: list[Cell]) -> dict[int, float]:
-        """By beam: of the largest batch's outputs, which all sentences are in."""
+    def bleu(self, result: Measured, cells: list[Cell], task: Task) -> dict[int, float]:
+        """By beam: of the outputs in the largest batches."""
         from mlx_transformer.scoring import score
 
         found = {}
         for cell in sorted(cells, key=lambda cell: cell.batch):
             lines = self.tokenizer.decode_batch(result.outputs[cell])
-            found[cell.beam] = score(lines, self.references[: len(lines)])["bleu"]
+            found[cell.beam] = score(lines, [self.references[i] for i in task.chosen(cell)])["bleu"]
         return found
 
 

@@ -36,8 +36,13 @@ class Task:
     sentences: dict[int, int]
     """How many of the sources a cell of that batch size translates."""
 
+    def chosen(self, cell: Cell) -> list[int]:
+        """Which of the sources the cell translates, evenly spread."""
+        count = min(len(self.sources), self.sentences.get(cell.batch, len(self.sources)))
+        return [i * len(self.sources) // count for i in range(count)]
+
     def batches(self, cell: Cell) -> list[Rows]:
-        rows = self.sources[: self.sentences.get(cell.batch, len(self.sources))]
+        rows = [self.sources[i] for i in self.chosen(cell)]
         return [rows[i : i + cell.batch] for i in range(0, len(rows), cell.batch)]
 
     def tokens(self, outputs: Rows) -> int:
