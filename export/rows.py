@@ -24,7 +24,7 @@ from .layers import Decoder, DecoderLayer, Encoder, EncoderLayer
 from .masks import HIDDEN
 from .model import Transformer
 from .positions import Rotation, rotate
-from .primitives import Op, extent, name_parameters, scoped
+from .primitives import Op, name_parameters, scoped
 from .taps import Tap, no_tap, within
 
 DOMAIN = "com.microsoft"
@@ -72,75 +72,99 @@ class Buffers:
 
 
 class RowsAttention(Attention):
-    """Multi-head attention from rows to rows. Heads that share keys and values get copies of them."""
+    """Multi-head attention from rows to rows. Heads that share keys and values get copies of them.
+
+    The operators know one width of a head, d = max(d_k, d_v): the narrower ones are filled with zeros.
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
-        self.d_k, self.d_v = config.d_k, config.d_v
-        self.width = config.heads * config.d_v
+        self.d_k, self.d_v, self.d = config.d_k, config.d_v, head_width(config)
+
+    def queries(self, op: Op, x: ir.Value, rotation: Rotation = None) -> ir.Value:
+        """(N, D) -> (N, H*d)"""
+        q = rotate_rows(op, self.query_proj(op, x), self.heads, self.d_k, rotation)
+        return self.widened(op, q, self.heads, self.d_k)
 
     @scoped
     def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:
-        """(N, D) -> keys (N, H*d_k), values (N, H*d_v)."""
-        k = rotate_rows(op, self.key_proj(op, x), self.key_value_heads, rotation)
-        v = self.value_proj(op, x)
-        return self.for_all_heads(op, k, self.d_k), self.for_all_heads(op, v, self.d_v)
+        """(N, D) -> keys (N, H*d), values (N, H*d)."""
+        k = rotate_rows(op, self.key_proj(op, x), self.key_value_heads, self.d_k, rotation)
+        pair = (k, self.d_k), (self.value_proj(op, x), self.d_v)
+        k, v = (self.for_all_heads(op, self.widened(op, x, self.key_value_heads, width)) for x, width in pair)
+        return k, v
 
     @scoped
     def attend(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: Any, rotation: Rotation = None) -> ir.Value:
         """Tokens of a source (N, D) over those of the same source. mask: `Sources`."""
-        q = rotate_rows(op, self.query_proj(op, x), self.heads, rotation)
-        q, k, v = (mask.padded(op, rows) for rows in (q, k, v))
+        q, k, v = (mask.padded(op, rows) for rows in (self.queries(op, x, rotation), k, v))
         y = self.fused(op, q, k, v, mask.mask)
-        return self.output_proj(op, mask.rows(op, y, self.width))
+        return self.output(op, mask.rows(op, y, self.heads * self.d))
 
     @scoped
     def attend_cross(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
         """Rows (R, D) over their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32."""
-        width = self.heads * self.d_k
-        by_sentence = op.Concat(op.Shape(mask, start=0, end=1), [-1, width], axis=0)
-        y = self.fused(op, op.Reshape(self.query_proj(op, x), by_sentence), k, v, mask)
-        return self.output_proj(op, op.Reshape(y, [-1, self.width]))
+        by_sentence = op.Concat(op.Shape(mask, start=0, end=1), [-1, self.heads * self.d], axis=0)
+        y = self.fused(op, op.Reshape(self.queries(op, x), by_sentence), k, v, mask)
+        return self.output(op, op.Reshape(y, [-1, self.heads * self.d]))
 
     @scoped
     def attend_in_place(self, op: Op, x: ir.Value, past: Buffers, rotation: Rotation) -> tuple[ir.Value, KeyValues]:
         """Rows (R, D) over their own past and themselves; also the buffers, which hold their keys and values now."""
-        q = rotate_rows(op, self.query_proj(op, x), self.heads, rotation)
-        k, v = self.keys_values(op, x, rotation)
-        q, k = (op.Reshape(rows, [-1, 1, self.heads * self.d_k]) for rows in (q, k))
+        rows = self.queries(op, x, rotation), *self.keys_values(op, x, rotation)
+        q, k, v = (op.Reshape(x, [-1, 1, self.heads * self.d]) for x in rows)
         y, keys, values = op.DecoderMaskedMultiHeadAttention(
-            *(q, k, op.Reshape(v, [-1, 1, self.width]), None, None),
+            *(q, k, v, None, None),
             *(past.keys, past.values, past.past, past.beam_width, past.cache_indirection),
-            num_heads=self.heads,
             past_present_share_buffer=1,
-            mask_filter_value=HIDDEN,
-            _domain=DOMAIN,
             _outputs=3,
+            **self.said,
         )
-        return self.output_proj(op, op.Reshape(y, [-1, self.width])), (keys, values)
+        return self.output(op, op.Reshape(y, [-1, self.heads * self.d])), (keys, values)
 
     def fused(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
-        """softmax(Q K^T / sqrt(d_k)) V: q (B, T, H*d_k) -> (B, T, H*d_v); mask (B, S) int32."""
-        given = {"num_heads": self.heads, "mask_filter_value": HIDDEN, "_domain": DOMAIN}
-        return op.MultiHeadAttention(q, k, v, None, mask, **given)
+        """softmax(Q K^T / sqrt(d_k)) V: q (B, T, H*d) -> (B, T, H*d); mask (B, S) int32."""
+        return op.MultiHeadAttention(q, k, v, None, mask, **self.said)
 
-    def for_all_heads(self, op: Op, x: ir.Value, width: int) -> ir.Value:
+    @property
+    def said(self) -> dict[str, Any]:
+        return {"num_heads": self.heads, "scale": self.d_k**-0.5, "mask_filter_value": HIDDEN, "_domain": DOMAIN}
+
+    def output(self, op: Op, y: ir.Value) -> ir.Value:
+        """(N, H*d) -> (N, D)"""
+        if self.d_v < self.d:
+            y = op.Slice(op.Reshape(y, [-1, self.heads, self.d]), [0], [self.d_v], [2])
+            y = op.Reshape(y, [-1, self.heads * self.d_v])
+        return self.output_proj(op, y)
+
+    def widened(self, op: Op, x: ir.Value, heads: int, width: int) -> ir.Value:
+        """Each head of the rows (N, heads*width) with zeros up to d."""
+        if width == self.d:
+            return x
+        filled = op.Pad(op.Reshape(x, [-1, heads, width]), [0, 0, 0, 0, 0, self.d - width])
+        return op.Reshape(filled, [-1, heads * self.d])
+
+    def for_all_heads(self, op: Op, x: ir.Value) -> ir.Value:
         """(N, K*d) -> (N, H*d): each head's own copy of the keys or values that it shares."""
         if self.heads == self.key_value_heads:
             return x
-        each = op.Reshape(x, [-1, self.key_value_heads, 1, width])
+        each = op.Reshape(x, [-1, self.key_value_heads, 1, self.d])
         copies = op.Expand(each, [1, 1, self.heads // self.key_value_heads, 1])
-        return op.Reshape(copies, [-1, self.heads * width])
+        return op.Reshape(copies, [-1, self.heads * self.d])
 
 
-def rotate_rows(op: Op, x: ir.Value, heads: int, rotation: Rotation) -> ir.Value:
-    """Each head of the rows (N, H*d) by its row's angles (N or 1, d/2)."""
+def head_width(config: TransformerConfig) -> int:
+    """d: of queries, keys and values alike."""
+    return max(config.d_k, config.d_v)
+
+
+def rotate_rows(op: Op, x: ir.Value, heads: int, width: int, rotation: Rotation) -> ir.Value:
+    """Each head, d = width, of the rows (N, H*d) by its row's angles (N or 1, d/2)."""
     if rotation is None:
         return x
-    width = extent(x, 1)
     cos, sin = (op.Unsqueeze(angles, [1]) for angles in rotation)
-    turned = rotate(op, op.Reshape(x, [-1, heads, width // heads]), (cos, sin))
-    return op.Reshape(turned, [-1, width])
+    turned = rotate(op, op.Reshape(x, [-1, heads, width]), (cos, sin))
+    return op.Reshape(turned, [-1, heads * width])
 
 
 class RowsEncoderLayer(EncoderLayer):
@@ -199,13 +223,12 @@ class RowsTransformer(Transformer):
 
     def cross_keys_values(self, op: Op, memory: ir.Value, sources: Sources) -> list[KeyValues]:
         """Every layer's keys and values of the memory (N, D), by sentence: (B, H, S, d)."""
-        heads = self.config.heads
+        heads, d = self.config.heads, head_width(self.config)
 
-        def by_head(x: ir.Value, width: int) -> ir.Value:
-            return op.Transpose(op.Reshape(sources.padded(op, x), [0, 0, heads, width]), perm=[0, 2, 1, 3])
+        def by_head(x: ir.Value) -> ir.Value:
+            return op.Transpose(op.Reshape(sources.padded(op, x), [0, 0, heads, d]), perm=[0, 2, 1, 3])
 
-        pairs = self.decoder.cross_keys_values(op, memory)
-        return [(by_head(k, self.config.d_k), by_head(v, self.config.d_v)) for k, v in pairs]
+        return [(by_head(k), by_head(v)) for k, v in self.decoder.cross_keys_values(op, memory)]
 
     def step_rows(
         self,

@@ -20,7 +20,7 @@ from .folder import DECODER_ROWS, ENCODER_ROWS
 from .gemm import use_gemm
 from .graphs import Graph
 from .primitives import Op
-from .rows import DOMAIN, Buffers, RowsTransformer, Sources
+from .rows import DOMAIN, Buffers, RowsTransformer, Sources, head_width
 
 SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
@@ -37,12 +37,12 @@ class RowsGraph(Graph):
         return self.builder.input(name, type, axes)
 
     def pair(self, config: TransformerConfig, name: str, rows: str, length: str) -> KeyValues:
-        keys = self.floats(f"{name}.key", rows, config.heads, length, config.d_k)
-        return keys, self.floats(f"{name}.value", rows, config.heads, length, config.d_v)
+        shape = rows, config.heads, length, head_width(config)
+        return self.floats(f"{name}.key", *shape), self.floats(f"{name}.value", *shape)
 
     def put_pair(self, config: TransformerConfig, name: str, pair: KeyValues, rows: str, length: str) -> None:
-        for part, value, width in zip(("key", "value"), pair, (config.d_k, config.d_v), strict=True):
-            self.output(f"{name}.{part}", value, rows, config.heads, length, width)
+        for part, value in zip(("key", "value"), pair, strict=True):
+            self.output(f"{name}.{part}", value, rows, config.heads, length, head_width(config))
 
     def model(self) -> ir.Model:
         use_gemm(self.graph)

@@ -115,8 +115,8 @@ class RowsDecoder:
         sentences = len(source_mask)
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if candidates == 1 else 1
-        widths = (config.d_k, config.d_v) * config.decoder_layers
-        self.own: list[NDArray] = [np.empty((sentences, config.heads, room, width), np.float32) for width in widths]
+        shape = (sentences, config.heads, room, max(config.d_k, config.d_v))
+        self.own: list[NDArray] = [np.empty(shape, np.float32) for _ in graphs.own]
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self._bind()
 
