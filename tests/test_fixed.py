@@ -122,6 +122,14 @@ def test_refused(target, shape, said, tmp_path):
         export_onnx(tmp_path / "model", tmp_path / "onnx", target=target, fixed_shape=shape)
 
 
+def test_float32_alone(tmp_path):
+    config = config_of("paper", "encoder-decoder")
+    save_checkpoint(tmp_path / "model", config, random_weights(config))
+    with pytest.raises(UserError, match="takes float32 alone"):
+        export_onnx(tmp_path / "model", tmp_path / "onnx", target="coreml", fixed_shape="1x8x8", precision="int8")
+    assert not (tmp_path / "onnx").exists()
+
+
 def test_positions_of_each_architecture():
     for architecture in ARCHITECTURES:
         shape = FixedShape.parse(SHAPE[architecture], config_of("paper", architecture))
