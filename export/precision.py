@@ -45,7 +45,7 @@ PRECISIONS: dict[str, Precision] = {
 def change(model: ir.Model, precision: str, target: str) -> None:
     """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place."""
     if target == "coreml" and precision != "float32":
-        raise UserError(f"precision {precision}: target coreml takes float32 alone, and computes in float16 where it can")
+        raise UserError(f"precision {precision}: target coreml takes float32 alone and chooses its own arithmetic")
     if precision == "int8":
         from .int8 import int8
 

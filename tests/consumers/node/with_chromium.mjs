@@ -64,7 +64,7 @@ try {
   });
   for (const { name, folder, ...task } of tasks) {
     const page = await browser.newPage();
-    const mine = log.length;
+    const [mine, began] = [log.length, Date.now()];
     page.on('console', (message) => log.push(`${name}: ${message.type()}: ${message.text()}`));
     page.on('pageerror', (error) => log.push(`${name}: ${error.stack ?? error}`));
     page.on('response', (response) => log.push(`${name}: ${response.status()} ${response.url()}`));
@@ -77,6 +77,7 @@ try {
       await page.screenshot({ path: picture }).catch(() => {});
       answers[name] = { error: [error.stack ?? error, ...log.slice(mine).slice(-20), `picture: ${picture}`].join('\n') };
     }
+    log.push(`${name}: ${(Date.now() - began) / 1000} s`);
     await page.close();
   }
 } finally {
