@@ -33,10 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-def _build(checkpoint: Path, out: Path, target: str, precision: list[str] | None, fixed_shape: str | None) -> None:
+def _build(checkpoint: Path, out: Path, precision: list[str] | None, **options: Any) -> None:
     from .package import export_onnx
+    from .quality import recorded
 
-    export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape)
+    export_onnx(checkpoint, out, precision=precision or "float32", **options)
+    print(*recorded(out), sep="\n", end="\n" * bool(recorded(out)))
     files = [path for path in out.rglob("*") if path.is_file()]
     print(f"{out}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
 
@@ -90,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--target", default="portable", help="what the graphs are made for: portable, cpu, web, coreml")
     build.add_argument("--fixed-shape", help="of target coreml: ROWSxSOURCExTARGET, such as 1x64x64")
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
+    build.add_argument("--gate-source", type=Path, help="sentences on which lower precisions are judged")
+    build.add_argument("--gate-reference", type=Path, help="their translations, line by line")
+    build.add_argument("--force", action="store_true", help="write a precision that translates worse than it may")
 
     translate = commands.add_parser("translate", help="one line in, one line out")
     default = Options()

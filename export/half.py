@@ -71,7 +71,8 @@ def _narrow(value: ir.Value, kind: ir.DataType) -> None:
     name = str(value.name)
 
     def make(array: NDArray) -> list[NDArray]:
-        narrow = array.astype(TYPES[kind])
+        with np.errstate(over="ignore"):  # the next line's business
+            narrow = array.astype(TYPES[kind])
         if not np.isfinite(narrow).all():
             raise UserError(f"{name} has values beyond {kind.name.lower()}'s range; export it in another precision")
         return [narrow]

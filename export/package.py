@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -34,6 +35,7 @@ from .fixed_shape import FixedShape
 from .mlx_blocks import check_integers, use_blocks
 from .mlx_quantized import keep_packed
 from .precision import PRECISIONS, change, check_precisions
+from .quality import LIMITS, gate_text, judge, record
 from .targets import target_of
 from .weights import fill
 
@@ -50,6 +52,9 @@ def export_onnx(
     precision: str | Sequence[str] = "float32",
     fixed_shape: str | None = None,
     external_threshold: int = 1024,
+    gate_source: str | Path | None = None,
+    gate_reference: str | Path | None = None,
+    force: bool = False,
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
@@ -57,40 +62,66 @@ def export_onnx(
     such as "1x64x64" (`fixed_shape.py`). `out` is made new, or replaced if it is empty or an earlier export; it appears
     only when it is complete. Tensors of more than `external_threshold` bytes are stored in data files beside the
     graphs. Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
+
+    Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
+    held-out phrases of the built-in corpus if the run was trained on it; what is found stands in mlx_transformer.json.
+    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`.
     """
     target_of(target)
     precisions = check_precisions(precision)
     opened = open_checkpoint(checkpoint)
     check_integers(opened, precisions)
-    check_integers(opened, precisions)
     out = Path(out)
     _check_free(out)
+    target_of(target).shape_of(fixed_shape, opened.config)
+    judged = [name for name in precisions if name in LIMITS]
+    text = gate_text(opened, gate_source, gate_reference) if judged else None
+    with replace_folder(out, "ONNX folder") as folder:
+        _write(opened, folder, target, precisions, fixed_shape, external_threshold)
+        if text is not None:
+            with TemporaryDirectory() as plain:
+                _write(opened, Path(plain), "portable", ["float32", *judged])
+                found = judge(folder, Path(plain), judged, text)
+            problems = [f"{quality.precision}: {problem}" for quality in found for problem in quality.problems]
+            if problems and not force:
+                raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); force writes it in spite")
+            record(folder, found)
+    return out
+
+
+def _write(
+    opened: Checkpoint,
+    folder: Path,
+    target: str,
+    precisions: Sequence[str],
+    fixed_shape: str | None = None,
+    external_threshold: int = 1024,
+) -> None:
+    """Fill an empty folder."""
     config = opened.config
     shape = target_of(target).shape_of(fixed_shape, config)
-    with replace_folder(out, "ONNX folder") as folder:
-        graphs = folder / GRAPHS
-        graphs.mkdir()
-        external = [
-            name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, shape, p)
-        ]
-        texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
-        if opened.tokenizer_path:
-            tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
-            (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-            texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
-        texts[SPEC] = {
-            "format": FORMAT,
-            "config": config.to_dict(),
-            "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
-            "target": target,
-            **({"fixed_shape": fixed_shape} if fixed_shape else {}),
-            "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
-            "versions": versions(),
-        }
-        for name, values in texts.items():
-            (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        write_manifest(graphs)
-    return out
+    graphs = folder / GRAPHS
+    graphs.mkdir()
+    external = [
+        name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, shape, p)
+    ]
+    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
+    if opened.tokenizer_path:
+        tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
+    texts[SPEC] = {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
+        "target": target,
+        **({"fixed_shape": fixed_shape} if fixed_shape else {}),
+        "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
+        "versions": versions(),
+    }
+    for name, values in texts.items():
+        (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_manifest(graphs)
 
 
 def _write_graphs(

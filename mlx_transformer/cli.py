@@ -200,16 +200,26 @@ def export(
         str, typer.Option(help="What the graphs are made for: portable (any runtime), cpu, web, coreml.")
     ] = "portable",
     precision: Annotated[
-        list[str] | None, typer.Option(help="float32 or int8; several: give the option several times.")
+        list[str] | None,
+        typer.Option(
+            help="float32, float16, bfloat16, int8, int8-weights, int4, packed; several: give the option several times."
+        ),
     ] = None,
     fixed_shape: Annotated[
         str | None, typer.Option(help="Of target coreml: ROWSxSOURCExTARGET, such as 1x64x64.")
     ] = None,
+    gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
+    gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
+    force: Annotated[bool, typer.Option(help="Write a precision that translates worse than it may.")] = False,
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx
+    from export.quality import recorded
 
-    export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape)
+    gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference, "force": force}
+    export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape, **gate)
+    for quality in recorded(out):
+        print(quality)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")

@@ -34,6 +34,7 @@ class Rule:
 
 
 SPEC, DATA, GENERATION = "mlx_transformer.spec", "mlx_transformer.data", "mlx_transformer.generation"
+SCORING = "mlx_transformer.scoring"
 WITH_MLX = "mlx_transformer.generation.with_mlx"
 ENGINES = (
     "export.validate.engines",
@@ -58,7 +59,7 @@ RULES = (
     Rule(JOINTS, never=MLX + OUR_ONNX_SIDE, lazily=MLX + OUR_ONNX_SIDE),
     # The package itself resolves its names on first use.
     Rule(("mlx_transformer.__init__",), never=MLX, ours=(SPEC,), lazily=("mlx_transformer",)),
-    Rule(("export",), never=(*MLX, WITH_MLX), ours=(SPEC, DATA, GENERATION, "export"), apart=ENGINES),
+    Rule(("export",), never=(*MLX, WITH_MLX), ours=(SPEC, DATA, GENERATION, SCORING, "export"), apart=ENGINES),
     Rule(
         ENGINES,
         never=(*MLX, WITH_MLX),
