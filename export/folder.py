@@ -93,6 +93,12 @@ def precisions(path: str | Path) -> list[str]:
     return [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
 
 
+def has_graph(path: str | Path, name: str) -> bool:
+    """In whichever precision."""
+    place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
+    return any((place / f"{name}{entry.suffix}.onnx").is_file() for entry in PRECISIONS.values())
+
+
 def _precision(place: Path, wanted: str | None) -> str:
     if wanted is not None:
         return check_precisions(wanted)[0]

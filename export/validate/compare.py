@@ -138,6 +138,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
             Runtime(
                 *(e.name, e.precision, e.device, budget_for(e.precision, e.device), e.details()),
                 logits_only=getattr(e, "logits_only", False),
+                unseen=getattr(e, "unseen", ()),
             )
             for e in engines
         ),
@@ -225,6 +226,8 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
         return
     shown, why = attempt(lambda: engine.taps(case))
     for name in taps:
+        if name in getattr(engine, "unseen", ()):
+            continue
         yield TAPPED, name, None if shown is None else shown.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
     # Before the logits: what comes first is what a failure is told by.

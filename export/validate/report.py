@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ class Runtime:
     details: dict[str, str]
     logits_only: bool = False
     """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
+    unseen: tuple[str, ...] = ()
+    """Taps that aren't values of its graphs."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +150,16 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """One line for each runtime of which only a part was compared."""
-        return [
+        logits_only = [
             f"{r.name}: only logits of one full pass were compared; the file isn't from this project's export, "
             "so there are no taps, and weights, caches and searches weren't compared"
             for r in self.runtimes
             if r.logits_only
+        ]
+        return logits_only + [
+            f"{r.name}: not compared, because the fused graphs have no such value: {', '.join(_brief(r.unseen))}"
+            for r in self.runtimes
+            if r.unseen
         ]
 
     @property
@@ -206,6 +215,11 @@ class Report:
         from .report_terminal import show
 
         show(self, console or Console())
+
+
+def _brief(taps: Iterable[str]) -> list[str]:
+    """The layers of a stack as one: encoder.layers.*.feed_forward."""
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
 
 
 def _write(path: str | Path, text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.folder import ALONE, ENCODER, FIRST, MERGED
+from export.folder import ALONE, DECODER_ROWS, ENCODER, ENCODER_ROWS, FIRST, MERGED
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import parameter_shapes
 
@@ -121,7 +121,12 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
 
 def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     """Of the graphs of one full pass."""
-    names = [ALONE] if ALONE in engine.files else [ENCODER, FIRST if FIRST in engine.files else MERGED]
+    if ALONE in engine.files:
+        names = [ALONE]
+    elif ENCODER_ROWS in engine.files:
+        names = [ENCODER_ROWS, DECODER_ROWS]
+    else:
+        names = [ENCODER, FIRST if FIRST in engine.files else MERGED]
     total, used = np.zeros(2, int), set()
     for name in names:
         graph = onnx.load(engine.files[name], load_external_data=False).graph

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from numpy.typing import NDArray
 
+from export.folder import ENCODER_ROWS, has_graph
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -131,8 +132,11 @@ def _mlx(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, thre
 
 def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .onnxruntime_engine import OnnxRuntimeEngine
+    from .rows_engine import RowsEngine
 
-    return OnnxRuntimeEngine(checkpoint, _needed(onnx, "onnxruntime"), *options, threads=threads)
+    folder = _needed(onnx, "onnxruntime")
+    kind = RowsEngine if has_graph(folder, ENCODER_ROWS) else OnnxRuntimeEngine
+    return kind(checkpoint, folder, *options, threads=threads)
 
 
 def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
@@ -156,6 +160,8 @@ def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, thr
 def _needed(onnx: Path | None, runtime: str) -> Path:
     if onnx is None:
         raise UserError(f"{runtime} needs the folder of an exported model")
+    if runtime != "onnxruntime" and has_graph(onnx, ENCODER_ROWS):
+        raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
     return onnx
 
 

@@ -56,10 +56,14 @@ class ProfiledSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
         found = self.session.run(output_names, input_feed)
+        self.ran()
+        return found
+
+    def ran(self) -> None:
+        """Once more."""
         self.runs += 1
         if self.runs == PROFILED_RUNS:
             self.end()
-        return found
 
     def end(self) -> None:
         """Stop profiling, if it hasn't been yet, and read what it found."""
@@ -81,6 +85,7 @@ class OnnxRuntimeEngine(OnnxEngine):
     is changed: off, unless it was asked for."""
 
     name = "onnxruntime"
+    profiled = ProfiledSession
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         # A provider whose libraries can't be loaded is left out with no more than a warning.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
-        return session if model is not None else ProfiledSession(session)
+        return session if model is not None else self.profiled(session)
 
     def details(self) -> dict[str, str]:
         return {

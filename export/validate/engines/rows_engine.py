@@ -1,0 +1,138 @@
+"""Packages of the target `cpu` as an engine: `RowsGraphs`, as it translates, held against the same reference.
+
+The decoder takes one token a run, so each pass over a target is a cached one already. A product that starts from the
+residual (`gemm.py`) leaves no value of the sub-layer's own output: `unseen` names the taps that aren't there.
+
+Shapes: N tokens of the sources, B sentences, S source, T target, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from export.folder import DECODER_ROWS, ENCODER_ROWS
+from export.graphs import add_taps
+from export.rows_runtime import RowsGraphs
+from export.validate.cases import Case
+from export.validate.points import tap_names
+from mlx_transformer.generation.search import generate, search
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+
+from .onnxruntime_engine import OnnxRuntimeEngine, ProfiledSession
+
+Array = NDArray
+
+
+class ProfiledRows(ProfiledSession):
+    """With what else `RowsGraphs` calls."""
+
+    def run(self, output_names: Any, input_feed: Any, options: Any = None) -> list[Any]:
+        found = self.session.run(output_names, input_feed, options)
+        self.ran()
+        return found
+
+    def io_binding(self) -> Any:
+        return self.session.io_binding()
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.session.run_with_iobinding(binding, options)
+        self.ran()
+
+
+class TappedRows:
+    """A session of a tapped copy that looks like one of the graph as it is: each run hands the taps to `see`."""
+
+    def __init__(self, session: Any, taps: Sequence[str], see: Callable[[str, Array], None]):
+        self.session, self.taps, self.see = session, list(taps), see
+
+    def run(self, output_names: Sequence[str], input_feed: Any, options: Any) -> list[Any]:
+        values = self.session.run([*output_names, *self.taps], input_feed, options)
+        self._show(values[len(output_names) :])
+        return values[: len(output_names)]
+
+    def io_binding(self) -> Any:
+        binding = self.session.io_binding()
+        for name in self.taps:
+            binding.bind_output(name)
+        return binding
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.session.run_with_iobinding(binding, options)
+        # The next run writes to the same memory.
+        self._show([value.numpy().copy() for value in binding.get_outputs()[: len(self.taps)]])
+
+    def _show(self, values: Sequence[Array]) -> None:
+        for name, value in zip(self.taps, values, strict=True):
+            self.see(name, value)
+
+
+class RowsEngine(OnnxRuntimeEngine):
+    """ONNX Runtime on the CPU over encoder_rows and decoder_rows."""
+
+    profiled = ProfiledRows
+
+    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, device: str = "cpu", *options: Any, **given: Any):
+        if device != "cpu":
+            raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
+        super().__init__(checkpoint, onnx_folder, device, *options, **given)
+        self.graphs = self._over(self.sessions)
+        names = tap_names(self.config)[:-1]
+        self._copies = {name: self._copy(name, names) for name in (ENCODER_ROWS, DECODER_ROWS)}
+        shown = {tap for copy in self._copies.values() for tap in copy.taps}
+        self.unseen = tuple(name for name in names if name not in shown)
+
+    def logits(self, case: Case) -> Array:
+        return self._logits(self.graphs, case)
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        """Rows of tokens (N, D) are put back to their places (B, S, D), zeros on padding. The encoder's last tap is its
+        output as `encode` gives it."""
+        self._seen = {}
+        found = {"logits": self._logits(self._over(self._copies), case)}
+        for name, values in self._seen.items():
+            if name.startswith("encoder."):
+                found[name] = np.zeros((*case.ids.shape, values[0].shape[-1]), np.float32)
+                found[name][case.source_real] = values[0]
+            else:
+                found[name] = np.stack(values, axis=1)
+        memory = [name for name in tap_names(self.config) if name.startswith("encoder.")][-1]
+        found[memory] = self.graphs.encode(case.ids, case.source_real.astype(np.int64))
+        return found
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        return {}
+
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        """Greedy tokens are those of `generate`, where the graph chooses them; their score isn't known."""
+        options: dict[str, Any] = {"beam": beam, "max_new_tokens": max_new_tokens}
+        if beam == 1 and sample is None:
+            return [(ids, 0.0) for ids in generate(self.graphs, list(sources), **options)]
+        if sample is not None:
+            options |= {"sample": True, "seed": sample}
+        found = search(self.graphs, list(sources), **options)
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+
+    def _over(self, sessions: Any) -> RowsGraphs:
+        return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS])
+
+    def _copy(self, graph: str, names: Sequence[str]) -> TappedRows:
+        model = onnx.load(self.files[graph], load_external_data=False)
+        there = {output for node in model.graph.node for output in node.output}
+        taps = [name for name in names if name in there]
+        return TappedRows(self.open(self.files[graph], add_taps(model, taps)), taps, self._see)
+
+    def _logits(self, graphs: RowsGraphs, case: Case) -> Array:
+        assert case.target_ids is not None
+        return graphs.logits(case.ids, case.source_real.astype(np.int64), case.target_ids)
