@@ -42,7 +42,8 @@ class TreeDecoder:
 
     def __init__(self, op: Op, config: TransformerConfig, input_ids: ir.Value, tokens: ir.Value, beam: ir.Value):
         """Encodes the source. input_ids, tokens (B, S); beam: K (scalar)."""
-        self.config, self.cached_heads = config, config.key_value_heads
+        self.config, self.model = config, Transformer(config)
+        self.cached = config.key_value_heads, config.d_k, config.d_v
         self.cross, self.tokens = self._encode(op, input_ids, tokens)
         self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
@@ -52,18 +53,16 @@ class TreeDecoder:
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
         """Each layer's keys and values of the source, and where its tokens are (B, S)."""
-        self.model = Transformer(self.config)
         memory = self.model.encode(op, input_ids, tokens)
         return self.model.decoder.cross_keys_values(op, memory), tokens
 
     def initial(self, op: Op) -> dict[str, Carried]:
-        c, heads = self.config, self.cached_heads
+        heads, *widths = self.cached
         found = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
-        for i in range(c.decoder_layers):
-            for name, width in (("key", c.d_k), ("value", c.d_v)):
-                empty = self._zeros(op, [heads, 0, width])
+        for i in range(self.config.decoder_layers):
+            for name, width in zip(("key", "value"), widths, strict=True):
                 axes = (BATCH, heads, "past", width)
-                found[f"cache.{i}.{name}"] = Carried(empty, ir.DataType.FLOAT, axes)
+                found[f"cache.{i}.{name}"] = Carried(self._zeros(op, [heads, 0, width]), ir.DataType.FLOAT, axes)
         return found
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:

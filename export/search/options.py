@@ -33,6 +33,7 @@ DEFAULTS = {
     "top_k": np.asarray(_HOST.top_k, np.int64),
     "top_p": np.asarray(_HOST.top_p, np.float32),
     "seed": np.asarray(_HOST.seed, np.int64),
+    "rows": np.full(1, -1, np.int64),
 }
 
 
@@ -43,6 +44,7 @@ class OptionInputs:
     beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, seed: as in
         `Options`; with `sample` the beam is 1 whatever was asked.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
+    rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
     penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s form, 0 that of transformers.
     """
 
@@ -58,6 +60,7 @@ class OptionInputs:
     top_k: ir.Value
     top_p: ir.Value
     seed: ir.Value
+    rows: ir.Value
 
     @classmethod
     def inputs(cls, g: Graph) -> OptionInputs:
@@ -65,7 +68,7 @@ class OptionInputs:
         found = {}
         for name, value in DEFAULTS.items():
             dtype = ir.DataType.from_numpy(value.dtype)
-            found[name] = g.builder.input(name, dtype, ["limits"] if value.ndim else [])
+            found[name] = g.builder.input(name, dtype, [name] if value.ndim else [])
         return cls(**found)
 
     def penalty(self, op: Op, length: ir.Value) -> ir.Value:

@@ -54,7 +54,8 @@ def export_search(
             raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
         tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
     model = search_model(opened.config, target, tokenizer)
-    change(model, precision, target)
+    # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
+    change(model, precision, "cpu" if precision in ("float16", "bfloat16") else target)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:

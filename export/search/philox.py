@@ -35,8 +35,10 @@ def philox(op: Op, counter: Words, key: tuple[ir.Value, ir.Value]) -> Words:
 
 
 def uniforms(op: Op, seed: ir.Value, steps: ir.Value, rows: ir.Value) -> ir.Value:
-    """Numbers (T, B) in (0, 1), float64 of 52 bits: counters (step, row, 0, 0), the key `seed` (int64 scalar)."""
-    step, row = op.Unsqueeze(op.Range(0, steps, 1), [1]), op.Unsqueeze(op.Range(0, rows, 1), [0])
+    """Numbers (T, B) in (0, 1), float64 of 52 bits, for counters (step, row, 0, 0) and the key `seed` (int64 scalar).
+
+    steps: T (scalar); rows: the row numbers (B,)."""
+    step, row = op.Unsqueeze(op.Range(0, steps, 1), [1]), op.Unsqueeze(rows, [0])
     zero = op.Sub(step, step)
     high = op.Mod(op.Div(op.Sub(seed, op.Mod(seed, WORD)), WORD), WORD)
     a, b, _, _ = philox(op, (step, row, zero, zero), (op.Mod(seed, WORD), high))

@@ -18,10 +18,9 @@ from mlx_transformer.spec.config import TransformerConfig
 
 from ..cache import KeyValues
 from ..layers import DecoderLayer
-from ..masks import HIDDEN
 from ..positions import Rotation
 from ..primitives import Op, name_parameters, scoped
-from ..rows import DOMAIN, RowsAttention, RowsTransformer, Sources, rotate_rows
+from ..rows import RowsAttention, RowsTransformer, Sources, head_width
 from .decoder import TreeDecoder
 from .loop import State
 
@@ -44,17 +43,14 @@ class TreeAttention(RowsAttention):
     @scoped
     def attend_in_place(self, op: Op, x: ir.Value, past: Any, rotation: Rotation) -> tuple[ir.Value, KeyValues]:
         """Rows (R, D) over their ancestors and themselves; also all keys and values, (B, H, P+h, d)."""
-        q = rotate_rows(op, self.query_proj(op, x), self.heads, rotation)
-        k, v = self.keys_values(op, x, rotation)
+        rows = self.queries(op, x, rotation), *self.keys_values(op, x, rotation)
         y, keys, values = op.MultiHeadAttention(
-            *(op.Reshape(rows, past.by_sentence) for rows in (q, k, v)),
+            *(op.Reshape(x, past.by_sentence) for x in rows),
             *(None, None, past.mask, past.keys, past.values),
-            num_heads=self.heads,
-            mask_filter_value=HIDDEN,
-            _domain=DOMAIN,
             _outputs=3,
+            **self.said,
         )
-        return self.output_proj(op, op.Reshape(y, [-1, self.width])), (keys, values)
+        return self.output(op, op.Reshape(y, [-1, self.heads * self.d])), (keys, values)
 
 
 class TreeTransformer(RowsTransformer):
@@ -69,7 +65,8 @@ class RowsTreeDecoder(TreeDecoder):
     """`loop.Decoder` in ONNX Runtime's operators."""
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
-        self.model, self.cached_heads = TreeTransformer(self.config), self.config.heads
+        self.model, d = TreeTransformer(self.config), head_width(self.config)
+        self.cached = self.config.heads, d, d
         sources = Sources.of(op, tokens)
         memory = self.model.encode_rows(op, input_ids, sources)
         return self.model.cross_keys_values(op, memory, sources), sources.mask

@@ -76,7 +76,7 @@ class SearchModel:
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
         found: list[list[Hypothesis]] = [[] for _ in rows]
         for index in batches(np.array([len(row) for row in rows], int), limits, chosen):
-            hypotheses = self._run([rows[i] for i in index], limits[index], chosen)
+            hypotheses = self._run(index, [rows[i] for i in index], limits[index], chosen)
             for i, best in zip(index, hypotheses, strict=True):
                 found[i] = best
         _check_finite(found, "source row")
@@ -97,7 +97,8 @@ class SearchModel:
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
         found: list[list[Translation]] = [[] for _ in lines]
         for index in batches(sizes, sizes + EXTRA_TOKENS, chosen):
-            feeds = {"text": np.array([lines[i] for i in index], object), "max_new_tokens": limit, **feeds_of(chosen)}
+            text = np.array([lines[i] for i in index], object)
+            feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": index}
             texts, scores = self._outputs(["translations", "scores"], feeds)
             for i, row, values in zip(index, texts, scores, strict=True):
                 found[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
@@ -123,9 +124,11 @@ class SearchModel:
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise UserError(f"{self.path}: {str(error).splitlines()[0]}; a sentence may be too long for it") from None
 
-    def _run(self, rows: list[np.ndarray], limits: np.ndarray, options: Options) -> list[list[Hypothesis]]:
+    def _run(
+        self, index: np.ndarray, rows: list[np.ndarray], limits: np.ndarray, options: Options
+    ) -> list[list[Hypothesis]]:
         ids, mask = padded(rows, self.config.pad_id)
-        feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "max_new_tokens": limits}
+        feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "max_new_tokens": limits, "rows": index}
         sequences, lengths, scores = self._outputs(["sequences", "lengths", "scores"], feeds)
         return [
             [

@@ -27,7 +27,8 @@ class Sampling:
         self.options = options
 
         def numbers(op: Op) -> list[ir.Value]:
-            return [uniforms(op, options.seed, steps, op.Squeeze(size, [0]))]
+            here = op.Range(0, op.Squeeze(size, [0]), 1)
+            return [uniforms(op, options.seed, steps, op.Where(op.Less(options.rows, 0), here, options.rows))]
 
         def nothing(op: Op) -> list[ir.Value]:
             return [op.Unsqueeze(op.Cast(0.5, to=ir.DataType.DOUBLE), [0, 1])]

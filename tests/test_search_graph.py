@@ -1,0 +1,268 @@
+"""One ONNX file that holds the search: the tokens and scores of MLX's `search`, and distributions of what it draws."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from export.graphs import Graph
+from export.search import SearchModel, export_search
+from export.search.philox import philox
+from mlx_transformer.nn import Transformer
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+SIZES = dict(vocab_size=40, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=70)
+CONFIGS = {
+    "post-norm": {"tie_embeddings": "none", "output_bias": True},
+    "pre-norm": {
+        "norm_placement": "pre",
+        "norm": "rmsnorm",
+        "positions": "rotary",
+        "key_value_heads": 2,
+        "gated": True,
+        "activation": "silu",
+        "tie_embeddings": "target-output",
+        "output_bias": True,
+    },
+}
+REQUESTS = [
+    {},
+    {"min_new_tokens": 6},
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 7},
+    {"beam": 2, "n_best": 2},
+    {"beam": 4, "n_best": 4, "max_new_tokens": 12},
+    {"beam": 8, "n_best": 3, "length_penalty": 0.0},
+    {"beam": 4, "n_best": 4, "max_new_tokens": 1},
+    {"beam": 3, "n_best": 2, "length_penalty": -0.5, "early_stopping": True},
+    {"beam": 2, "n_best": 2, "length_penalty": 1.2, "min_new_tokens": 5},
+    {"beam": 4, "n_best": 2, "penalty_form": "length", "length_penalty": 1.0},
+]
+
+
+def made(folder, name, **changes):
+    """A random model whose outputs end at different lengths, as MLX has it and as a checkpoint."""
+    mx.random.seed(3)
+    model = Transformer(TransformerConfig(**{**SIZES, **CONFIGS[name], **changes})).eval()
+    if "output_proj" in model:
+        bias = np.zeros(model.config.vocab_size, np.float32)
+        bias[2] = 2.0
+        model.output_proj.bias = mx.array(bias)
+    save_checkpoint(folder / "model", model.config, model.weights())
+    return model, folder / "model"
+
+
+def rows(count=14, vocab_size=40, seed=0):
+    rng = np.random.default_rng(seed)
+    return [[*rng.integers(3, vocab_size, rng.integers(0, 12)).tolist(), 2] for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=[(name, target) for name in CONFIGS for target in ("portable", "cpu")], ids=str)
+def both(request, tmp_path_factory):
+    """MLX's model and the graph."""
+    name, target = request.param
+    folder = tmp_path_factory.mktemp("search")
+    model, checkpoint = made(folder, name)
+    return model, SearchModel(export_search(checkpoint, folder / "search.onnx", target=target), threads=1)
+
+
+def equal(found, expected):
+    assert [[h.ids for h in row] for row in found] == [[h.ids for h in row] for row in expected]
+    for row, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose([h.score for h in row], [h.score for h in other], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", REQUESTS, ids=str)
+def test_finds_what_mlx_finds(both, options):
+    model, graph = both
+    equal(graph.search(rows(), **options), model.search(rows(), **options))
+
+
+def test_a_batch_changes_nothing(both):
+    _, graph = both
+    together = graph.search(rows(), beam=4, n_best=2)
+    equal(together, [graph.search([row], beam=4, n_best=2)[0] for row in rows()])
+    equal(together, graph.search(rows(), beam=4, n_best=2, batch_tokens=300))
+
+
+def test_each_sentence_has_its_own_limit(both):
+    """As the graph's own default says: source length + 50, or one number for each sentence."""
+    _, graph = both
+    ids, mask = np.array([[7, 9, 2], [5, 2, 0]]), np.array([[1, 1, 1], [1, 1, 0]])
+    feeds = {"input_ids": ids, "attention_mask": mask, "min_new_tokens": np.array(60)}
+    assert graph.session.run(["lengths"], feeds)[0].tolist() == [[60], [60]]
+    feeds["min_new_tokens"] = np.array(53)
+    assert graph.session.run(["lengths"], feeds)[0].tolist() == [[53], [53]]
+    feeds["max_new_tokens"] = np.array([9, 4])
+    sequences, lengths = graph.session.run(["sequences", "lengths"], feeds)
+    assert lengths.tolist() == [[9], [4]]
+    assert sequences.shape == (2, 1, 9)
+    assert (sequences[1, 0, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_ties_go_to_the_lowest_id(tmp_path, beam):
+    """All tokens alike: what differs is the order of ids alone."""
+    model, checkpoint = made(tmp_path, "post-norm")
+    weights = {
+        name: np.zeros_like(values) if "output_proj" in name else values for name, values in model.weights().items()
+    }
+    save_checkpoint(checkpoint, model.config, weights)
+    model = Transformer.load(checkpoint)
+    graph = SearchModel(export_search(checkpoint, tmp_path / "ties.onnx"), threads=1)
+    options = {"beam": beam, "n_best": beam, "max_new_tokens": 4}
+    equal(graph.search(rows(3), **options), model.search(rows(3), **options))
+
+
+def test_a_beam_wider_than_half_the_vocabulary(tmp_path):
+    model, checkpoint = made(tmp_path, "post-norm", vocab_size=9)
+    graph = SearchModel(export_search(checkpoint, tmp_path / "few.onnx"), threads=1)
+    for options in ({"beam": 8, "n_best": 8}, {"beam": 6, "n_best": 6, "max_new_tokens": 2, "min_new_tokens": 2}):
+        equal(graph.search(rows(5, 9), **options), model.search(rows(5, 9), **options))
+    with pytest.raises(UserError, match="beam=10 is more than the vocabulary's 9 tokens"):
+        graph.search([[4, 2]], beam=10)
+
+
+def frequencies(graph, draws, **options):
+    source = [[5, 9, 2]] * draws
+    found = graph.search(source, sample=True, max_new_tokens=1, batch_tokens=1 << 30, **options)
+    tokens = [h.ids[0] if h.ids else 2 for (h,) in found]
+    return np.bincount(tokens, minlength=graph.config.vocab_size)
+
+
+def first_probabilities(model):
+    hidden = model.encode(mx.array([[5, 9, 2]]))
+    logits = np.array(model.decode(mx.array([[1]]), hidden))[0, 0].astype(np.float64)
+    logits[[0, 1]] = -np.inf
+    return logits
+
+
+def softmax(x):
+    p = np.exp(x - x.max())
+    return p / p.sum()
+
+
+def close(counts, p):
+    """Pearson's chi-square at about one in a million, over the tokens that are expected five times or more."""
+    expected = p * counts.sum()
+    seen = expected >= 5
+    assert counts[p == 0].sum() == 0
+    statistic = ((counts[seen] - expected[seen]) ** 2 / expected[seen]).sum()
+    freedom = seen.sum() - 1
+    assert statistic < freedom + 5 * np.sqrt(2 * freedom) + 12, (statistic, freedom)
+
+
+def test_draws_have_the_model_s_distribution(both):
+    model, graph = both
+    logits = first_probabilities(model)
+    close(frequencies(graph, 4000, seed=1), softmax(logits))
+    close(frequencies(graph, 4000, seed=2, temperature=0.6), softmax(logits / 0.6))
+    kept = np.where(logits >= np.sort(logits)[-5], logits, -np.inf)
+    close(frequencies(graph, 4000, seed=3, top_k=5), softmax(kept))
+    falling = np.argsort(-logits)
+    p = softmax(logits)[falling]
+    nucleus = falling[: (np.cumsum(p) - p < 0.7).sum()]
+    kept = np.full_like(logits, -np.inf)
+    kept[nucleus] = logits[nucleus]
+    close(frequencies(graph, 4000, seed=4, top_p=0.7), softmax(kept))
+
+
+def test_draws_depend_on_seed_and_row_alone(both):
+    _, graph = both
+    drawn = graph.generate(rows(), sample=True, seed=7)
+    assert graph.generate(rows(), sample=True, seed=7, batch_tokens=200) == drawn
+    assert graph.generate(rows(), sample=True, seed=8) != drawn
+    assert len({tuple(row) for row in graph.generate([[5, 9, 2]] * 8, sample=True, seed=7)}) > 4
+    assert graph.generate(rows(), sample=True, seed=7, top_k=1) == graph.generate(rows())
+
+
+KNOWN = [  # Random123's kat_vectors: counter, key, result
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def test_philox_gives_the_published_numbers():
+    g = Graph("philox")
+    counter = tuple(g.ids(f"c{i}") for i in range(4))
+    key = g.ids("k0"), g.ids("k1")
+    for i, word in enumerate(philox(g.op, counter, key)):
+        word.shape, word.type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
+        g.builder.add_output(word, f"word{i}")
+    session = ort.InferenceSession(ir.to_proto(g.model()).SerializeToString(), providers=["CPUExecutionProvider"])
+    for words, halves, expected in KNOWN:
+        feeds = {f"c{i}": np.array(word) for i, word in enumerate(words)}
+        feeds |= {f"k{i}": np.array(half) for i, half in enumerate(halves)}
+        assert tuple(int(word) for word in session.run(None, feeds)) == expected
+
+
+def test_the_file(tmp_path):
+    """Standard operators alone, checked, whole in one file or with its weights beside it, with the same results."""
+    _, checkpoint = made(tmp_path, "post-norm")
+    inside = export_search(checkpoint, tmp_path / "a.onnx")
+    beside = export_search(checkpoint, tmp_path / "b.onnx", external=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "b.onnx_data", "model"]
+    assert beside.stat().st_size < inside.stat().st_size - (tmp_path / "b.onnx_data").stat().st_size / 2
+    proto = onnx.load(inside)
+    assert {entry.domain for entry in proto.opset_import} == {""}
+    assert [node.op_type for node in proto.graph.node].count("Loop") == 1
+    assert SearchModel(inside).generate(rows(), beam=3) == SearchModel(beside).generate(rows(), beam=3)
+    assert export_search(checkpoint, inside).read_bytes() == inside.read_bytes()
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4", "float16", "bfloat16"])
+def test_lower_precisions(tmp_path, target, precision):
+    """Smaller files that still search: scores near those of float32."""
+    _, checkpoint = made(tmp_path, "post-norm", vocab_size=600, d_model=64)
+    exact = SearchModel(export_search(checkpoint, tmp_path / "exact.onnx", target=target), threads=1)
+    path = export_search(checkpoint, tmp_path / "lower.onnx", target=target, precision=precision)
+    assert path.stat().st_size < 0.75 * exact.path.stat().st_size
+    options = {"beam": 4, "max_new_tokens": 8, "min_new_tokens": 8}
+    found, expected = SearchModel(path, threads=1).search(rows(6), **options), exact.search(rows(6), **options)
+    allowed = 0.5 if precision == "int4" else 0.1
+    for (row,), (other,) in zip(found, expected, strict=True):
+        assert len(row.ids) == len(other.ids) == 8
+        assert abs(row.score - other.score) < allowed * abs(other.score)
+
+
+def test_errors_say_what_to_do(tmp_path):
+    _, checkpoint = made(tmp_path, "post-norm")
+    with pytest.raises(UserError, match=r"give a name that ends with \.onnx"):
+        export_search(checkpoint, tmp_path / "folder")
+    with pytest.raises(UserError, match=r"has no tokenizer\.json"):
+        export_search(checkpoint, tmp_path / "a.onnx", text=True)
+    with pytest.raises(UserError, match="target 'web' has none"):
+        export_search(checkpoint, tmp_path / "a.onnx", target="web")
+    save_checkpoint(tmp_path / "alone", *_alone())
+    with pytest.raises(UserError, match="needs an encoder-decoder, not architecture='decoder'"):
+        export_search(tmp_path / "alone", tmp_path / "a.onnx")
+    assert not list(tmp_path.glob("*.onnx"))
+    (tmp_path / "bad.onnx").write_bytes(b"no graph")
+    with pytest.raises(UserError, match="ONNX Runtime can't open it"):
+        SearchModel(tmp_path / "bad.onnx")
+    graph = SearchModel(export_search(checkpoint, tmp_path / "a.onnx"))
+    with pytest.raises(UserError, match="row 0, position 1: id 99 is outside the vocabulary"):
+        graph.generate([[4, 99, 2]])
+    with pytest.raises(UserError, match="takes ids, not text: call generate"):
+        graph.translate(["a line"])
+    with pytest.raises(UserError, match="max_new_tokens=90: source row 0 leaves room for 70 tokens"):
+        graph.generate([[4, 2]], max_new_tokens=90)
+
+
+def _alone():
+    from small_models import alone, random_weights
+
+    config = alone("paper", "decoder")
+    return config, random_weights(config)
