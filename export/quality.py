@@ -182,7 +182,7 @@ def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs:
     for begin in range(0, len(order), BATCH):
         chosen = order[begin : begin + BATCH]
         ids, mask = _padded([rows[i] for i in chosen], config.pad_id)
-        target, _ = _padded([[config.bos_id, *outputs[i]] for i in chosen], config.pad_id)
+        target, _ = _padded([[config.bos_id, *outputs[i]][: config.max_positions] for i in chosen], config.pad_id)
         best = model.decode(target, model.encode(ids, mask), mask).argmax(axis=-1)
         for i, row in zip(chosen, best, strict=True):
             found[i] = row[: len(outputs[i]) + 1]

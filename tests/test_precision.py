@@ -1,4 +1,4 @@
-"""Packages of lower precision: every graph judged by the rule, weights bit for bit, what is stored, how it is chosen."""
+"""Packages of lower precision: graphs judged by the rule, weights bit for bit, what is stored, how one is chosen."""
 
 import dataclasses
 import json
@@ -84,7 +84,7 @@ def test_the_other_targets_say_what_the_portable_one_says(target, tmp_path):
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4"])
 @pytest.mark.parametrize("target", ["portable", "web"])
 def test_what_the_files_hold_is_what_numpy_quantises(precision, target, tmp_path):
-    checkpoint, folder = written(WIDE, tmp_path, precision, target=target)
+    _, folder = written(WIDE, tmp_path, precision, target=target)
     weights, shapes = random_weights(WIDE, 7), parameter_shapes(WIDE)
     found = {}
     for path in graphs(folder, PRECISIONS[precision].suffix):
@@ -143,7 +143,7 @@ def test_a_value_beyond_float16_is_refused(tmp_path):
     weights = random_weights(PAPER, 7)
     weights["embedding.weight"][3, 3] = 7e4
     checkpoint = save_checkpoint(tmp_path / "model", PAPER, weights)
-    with pytest.raises(UserError, match="embedding.weight has values beyond float16's range"):
+    with pytest.raises(UserError, match=r"embedding\.weight has values beyond float16's range"):
         export_onnx(checkpoint, tmp_path / "onnx", precision="float16")
     assert not (tmp_path / "onnx").exists()
 
