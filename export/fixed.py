@@ -182,8 +182,10 @@ def fold_shapes(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
             _gather_nd(graph, node)
-        elif node.op_type == "Reshape" and node.inputs[0].shape == node.outputs[0].shape is not None:
-            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0], replace_graph_outputs=True)
+        elif node.op_type == "Reshape":
+            before, after = node.inputs[0], node.outputs[0]
+            if before is not None and before.shape is not None and before.shape == after.shape:
+                ir.convenience.replace_all_uses_with(after, before, replace_graph_outputs=True)
 
 
 def _gather_nd(graph: ir.Graph, node: ir.Node) -> None:

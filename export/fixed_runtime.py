@@ -120,7 +120,7 @@ class FixedDecoderGraphs:
 
     def start(self, rows: Sequence[NDArray]) -> tuple[FixedDecoder, NDArray]:
         """The decoder, and the logits (R, V) after the start token, or after each prompt."""
-        state = {
+        state: Feeds = {
             name: np.zeros((len(rows), *shape[1:]), np.float32)
             for name, shape in self.graph.inputs.items()
             if name.startswith("past_key_values.") and ".encoder." not in name
