@@ -1,7 +1,9 @@
 """The ONNX side: NumPy and onnx, never MLX.
 
 export_onnx(checkpoint, out)      write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js
+export_search(checkpoint, file)   write it as one file that holds the search too, and if wanted the tokenizer
 OnnxTransformer(folder)           run them: .generate(list_of_id_lists), .translate(list_of_strings)
+SearchModel(file)                 the same for the one file
 """
 
 from __future__ import annotations
@@ -12,10 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .package import export_onnx
     from .runtime import OnnxTransformer
+    from .search import SearchModel, export_search
 
 # Loaded on first use: building needs no ONNX Runtime, running no onnx.
-_HOMES = {"export_onnx": "package", "OnnxTransformer": "runtime"}
-__all__ = ["export_onnx", "OnnxTransformer"]
+_HOMES = {
+    "export_onnx": "package",
+    "export_search": "search",
+    "OnnxTransformer": "runtime",
+    "SearchModel": "search",
+}
+__all__ = ["export_onnx", "export_search", "OnnxTransformer", "SearchModel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,10 +33,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-def _build(checkpoint: Path, out: Path, precision: list[str] | None, **options: Any) -> None:
+def _build(checkpoint: Path, out: Path, precision: list[str] | None, search: bool, text: bool, **options: Any) -> None:
     from .package import export_onnx
     from .quality import recorded
 
+    if search or text:
+        from .search import export_search
+
+        if options.pop("fixed_shape") is not None or len(precision or []) > 1:
+            raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
+        export_search(checkpoint, out, precision=(precision or ["float32"])[0], text=text, **options)
+        print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+        return
     export_onnx(checkpoint, out, precision=precision or "float32", **options)
     print(*recorded(out), sep="\n", end="\n" * bool(recorded(out)))
     files = [path for path in out.rglob("*") if path.is_file()]
@@ -89,12 +97,18 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write a checkpoint as an ONNX folder")
     build.add_argument("checkpoint", type=Path, help="checkpoint folder (config.json, model.safetensors)")
     build.add_argument("out", type=Path, help="folder to write; consumers load it as it is")
-    build.add_argument("--target", default="portable", help="what the graphs are made for: portable, cpu, web, coreml")
+    build.add_argument(
+        "--target", default="portable", help="what the graphs are made for: portable, cpu, web, cuda, coreml"
+    )
     build.add_argument("--fixed-shape", help="of target coreml: ROWSxSOURCExTARGET, such as 1x64x64")
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
     build.add_argument("--gate-source", type=Path, help="sentences on which lower precisions are judged")
     build.add_argument("--gate-reference", type=Path, help="their translations, line by line")
     build.add_argument("--force", action="store_true", help="write a precision that translates worse than it may")
+    build.add_argument(
+        "--search", action="store_true", help="one file, OUT.onnx, that holds the search: ids in and out"
+    )
+    build.add_argument("--text", action="store_true", help="as --search, with the tokenizer inside: strings in and out")
 
     translate = commands.add_parser("translate", help="one line in, one line out")
     default = Options()

@@ -195,9 +195,9 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(help="Folder to write; consumers load it as it is.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; consumers load it as it is. With --search a file.")],
     target: Annotated[
-        str, typer.Option(help="What the graphs are made for: portable (any runtime), cpu, web, coreml.")
+        str, typer.Option(help="What the graphs are made for: portable (any runtime), cpu, web, cuda, coreml.")
     ] = "portable",
     precision: Annotated[
         list[str] | None,
@@ -211,12 +211,24 @@ def export(
     gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
     gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
     force: Annotated[bool, typer.Option(help="Write a precision that translates worse than it may.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Write one file, OUT.onnx, that holds the search too: ids in, n best out.")
+    ] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="As --search, with the tokenizer inside: strings in, strings out.")
+    ] = False,
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
-    from export import export_onnx
+    from export import export_onnx, export_search
     from export.quality import recorded
 
     gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference, "force": force}
+    if search or text:
+        if fixed_shape is not None or len(precision or []) > 1:
+            raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
+        export_search(checkpoint, out, target=target, precision=(precision or ["float32"])[0], text=text, **gate)
+        print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+        return
     export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape, **gate)
     for quality in recorded(out):
         print(quality)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -13,7 +15,11 @@ from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.durable import clear_leftovers
 from mlx_transformer.spec.errors import UserError
 
+from ..mlx_blocks import check_integers, use_blocks
+from ..mlx_quantized import keep_packed
+from ..package import export_onnx
 from ..precision import change, check_precisions
+from ..quality import LIMITS, gate_text
 from ..targets import target_of
 from ..weights import fill, nbytes
 from .graph import TARGETS, search_model
@@ -31,14 +37,17 @@ def export_search(
     precision: str = "float32",
     text: bool = False,
     external: bool = False,
+    gate_source: str | Path | None = None,
+    gate_reference: str | Path | None = None,
+    force: bool = False,
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
     target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster there.
     text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
     external: weights in a second file, OUT_data; always so for weights of more than 2 GB. An existing file is
-    replaced, when the new one is complete. Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint,
-    a full disk).
+    replaced, when the new one is complete. Lower precisions are judged as by `export_onnx`, on a package of the same.
+    Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
     """
     target_of(target)
     if target not in TARGETS:
@@ -53,9 +62,15 @@ def export_search(
         if opened.tokenizer_path is None:
             raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
         tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+    check_integers(opened, [precision])
     model = search_model(opened.config, target, tokenizer)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     change(model, precision, "cpu" if precision in ("float16", "bfloat16") else target)
+    if precision == "packed":
+        use_blocks(model, opened)
+    keep_packed(model, opened)
+    if precision in LIMITS and not force and gate_text(opened, gate_source, gate_reference) is not None:
+        _judge(checkpoint, out, precision, gate_source, gate_reference)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
     try:
@@ -74,3 +89,16 @@ def export_search(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out
+
+
+def _judge(
+    checkpoint: str | Path, out: Path, precision: str, source: str | Path | None, reference: str | Path | None
+) -> None:
+    """`UserError` if a package of this precision would be refused."""
+    with TemporaryDirectory() as folder:
+        package = Path(folder) / "package"
+        gate: dict[str, Any] = {"gate_source": source, "gate_reference": reference}
+        try:
+            export_onnx(checkpoint, package, precision=precision, **gate)
+        except UserError as error:
+            raise UserError(str(error).replace(str(package), str(out))) from None
