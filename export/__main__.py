@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("checkpoint", type=Path, help="checkpoint folder (config.json, model.safetensors)")
     build.add_argument("out", type=Path, help="folder to write; consumers load it as it is")
     build.add_argument(
-        "--target", default="portable", help="what the graphs are made for: portable, cpu, web, cuda, coreml"
+        "--target", default="portable", help="made for: portable, cpu, web, cuda or coreml"
     )
     build.add_argument("--fixed-shape", help="of target coreml: ROWSxSOURCExTARGET, such as 1x64x64")
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--gate-reference", type=Path, help="their translations, line by line")
     build.add_argument("--force", action="store_true", help="write a precision that translates worse than it may")
     build.add_argument(
-        "--search", action="store_true", help="one file, OUT.onnx, that holds the search: ids in and out"
+        "--search", action="store_true", help="one file, OUT.onnx, with the search inside: ids in and out"
     )
     build.add_argument("--text", action="store_true", help="as --search, with the tokenizer inside: strings in and out")
 
