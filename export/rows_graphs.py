@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from mlx_transformer.spec.config import TransformerConfig
@@ -104,7 +103,8 @@ def decoder_rows(config: TransformerConfig) -> Graph:
 
 
 def _likeliest(g: Graph, logits: ir.Value, candidates: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """log p (R, C), falling, and tokens (R, C); for C = 1, a greedy search, the token alone: its score stays 0.
+    """log p (R, C), falling, and tokens (R, C); for C = 1, a greedy search, the sum of the logits, which is finite if all
+    of them are, and the token.
 
     An If, because a runtime computes all of a graph, whatever outputs it is asked for.
     """
@@ -114,8 +114,7 @@ def _likeliest(g: Graph, logits: ir.Value, candidates: ir.Value) -> tuple[ir.Val
         return g.builder.subgraph(values, [], outputs, name=name)
 
     def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-        tokens = op.ArgMax(logits, axis=-1, keepdims=1)
-        return op.ConstantOfShape(op.Shape(tokens), value=ir.tensor(np.zeros(1, np.float32))), tokens
+        return op.ReduceSum(logits, [-1], keepdims=1), op.ArgMax(logits, axis=-1, keepdims=1)
 
     def beam(op: Op) -> tuple[ir.Value, ir.Value]:
         return op.TopK(op.LogSoftmax(logits, axis=-1), candidates, axis=-1, _outputs=2)

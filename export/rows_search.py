@@ -33,21 +33,23 @@ def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: 
 
 
 class NextToken(Greedy):
-    """Greedy search whose argmax is in the graph; scores are not known (0)."""
+    """Greedy search whose argmax is in the graph; scores are not known, only finite or not, as the logits are."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config, scored=False)
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, NDArray]:
         bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
-        self.decoder, found = model.start(sources, ("candidate_tokens",), bans=bans)
+        self.decoder, found = model.start(sources, ("candidate_scores", "candidate_tokens"), bans=bans)
         return self.decoder, found
 
-    def choose(self, logits: NDArray, t: int) -> tuple[NDArray, None]:
-        """logits: instead of them the likeliest tokens (B, 1)."""
+    def choose(self, logits: Any, t: int) -> tuple[NDArray, None]:
+        """logits: instead of them their sums (B, 1), and the likeliest tokens (B, 1)."""
+        sums, tokens = logits
         if t + 1 == self.options.min_new_tokens:
             self.decoder.bans[:] = self.rules.bans
-        token = logits[:, 0].copy()
+        self.total += sums[:, 0]
+        token = tokens[:, 0].copy()
         if self.done.any():
             token[self.done] = self.config.pad_id
         self.history.append(token)
