@@ -176,7 +176,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trained", type=Path, metavar="CHECKPOINT", help="a trained checkpoint of ours")
     parser.add_argument("--text", type=Path, help="with --trained: sentences to translate")
     parser.add_argument("--reference", type=Path, help="their translations, for BLEU")
-    parser.add_argument("--sentences", type=int, default=320, help="of the text (batches of 1 take at most 100)")
+    parser.add_argument("--sentences", type=int, default=320, help="of the text (batches of 1: 100 of them)")
     parser.add_argument(
         "--peers-python",
         default=os.environ.get("PEERS_PYTHON", sys.executable),

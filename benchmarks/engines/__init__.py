@@ -1,6 +1,7 @@
 """The engines that `translate.py` compares, each named by a spec of parts joined by colons.
 
     ours:TARGET:PRECISION        this project's export of that target and precision, run by `export.OnnxTransformer`
+    loop:TARGET:PRECISION        its single file that holds the search too, run by `export.SearchModel`
     ct2:PRECISION[:LAYOUT]       CTranslate2; layout 1x2 (default), 2x1, 1x1, or 1x2-unbound
     torch:float32                PyTorch, eager: `generate` of transformers
     optimum:PRECISION            Optimum's export and its ORTModelForSeq2SeqLM; int8 by its ORTQuantizer for AVX2
@@ -29,8 +30,10 @@ from typing import Any, Protocol
 
 Rows = list[list[int]]
 BOUND = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "100000"}
+OURS = ("ours", "loop")
 CLASSES = {
-    "ours": ("ours", "Ours"),
+    "ours": ("ours", "Folder"),
+    "loop": ("loop", "Loop"),
     "ct2": ("ct2", "CTranslate2"),
     "torch": ("huggingface", "PyTorch"),
     "optimum": ("huggingface", "Optimum"),
@@ -39,6 +42,7 @@ CLASSES = {
 DEFAULTS = (
     "ct2:float32 ct2:float32:2x1 ct2:int8 ct2:int8:2x1 torch:float32 optimum:float32 optimum:int8"
     " optimum-numpy:float32 ours:portable:float32 ours:cpu:float32 ours:cpu:int8"
+    " loop:cpu:float32 loop:cpu:int8"
 ).split()
 
 
@@ -59,11 +63,11 @@ class Spec:
 
     @property
     def precision(self) -> str:
-        return self.parts[2 if self.family == "ours" else 1]
+        return self.parts[2 if self.family in OURS else 1]
 
     @property
     def is_peer(self) -> bool:
-        return self.family != "ours"
+        return self.family not in OURS
 
     @property
     def environment(self) -> dict[str, str]:
@@ -74,7 +78,7 @@ class Spec:
         if self.family == "torch":
             return models / "marian"
         family = "optimum" if self.family == "optimum-numpy" else self.family
-        return models / "-".join([family, *self.parts[1 : 3 if family == "ours" else 2]])
+        return models / "-".join([family, *self.parts[1 : 3 if family in OURS else 2]])
 
 
 def layout(parts: list[str]) -> str:
@@ -85,9 +89,11 @@ def layout(parts: list[str]) -> str:
 def parse(text: str) -> Spec:
     """Raises ValueError for what is no spec."""
     parts = text.split(":")
-    needed = {"ours": (3, 3), "ct2": (2, 3)}.get(parts[0], (2, 2))
+    needed = {"ours": (3, 3), "loop": (3, 3), "ct2": (2, 3)}.get(parts[0], (2, 2))
     if parts[0] not in CLASSES or not needed[0] <= len(parts) <= needed[1]:
-        raise ValueError(f"engine {text!r}: expected ours:TARGET:PRECISION, or one of {', '.join(DEFAULTS)}")
+        raise ValueError(
+            f"engine {text!r}: expected ours:TARGET:PRECISION, loop:TARGET:PRECISION, or one of {', '.join(DEFAULTS)}"
+        )
     if parts[0] == "ct2" and layout(parts) not in ("1x1", "1x2", "1x2-unbound", "2x1"):
         raise ValueError(f"engine {text!r}: the layout must be 1x1, 1x2, 1x2-unbound or 2x1")
     return Spec(text, parts)

@@ -2,7 +2,7 @@
 
     ours CHECKPOINT OUT TARGET PRECISION    `export_onnx`
     optimum MARIAN OUT                      Optimum's `main_export`, four graphs
-    torch MARIAN OUT GRAPH                  `torch.onnx.export`, dynamo: encoder, decoder (teacher-forced), step (cached)
+    torch MARIAN OUT GRAPH                  `torch.onnx.export`, dynamo: encoder, decoder (whole) or step (cached)
     ct2 MARIAN OUT PRECISION                CTranslate2's conversion
 
 Prints {"seconds": s, "cpu": s, "peak": bytes}: interpreter and imports included.
@@ -23,7 +23,7 @@ from .worker import memory
 def ours(checkpoint: str, out: str, target: str, precision: str) -> None:
     from export import export_onnx
 
-    export_onnx(checkpoint, out, target=target, precision=precision)
+    export_onnx(checkpoint, out, target=target, precision=precision, force=True)
 
 
 def torch(marian: str, out: str, graph: str) -> None:

@@ -51,8 +51,8 @@ class Preparation:
     def folder(self, spec: Spec) -> Path:
         """What a spec's engine loads. Raises `PreparationError`."""
         folder = spec.folder(self.models)
-        if spec.family == "ours":
-            self._export(folder, *spec.parts[1:])
+        if not spec.is_peer:
+            self._export(spec, folder)
         elif not folder.exists():
             if spec.family == "ct2":
                 self._peers("ct2", self.marian, folder, spec.precision)
@@ -63,12 +63,16 @@ class Preparation:
                 self._peers("quantise", exported, folder)
         return folder
 
-    def _export(self, folder: Path, target: str, precision: str) -> None:
+    def _export(self, spec: Spec, folder: Path) -> None:
         """In a process of its own, from the repository's root: beside `translate.py`, `export` would be `export.py`."""
-        code = "import sys, export; export.export_onnx(*sys.argv[1:3], target=sys.argv[3], precision=sys.argv[4])"
-        paths = [str(path.absolute()) for path in (self.checkpoint, folder)]
+        function, out = ("export_onnx", folder) if spec.family == "ours" else ("export_search", folder / "search.onnx")
+        given = "*sys.argv[1:3], target=sys.argv[3], precision=sys.argv[4], force=True"
+        code = f"import sys, export; export.{function}({given})"
+        if spec.family == "loop":
+            folder.mkdir(exist_ok=True)
+        paths = [str(path.absolute()) for path in (self.checkpoint, out)]
         done = subprocess.run(
-            [sys.executable, "-c", code, *paths, target, precision],
+            [sys.executable, "-c", code, *paths, *spec.parts[1:]],
             cwd=BENCHMARKS.parent,
             capture_output=True,
             text=True,

@@ -10,12 +10,12 @@ from export import OnnxTransformer
 from . import Rows
 
 
-class Ours:
+class Folder:
     def __init__(self, folder: Path, parts: list[str], threads: int):
         self.model = OnnxTransformer(folder, threads=threads)
 
     def translate(self, rows: Rows, beam: int, length: int | None, limit: int, prefix: Rows | None = None) -> Rows:
         options: dict[str, Any] = {"max_new_tokens": length or limit, "min_new_tokens": length or 0, "beam": beam}
-        if length is None:
+        if not length:
             options |= {"length_penalty": 1.0, "penalty_form": "length"}
         return self.model.generate(rows, prefix, **options)
