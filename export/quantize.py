@@ -61,7 +61,7 @@ def block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray[np.uint8], ND
         best = np.where(error < least, scale, best)
         least = np.minimum(error, least)
     q = np.clip(np.rint(padded / best), -half, half - 1) + half
-    return q.astype(np.uint8), best[:, :, 0]
+    return q.astype(np.uint8), best[:, :, 0].astype(np.float32)
 
 
 # Scales tried, times max|w| / 2^(bits-1): below 1 large values are cut for the sake of the many small ones, above 1 the

@@ -12,9 +12,11 @@ from small_models import alone, encoder_decoder
 from export import OnnxTransformer, export_onnx
 from export.graphs import build, graph_names
 from export.precision import PRECISIONS, change
+from export.reference import Reference
 from export.stored import restored
 from export.targets import target_of
 from export.validate import compare
+from export.validate.decoding import sampled
 from mlx_transformer.spec.checkpoint import save_checkpoint, write_manifest
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
@@ -163,3 +165,12 @@ def test_a_folder_says_what_it_holds_and_gives_what_is_asked_for(tmp_path):
         export_onnx(tmp_path / "model", tmp_path / "other", precision=["float32", "int3"])
     with pytest.raises(UserError, match="target 'gpu'"):
         target_of("gpu")
+
+
+def test_the_reference_draws_up_to_the_last_learned_position():
+    """What a runtime of lower precision drew is compared with this when the two part."""
+    config = alone("odd widths", "decoder")
+    prompt = [5, 6, 7]
+    limit = config.max_positions - len(prompt) + 1
+    (tokens, _), *_ = sampled(Reference(config, random_weights(config, 1)), [prompt], limit, seed=4)
+    assert len(tokens) == limit

@@ -202,7 +202,7 @@ def sampled(reference: Reference, sources: Sequence[list[int]], limit: int, seed
             tokens[row].append(int(chosen[row]))
             total[row] += log_p[row, chosen[row]]
         done |= chosen == c.eos_id
-        if done.all():
+        if done.all() or step + 1 == limit:  # a learned table may end here
             break
         new, cache = reference.step(chosen[:, None], cache)
         logits = new[:, -1]
