@@ -6,8 +6,9 @@ Shapes: see rows.py; V vocabulary, C candidates of a row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -20,6 +21,8 @@ from mlx_transformer.spec.config import TransformerConfig
 
 from .rows_search import strategy
 from .sessions import padded
+
+T = TypeVar("T")
 
 POSITIONS = 32
 """Room of a new cache; it doubles when it is full."""
@@ -55,11 +58,17 @@ class RowsGraphs:
         self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
         self.own = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
 
-    def workers(self, work: Sequence[Batch]) -> Sequence[RowsGraphs]:
-        """Models to search these batches at the same time; none if there is nothing to share out."""
+    def together(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
+        """`search_on(model, batch)` of all batches, in parts that run at the same time where that is faster."""
         if self.apart is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
-            return ()
-        return [self.apart()] * self.threads
+            return (search_on(self, batch) for batch in work)
+        model = self.apart()
+        return self.pool.map(lambda batch: search_on(model, batch), shares(work, self.threads))
+
+    @functools.cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Kept, as a new thread begins with no memory of its own."""
+        return ThreadPoolExecutor(self.threads)
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
         return strategy(batch, options, self.config, scored)
@@ -89,6 +98,14 @@ class RowsGraphs:
 
     def _encode(self, outputs: list[str], ids: NDArray, mask: NDArray) -> Sequence[Any]:
         return self.encoder.run(outputs, {"input_ids": ids, "attention_mask": mask}, self.options)
+
+
+def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
+    """The batches in parts, so that each worker has an equal share of the long and of the short sentences in each."""
+    for batch in work:
+        for first in range(min(workers, len(batch.index))):
+            part = slice(first, None, workers)
+            yield Batch(batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part])
 
 
 class RowsDecoder:

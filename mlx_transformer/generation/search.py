@@ -5,9 +5,7 @@ ids -> checked -> sorted by length -> batches within a token budget -> Greedy or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,29 +64,14 @@ def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored:
 
 def run_all(
     model: Model, work: Sequence[Batch], options: Options, scored: bool
-) -> Iterator[tuple[Batch, list[list[Hypothesis]]]]:
-    """Each batch with its outputs, in any order; at the same time on the `workers` of a model that has some."""
+) -> Iterable[tuple[Batch, list[list[Hypothesis]]]]:
+    """Each batch with its outputs, in any order; several at the same time on a model that has a way (`together`)."""
 
     def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
         return batch, run(model, batch, strategy_of(model, batch, options, scored))
 
-    workers = getattr(model, "workers", lambda batches: ())(work)
-    if len(workers) < 2:
-        yield from (search_on(model, batch) for batch in work)
-        return
-    idle: SimpleQueue[Model] = SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
-
-    def next_free(batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
-        worker = idle.get()
-        try:
-            return search_on(worker, batch)
-        finally:
-            idle.put(worker)
-
-    with ThreadPoolExecutor(len(workers)) as threads:
-        yield from threads.map(next_free, shares(work, len(workers)))
+    together = getattr(model, "together", None)
+    return (search_on(model, batch) for batch in work) if together is None else together(search_on, work)
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
@@ -98,14 +81,6 @@ def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> S
         return own(batch, options, scored)
     given = model.arrays, batch, options, model.config
     return Beam(*given) if options.beam > 1 else Greedy(*given, scored)
-
-
-def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
-    """The batches in parts, so that each worker has an equal share of the long and of the short sentences in each."""
-    for batch in work:
-        for first in range(min(workers, len(batch.index))):
-            part = slice(first, None, workers)
-            yield Batch(batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part])
 
 
 def batches(
