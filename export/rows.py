@@ -120,11 +120,11 @@ class RowsAttention(Attention):
             _outputs=3,
             **self.said,
         )
-        return self.output(op, op.Reshape(y, [-1, self.heads * self.d])), (keys, values)
+        return self.output(op, op.Reshape(typed(y), [-1, self.heads * self.d])), (keys, values)
 
     def fused(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
         """softmax(Q K^T / sqrt(d_k)) V: q (B, T, H*d) -> (B, T, H*d); mask (B, S) int32."""
-        return op.MultiHeadAttention(q, k, v, None, mask, **self.said)
+        return typed(op.MultiHeadAttention(q, k, v, None, mask, **self.said))
 
     @property
     def said(self) -> dict[str, Any]:
@@ -151,6 +151,13 @@ class RowsAttention(Attention):
         each = op.Reshape(x, [-1, self.key_value_heads, 1, self.d])
         copies = op.Expand(each, [1, 1, self.heads // self.key_value_heads, 1])
         return op.Reshape(copies, [-1, self.heads * self.d])
+
+
+def typed(y: ir.Value) -> ir.Value:
+    """A result of ONNX Runtime's own operators, (B, T, H*d), whose type nobody infers. Untyped, what follows would cast
+    its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5 instead."""
+    y.type, y.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([None, None, None])
+    return y
 
 
 def head_width(config: TransformerConfig) -> int:
