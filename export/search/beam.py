@@ -9,6 +9,8 @@ candidates a step: 2K (greedy: 1).
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import onnx_ir as ir
 
@@ -27,6 +29,8 @@ EXCLUDED = 3  # pad, bos and, while it is too early, eos
 class Beam:
     """`loop.Strategy`. Everything that doesn't change during the search is computed here, outside the loop."""
 
+    found = ("scores", "ends")
+
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value):
         """lengths: tokens of each source (B,)."""
         self.options, self.config = options, config
@@ -43,9 +47,14 @@ class Beam:
         self.penalties = options.penalty(op, op.Range(0, op.Add(self.steps, 2), 1))  # by length
         self.limit_penalty = options.penalty(op, limits)
         self.rising = op.GreaterOrEqual(options.length_penalty, 0.0)
-        self.slots = op.Unsqueeze(op.Range(0, self.beam, 1), [0])  # (1, K)
         self.bans = table(op, "search.bans", lambda: bans(config))
         self.sampling = Sampling(op, options, self.size, self.steps)
+
+    def at(self, op: Op, index: ir.Value) -> Beam:
+        chosen = copy(self)
+        chosen.limits, chosen.limit_penalty = op.Gather(self.limits, index), op.Gather(self.limit_penalty, index)
+        chosen.sampling = self.sampling.at(index)
+        return chosen
 
     def initial(self, op: Op) -> dict[str, Carried]:
         one, all_slots = op.Concat(self.size, [1], axis=0), op.Concat(self.size, self.width, axis=0)

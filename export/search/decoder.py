@@ -12,6 +12,7 @@ Shapes: B sentences, S source, K hypotheses (h before a step), P past positions,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import onnx_ir as ir
 
@@ -50,6 +51,15 @@ class TreeDecoder:
         slot = op.Range(0, beam, 1)
         apart = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
         self.apart = op.Expand(apart, op.Concat(self.size, [1, 1], axis=0))  # (B, K, K)
+
+    def at(self, op: Op, index: ir.Value) -> TreeDecoder:
+        chosen = copy(self)
+        chosen.cross = [(op.Gather(k, index), op.Gather(v, index)) for k, v in self.cross]
+        chosen.tokens, chosen.apart = op.Gather(self.tokens, index), op.Gather(self.apart, index)
+        for pair, whole in zip(chosen.cross, self.cross, strict=True):  # the builder infers nothing from Loop's inputs
+            for value, source in zip(pair, whole, strict=True):
+                value.type, value.shape = source.type, source.shape
+        return chosen
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
         """Each layer's keys and values of the source, and where its tokens are (B, S)."""

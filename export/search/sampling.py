@@ -10,6 +10,8 @@ Shapes: B sentences, h hypotheses (1 here), V vocabulary, T steps.
 
 from __future__ import annotations
 
+from copy import copy
+
 import onnx_ir as ir
 
 from mlx_transformer.generation.steps import BANNED
@@ -35,6 +37,13 @@ class Sampling:
 
         self.uniforms = either(op, options.sample, "uniforms", ir.DataType.DOUBLE, numbers, nothing)  # (T, B)
 
+        self.index: ir.Value | None = None
+
+    def at(self, index: ir.Value) -> Sampling:
+        chosen = copy(self)
+        chosen.index = index
+        return chosen
+
     def or_likeliest(self, op: Op, logits: ir.Value, bans: ir.Value, t: ir.Value, taken: ir.Value) -> ir.Value:
         """Candidates (B, h, c) by logits (B, h, V): the c = `taken` likeliest, or the one drawn (c = 1)."""
 
@@ -42,7 +51,7 @@ class Sampling:
             return [op.TopK(logits, taken, _outputs=2)[1]]
 
         def drawn(op: Op) -> list[ir.Value]:
-            uniform = op.Reshape(op.Gather(self.uniforms, t), [-1, 1, 1])
+            uniform = op.Reshape(op.Gather(op.Gather(self.uniforms, t), self.index), [-1, 1, 1])
             return [draw(op, likeliest(op, op.Add(logits, bans), self.options), uniform)]
 
         return either(op, self.options.sample, "candidates", ir.DataType.INT64, drawn, best)
