@@ -49,7 +49,7 @@ class Translator:
         where: str = "model",
         generate: Callable[..., list[list[int]]] | None = None,
     ):
-        """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, for whom scores don't
+        """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
         matter. `UserError` if it cannot translate text."""
         if config.architecture != "encoder-decoder":
             raise UserError(f"{where}: translating needs an encoder-decoder, not architecture={config.architecture!r}")

@@ -1,0 +1,44 @@
+"""import, to-huggingface, quantize: from checkpoint to checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .arguments import Checkpoint
+
+
+def import_command(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face Marian folder: config.json and model.safetensors.")],
+    out: Annotated[Path, typer.Argument(help="The checkpoint folder to write.")],
+) -> None:
+    """Make a checkpoint of a model that `transformers` has saved."""
+    from ..convert import import_huggingface
+
+    notes = import_huggingface(folder, out)
+    print("; ".join([f"{out}: imported", *notes]))
+
+
+def to_huggingface_command(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.")],
+) -> None:
+    """Write a checkpoint as a Marian model for `transformers`, and so for PyTorch, Optimum and CTranslate2."""
+    from ..convert import to_huggingface
+
+    print(f"{to_huggingface(checkpoint, out)}: written; pad its inputs on the right")
+
+
+def quantize(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="The quantised checkpoint's folder.")],
+    bits: Annotated[int, typer.Option(help="Of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
+    group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
+) -> None:
+    """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
+    from ..nn.quantize import quantize_checkpoint
+    from ..spec.quantization import Scheme
+
+    print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits))}")
