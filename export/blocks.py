@@ -18,6 +18,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .int8 import CONTRIB, then, to_int8
 from .linears import Linear, Lookup, Rewriter, initializer, linears, lookups
+from .precision import STANDARD
 from .primitives import extent, recipe_value
 from .quantize import block_rows, packed
 from .stored import BLOCK
@@ -41,7 +42,7 @@ def weight_only(model: ir.Model, bits: int, target: str) -> None:
         to_int8(model, of_tables, looked_up, fused=target == "cpu")
     for linear in products:
         if linear.weight.name not in tables:
-            if target == "portable":
+            if target in STANDARD:
                 _dequantize(model, linear, bits)
             else:
                 _matmul_n_bits(model, linear, bits)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 OPSET, IR_VERSION = 20, 9
+STANDARD = ("portable", "cuda")
+"""Targets whose blocks of integers are read by standard operators."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def change(model: ir.Model, precision: str, target: str) -> None:
         else:
             half(model, DataType[precision.upper()])
     chosen = PRECISIONS[precision]
-    if target == "portable" and chosen.opset > model.graph.opset_imports[""]:
+    if target in STANDARD and chosen.opset > model.graph.opset_imports[""]:
         model.graph.opset_imports[""] = chosen.opset
         model.ir_version = max(chosen.ir_version, model.ir_version)
 

@@ -103,8 +103,8 @@ def decoder_rows(config: TransformerConfig) -> Graph:
 
 
 def _likeliest(g: Graph, logits: ir.Value, candidates: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """log p (R, C), falling, and tokens (R, C); for C = 1, a greedy search, the sum of the logits, finite if all of them
-    are, and the token.
+    """log p (R, C), falling, and tokens (R, C); for C = 1, a greedy search, the sum of the logits, finite if they
+    all are, and the token.
 
     An If, because a runtime computes all of a graph, whatever outputs it is asked for.
     """

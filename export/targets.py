@@ -127,6 +127,20 @@ _WEB = (
     ),
 )
 
+# Not run on a GPU: nothing here is a measurement.
+_CUDA = (
+    Choice(
+        "standard operators",
+        "com.microsoft attention, cpu's shared buffers",
+        "no fused operator is used until one has been measured on a GPU; ONNX Runtime's optimiser fuses by itself",
+    ),
+    Choice(
+        "float16 or bfloat16, activations too (give --precision float16)",
+        "bfloat16 as a way to store weights alone, as in the other targets",
+        "tensor cores multiply sixteen bits, and half the bytes are read; bfloat16 kernels are CUDA's alone",
+    ),
+)
+
 # By onnxruntime's list of what CoreML takes (fixed.py); not run on a Mac.
 _COREML = (
     Choice(
@@ -151,7 +165,6 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("portable", "standard operators, for any runtime; loads in Optimum and transformers.js", _PORTABLE),
-        Target("web", "the same in files that a browser finds: each graph's weights under its own name", _PORTABLE),
         Target(
             "cpu", "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer", rows_graphs.BUILDERS, _CPU
         ),
@@ -161,6 +174,7 @@ TARGETS: dict[str, Target] = {
             {name: graphs.BUILDERS[name] for name in ("encoder_model", "decoder_model_merged")},
             _WEB,
         ),
+        Target("cuda", "ONNX Runtime on an NVIDIA GPU, meant for float16; not yet run on one", _PORTABLE, _CUDA),
         Target("coreml", "CoreML's execution provider: fixed shapes", {}, _COREML, fixed=True),
     )
 }

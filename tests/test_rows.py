@@ -1,4 +1,4 @@
-"""Target cpu: the tokens and scores of MLX and of the portable graphs, whatever the search does with rows and buffers."""
+"""Target cpu: tokens and scores of MLX and of the portable graphs, whatever a search does with rows and buffers."""
 
 import threading
 
@@ -154,7 +154,7 @@ def test_beams_follow_any_parents(models):
     three, beams = models["ending"], 4
     rng = np.random.default_rng(3)
     sources = [np.array(row) for row in three.rows(3)]
-    decoder, first = three.cpu.graphs.start(sources)
+    decoder, _ = three.cpu.graphs.start(sources)
     alone = np.full((len(sources), beams, 1), three.config.bos_id)
     decoder.repeat(beams)
     for t in range(POSITIONS + 6):

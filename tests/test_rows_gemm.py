@@ -1,4 +1,4 @@
-"""The pass that makes one Gemm of a Linear and what is added to it: which nodes it takes, and that it computes the same."""
+"""The pass that makes one Gemm of a Linear and what is added to it: the nodes it takes, and the same values after."""
 
 import numpy as np
 import onnx_ir as ir
