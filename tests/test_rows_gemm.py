@@ -154,5 +154,7 @@ def test_pass(write):
     operators = [node.op_type for node in model.graph]
     assert tuple(map(operators.count, ("Gemm", "MatMul", "Add"))) == CASES[write]
     assert [value.name for value in model.graph.outputs] == names
+    if write in (two_vectors, bias_and_residual):  # vectors are summed before the product, a matrix is added after it
+        assert operators[-2:] == (["Add", "Gemm"] if write is two_vectors else ["Gemm", "Add"])
     for found, right in zip(run(model), expected, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
