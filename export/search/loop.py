@@ -20,6 +20,10 @@ DROP_BELOW = (3, 4)
 """Drop finished sentences when at most this share of the phase's is open: what is kept has to be copied."""
 
 
+STEPS = "steps"
+"""Name of the innermost graph, which runs once a token."""
+
+
 @dataclass(frozen=True)
 class Carried:
     """What one iteration hands to the next: its value before the first, and axes (a name: may grow or differ)."""
@@ -150,7 +154,7 @@ def _phase(
         left = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
         return op.Greater(left, enough), {**chosen, **decoded}, [written]
 
-    found, (written,) = _loop(op, "steps", op.Sub(steps, t0), carried, body, ["written"])
+    found, (written,) = _loop(op, STEPS, op.Sub(steps, t0), carried, body, ["written"])
     return found, written
 
 

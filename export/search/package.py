@@ -22,7 +22,9 @@ from ..precision import change, check_precisions
 from ..quality import LIMITS, gate_text
 from ..targets import target_of
 from ..weights import fill, nbytes
+from .constants import move_inside
 from .graph import TARGETS, search_model
+from .loop import STEPS
 
 EVERYTHING_INSIDE = 1 << 62
 PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2^31
@@ -78,6 +80,7 @@ def export_search(
         temporary.mkdir(parents=True)
         data, file = temporary / f"{out.name}_data", temporary / out.name
         external = fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
+        move_inside(model, STEPS)
         file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
         if not text:  # the checker knows no operators but ONNX's and ONNX Runtime's
             onnx.checker.check_model(file, full_check=True)

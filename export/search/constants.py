@@ -1,0 +1,49 @@
+"""Weights where ONNX Runtime finds them.
+
+It packs a product's weights when it loads a graph, but of a loop within a loop only those that are constants of that
+inner graph; products with others take up to twice the time. So what the steps alone read moves into their graph, and
+what others read too (a tied embedding) gets a Reshape there, which runtimes fold: nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import onnx_ir as ir
+
+
+def move_inside(model: ir.Model, name: str) -> None:
+    """Give the graph `name` within this one its own constants, once they all have values."""
+    (inner,) = (graph for graph in model.graph.subgraphs() if graph.name == name)
+    for node in [node for node in model.graph if node.op_type == "Transpose"]:
+        if node.inputs[0] in model.graph.initializers.values() and _graphs(node.outputs[0]) == {inner}:
+            model.graph.remove(node)
+            inner.insert_before(inner[0], node)
+    for value in list(model.graph.initializers.values()):
+        if _graphs(value) == {inner}:
+            del model.graph.initializers[str(value.name)]
+            inner.register_initializer(value)
+        elif value.shape is not None and len(value.shape) > 1 and not value.is_graph_input():
+            users = {node: None for node, _ in value.uses() if node.graph is inner}
+            products = [node for node in users if node.op_type != "Gather"]
+            if products:
+                _read_through_reshape(inner, value, products)
+
+
+def _graphs(value: ir.Value) -> set[ir.Graph | None]:
+    """Where it is read."""
+    return {cast(ir.Graph | None, node.graph) for node, _ in value.uses()}
+
+
+def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Node]) -> None:
+    assert value.const_value is not None
+    dims = ir.tensor(list(value.const_value.shape.numpy()), dtype=ir.DataType.INT64, name=f"{value.name}/dims")
+    shape = ir.Value(name=dims.name, shape=ir.Shape(dims.shape), type=ir.TensorType(dims.dtype), const_value=dims)
+    graph.register_initializer(shape)
+    node = ir.node("Reshape", [value, shape], name=f"{value.name}/Reshape")
+    node.outputs[0].name = f"{value.name}/here"
+    graph.insert_before(graph[0], node)
+    for reader in readers:
+        for i, given in enumerate(reader.inputs):
+            if given is value:
+                reader.replace_input_with(i, node.outputs[0])
