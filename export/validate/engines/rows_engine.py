@@ -118,10 +118,10 @@ class RowsEngine(OnnxRuntimeEngine):
         """Greedy tokens are those of `generate`, where the graph chooses them; their score isn't known."""
         options: dict[str, Any] = {"beam": beam, "max_new_tokens": max_new_tokens}
         if beam == 1 and sample is None:
-            return [(ids, 0.0) for ids in generate(self.graphs, list(sources), **options)]
+            return [(ids, 0.0) for ids in generate(self.graphs, list(sources), **options)]  # type: ignore[arg-type]
         if sample is not None:
             options |= {"sample": True, "seed": sample}
-        found = search(self.graphs, list(sources), **options)
+        found = search(self.graphs, list(sources), **options)  # type: ignore[arg-type]
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
 
     def _over(self, sessions: Any) -> RowsGraphs:
