@@ -97,9 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="write a checkpoint as an ONNX folder")
     build.add_argument("checkpoint", type=Path, help="checkpoint folder (config.json, model.safetensors)")
     build.add_argument("out", type=Path, help="folder to write; consumers load it as it is")
-    build.add_argument(
-        "--target", default="portable", help="made for: portable, cpu, web, cuda or coreml"
-    )
+    build.add_argument("--target", default="portable", help="made for: portable, cpu, web, cuda or coreml")
     build.add_argument("--fixed-shape", help="of target coreml: ROWSxSOURCExTARGET, such as 1x64x64")
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
     build.add_argument("--gate-source", type=Path, help="sentences on which lower precisions are judged")
