@@ -13,9 +13,11 @@ from export.graphs import Graph
 from export.search import SearchModel, export_search
 from export.search.philox import philox
 from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.quantize import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.quantization import Scheme
 
 SIZES = dict(vocab_size=40, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=70)
 CONFIGS = {
@@ -235,6 +237,18 @@ def test_lower_precisions(tmp_path, target, precision):
     for (row,), (other,) in zip(found, expected, strict=True):
         assert len(row.ids) == len(other.ids) == 8
         assert abs(row.score - other.score) < allowed * abs(other.score)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_checkpoint_quantised_by_mlx(tmp_path, target):
+    """Its integers stay what they are, in the loop's graph too."""
+    _, checkpoint = made(tmp_path, "post-norm", d_model=64, heads=2, d_ff=64)
+    quantize_checkpoint(checkpoint, tmp_path / "quantised", Scheme(32, 4))
+    plain = export_search(checkpoint, tmp_path / "plain.onnx", target=target)
+    path = export_search(tmp_path / "quantised", tmp_path / "quantised.onnx", target=target)
+    assert path.stat().st_size < 0.6 * plain.stat().st_size
+    model, graph = Transformer.load(tmp_path / "quantised"), SearchModel(path, threads=1)
+    equal(graph.search(rows(6), beam=4, n_best=2), model.search(rows(6), beam=4, n_best=2))
 
 
 def test_errors_say_what_to_do(tmp_path):

@@ -11,9 +11,12 @@ import onnxruntime as ort
 import pytest
 from test_search_graph import CONFIGS, SIZES, made
 
+from export.__main__ import main as build
 from export.graphs import Graph
+from export.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
 from export.search.text import TextOps
+from mlx_transformer import cli
 from mlx_transformer.data import cldr
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
@@ -173,6 +176,29 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("export.search.runtime.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'mlx-transformer\[text\]'"):
         SearchModel(tmp_path / "text.onnx")
+
+
+def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
+    """As a package is; here by a limit that none can reach."""
+    monkeypatch.setitem(LIMITS, "int4", Limits(1.1, 0.5, 2.0))
+    _, checkpoint = model
+    (tmp_path / "source").write_text("\n".join(corpus.held_out.source[:8]) + "\n", encoding="utf-8")
+    out, gate = tmp_path / "lower.onnx", {"precision": "int4", "gate_source": tmp_path / "source"}
+    with pytest.raises(UserError, match=r"lower\.onnx: not written: int4: .*the limit is 110%"):
+        export_search(checkpoint, out, **gate)
+    assert not out.exists()
+    assert export_search(checkpoint, out, force=True, **gate).exists()
+
+
+@pytest.mark.parametrize("main", [cli.main, lambda arguments: build(["build", *arguments[1:]])], ids=["cli", "export"])
+def test_on_the_command_line(model, tmp_path, capsys, main):
+    _, checkpoint = model
+    out = tmp_path / "text.onnx"
+    main(["export", str(checkpoint), str(out), "--text", "--target", "cpu"])
+    assert f"{out}: 0." in capsys.readouterr().out
+    assert SearchModel(out).takes_text
+    main(["export", str(checkpoint), str(out), "--search"])
+    assert not SearchModel(out).takes_text
 
 
 def test_a_tokenizer_of_another_make_is_refused(tokenizer):

@@ -29,7 +29,7 @@ EXCLUDED = 3  # pad, bos and, while it is too early, eos
 class Beam:
     """`loop.Strategy`. Everything that doesn't change during the search is computed here, outside the loop."""
 
-    found = ("scores", "ends")
+    found: tuple[str, ...] = ("scores", "ends")
 
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value):
         """lengths: tokens of each source (B,)."""

@@ -38,7 +38,7 @@ def _graphs(value: ir.Value) -> set[ir.Graph | None]:
 def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Node]) -> None:
     assert value.const_value is not None
     dims = ir.tensor(list(value.const_value.shape.numpy()), dtype=ir.DataType.INT64, name=f"{value.name}/dims")
-    shape = ir.Value(name=dims.name, shape=ir.Shape(dims.shape), type=ir.TensorType(dims.dtype), const_value=dims)
+    shape = ir.Value(name=dims.name, shape=ir.Shape([dims.size]), type=ir.TensorType(dims.dtype), const_value=dims)
     graph.register_initializer(shape)
     node = ir.node("Reshape", [value, shape], name=f"{value.name}/Reshape")
     node.outputs[0].name = f"{value.name}/here"

@@ -50,7 +50,7 @@ class SearchModel:
         options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
         if find_spec(EXTENSIONS):
             options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-        given = {"providers": list(providers or ["CPUExecutionProvider"]), "disabled_optimizers": [SLOW_FUSION]}
+        given: dict[str, Any] = {"providers": list(providers or ["CPUExecutionProvider"]), "disabled_optimizers": [SLOW_FUSION]}
         try:
             self.session = ort.InferenceSession(path, options, **given)
         except Exception as error:  # onnxruntime's exceptions have no common base
@@ -120,7 +120,7 @@ class SearchModel:
 
     def _outputs(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[Any]:
         try:
-            return self.session.run(names, feeds)
+            return list(self.session.run(names, feeds))
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise UserError(f"{self.path}: {str(error).splitlines()[0]}; a sentence may be too long for it") from None
 
