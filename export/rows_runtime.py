@@ -125,6 +125,7 @@ class RowsDecoder:
         config = graphs.config
         self.graphs, self.outputs = graphs, outputs
         self.source_mask, self.cross = source_mask, cross
+        self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
         self.candidates = np.array([candidates], np.int64)
@@ -139,16 +140,17 @@ class RowsDecoder:
 
     def step(self, ids: NDArray) -> Any:
         """Last tokens (R,) -> logits (R, V), or what else was asked for; two outputs come as a pair."""
-        if self.past_length[0] == self.own[0].shape[2]:
+        if self.past == self.room:
             self._grow()
         self.ids[:] = ids
         self.graphs.decoder.run_with_iobinding(self.binding, self.graphs.options)
-        self.past_length += 1
+        self.past += 1
+        self.past_length[0] = self.past
         return self.found[0] if len(self.found) == 1 else self.found
 
     def repeat(self, times: int) -> None:
         """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
-        past = int(self.past_length[0])
+        past = self.past
         self.beam_width *= times
         room = max(POSITIONS, self.own[0].shape[2])
         sentences, beams = len(self.source_mask), int(self.beam_width[0])
@@ -161,15 +163,12 @@ class RowsDecoder:
         self._bind()
 
     def reorder(self, rows: NDArray) -> None:
-        beams = int(self.beam_width[0])
-        if np.array_equal(rows, self.own_rows):
-            return
-        read = self.cache_indirection[:, :, : int(self.past_length[0])]
-        sentences = np.arange(len(read))[:, None]
-        read[:] = read[sentences, rows.reshape(-1, beams) % beams]
+        sentences, beams, _ = self.cache_indirection.shape
+        past = self.cache_indirection.reshape(sentences * beams, -1)[:, : self.past]
+        past[:] = past.take(rows, axis=0)  # row numbers count the beams of all sentences
 
     def keep(self, rows: NDArray) -> None:
-        past, beams = int(self.past_length[0]), int(self.beam_width[0])
+        past, beams = self.past, int(self.beam_width[0])
         sentences = rows[::beams] // beams
         for i, old in enumerate(self.own):
             self.own[i] = np.empty((len(rows), *old.shape[1:]), np.float32)
@@ -180,7 +179,7 @@ class RowsDecoder:
         self._bind()
 
     def _grow(self) -> None:
-        past = int(self.past_length[0])
+        past = self.past
         for i, old in enumerate(self.own):
             self.own[i] = np.empty((*old.shape[:2], 2 * past, old.shape[3]), np.float32)
             self.own[i][:, :, :past] = old
@@ -192,7 +191,8 @@ class RowsDecoder:
     def _bind(self) -> None:
         """Show the graph where everything is; needed again whenever an array was replaced."""
         rows, config = len(self.own[0]), self.graphs.config
-        self.ids, self.own_rows = np.zeros(rows, np.int64), np.arange(rows)
+        self.ids = np.zeros(rows, np.int64)
+        self.room = self.own[0].shape[2]
         C = int(self.candidates[0])
         made = {
             "logits": ((rows, config.vocab_size), np.float32),

@@ -37,6 +37,8 @@ class NextToken(Greedy):
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config, scored=False)
+        self.first_limit = int(batch.limits.min())
+        self.some_done = False
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, NDArray]:
         bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
@@ -50,20 +52,25 @@ class NextToken(Greedy):
             self.decoder.bans[:] = self.rules.bans
         self.total += sums[:, 0]
         token = tokens[:, 0].copy()
-        if self.done.any():
+        if self.some_done:
             token[self.done] = self.config.pad_id
         self.history.append(token)
-        ended = token == self.config.eos_id
-        if ended.any() or t + 1 >= self.limits.min():
-            self.done = self.done | ended | (self.limits <= t + 1)
+        # Between two steps of a small model every array operation counts: most steps end nothing.
+        if t + 1 >= self.first_limit or self.config.eos_id in token.tolist():
+            self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
+            self.some_done = True
         return token, None
 
 
 class BeamOfCandidates(Beam):
     """Beam search over the C likeliest tokens of each row, enough for 2K that are allowed."""
 
-    some_finished = False
-    """A hypothesis has ended, of whichever sentence."""
+    def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
+        super().__init__(xp, batch, options, config)
+        self.first_limit = int(batch.limits.min())
+        self.some_finished = False
+        """A hypothesis has ended, of whichever sentence."""
+        self.sentence = np.arange(len(batch.limits))[:, None]
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
         # Of those that may be forbidden, start, padding and end, each can stand before an allowed one.
@@ -76,19 +83,18 @@ class BeamOfCandidates(Beam):
         size, hypotheses = self.live.shape
         count = scores.shape[1]
         bans = self.rules.early_bans if t < self.options.min_new_tokens else self.rules.bans
-        scores = (scores + bans[tokens] + self.live.reshape(-1, 1)).reshape(size, hypotheses * count)
+        scores = (scores + bans.take(tokens) + self.live.reshape(-1, 1)).reshape(size, -1)
         wanted = 2 * self.width
         order = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
-        sentences = np.arange(size)[:, None]
-        values, token = scores[sentences, order], tokens.reshape(size, -1)[sentences, order]
-        parent = order // count
+        place = order + self.sentence[:size] * (hypotheses * count)
+        values, token, parent = scores.take(place), tokens.take(place), order // count
         if (missing := wanted - order.shape[1]) > 0:
             values = np.concatenate([values, np.full((size, missing), 2 * BANNED, np.float32)], axis=1)
             token, parent = (np.pad(x, ((0, 0), (0, missing))) for x in (token, parent))
         return values, parent, token
 
     def advance(self, values: NDArray, parent: NDArray, token: NDArray, t: int) -> tuple[NDArray, NDArray]:
-        if t + 1 >= self.limits.min() or (token == self.config.eos_id).any():
+        if t + 1 >= self.first_limit or (token == self.config.eos_id).any():
             self.some_finished = True
             return super().advance(values, parent, token, t)
         # Nothing ends here, and the candidates are sorted already.
@@ -98,4 +104,4 @@ class BeamOfCandidates(Beam):
         self.parents.append(parent)
         if self.some_finished:
             self.done = self.done | self._decided(t + 1)
-        return token.reshape(-1), (parent + np.arange(0, parent.size, k)[:, None]).reshape(-1)
+        return token.reshape(-1), (parent + self.sentence[: len(parent)] * k).reshape(-1)

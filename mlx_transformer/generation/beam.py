@@ -128,10 +128,11 @@ class Beam:
         tokens, parents = self.tokens.numpy(0), self.parents.numpy(0)  # (T, B, K)
         step, slot, last = (self.aside[name].astype(np.int64) for name in ("step", "slot", "token"))  # (B, K)
         paths = np.zeros((*step.shape, len(tokens)), np.int64)
+        sentence = np.arange(len(step))[:, None]
         for t in reversed(range(len(tokens))):
             before = t < step
-            paths[..., t] = np.where(before, np.take_along_axis(tokens[t], slot, axis=1), last)
-            slot = np.where(before, np.take_along_axis(parents[t], slot, axis=1), slot)
+            paths[..., t] = np.where(before, tokens[t][sentence, slot], last)
+            slot = np.where(before, parents[t][sentence, slot], slot)
         found = []
         for path, steps, scores in zip(paths, step, self.aside["score"], strict=True):
             # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.

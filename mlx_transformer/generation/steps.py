@@ -104,7 +104,8 @@ def run(model: Model, batch: Batch, strategy: Strategy) -> list[list[Hypothesis]
     for t in range(steps):
         earlier = strategy.done
         ids, rows = strategy.choose(logits, t)
-        xp.queue(ids, *strategy.held())
+        if xp.lazy:
+            xp.queue(ids, *strategy.held())
         if t + 1 == steps:
             break
         if t == 0 and strategy.width > 1:
