@@ -100,9 +100,11 @@ def has_graph(path: str | Path, name: str) -> bool:
 
 
 def _precision(place: Path, wanted: str | None) -> str:
-    if wanted is not None:
-        return check_precisions(wanted)[0]
     there = precisions(place)
+    if wanted is not None:
+        if check_precisions(wanted)[0] not in there and there:
+            raise UserError(f"{place}: holds {' and '.join(there)}, not {wanted}: choose one of them, or export it")
+        return wanted
     if len(there) > 1 and "float32" not in there:
         raise UserError(f"{place}: holds {' and '.join(there)}; choose with precision")
     return there[0] if len(there) == 1 else "float32"

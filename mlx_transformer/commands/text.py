@@ -115,6 +115,8 @@ def _translator(model: Path, backend: Backend | None, threads: int | None, preci
     """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
     from ..spec.folders import is_onnx_folder
 
+    if model.is_file():
+        raise UserError(f"{model}: is a file; give a folder (what `export --search` wrote is run by export.SearchModel)")
     onnx = is_onnx_folder(model)
     if backend is Backend.onnx and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
