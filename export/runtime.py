@@ -49,8 +49,8 @@ def session_options(threads: int | None = None, patience: int = 0) -> ort.Sessio
     options = ort.SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
-    # A model has several sessions that run in turn: by default the resting one's threads keep the cores busy, and greedy
-    # decoding of one sentence takes up to twice as long.
+    # A model has several sessions that run in turn: by default the resting one's threads keep the cores busy, and
+    # greedy decoding of one sentence takes up to twice as long.
     if patience:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(patience))
     else:
@@ -105,13 +105,14 @@ class OnnxTransformer:
         }
 
     def _graphs(self, providers: Sequence[Any] | None, threads: int | None) -> Any:
-        if DECODER_FIXED in self.sessions:
-            return FixedDecoderGraphs(self.config, self.sessions)
-        if ENCODER_FIXED in self.sessions:
-            return FixedEncoderGraphs(self.config, self.sessions)
-        if ENCODER_ROWS not in self.sessions:
+        sessions: Any = self.sessions
+        if DECODER_FIXED in sessions:
+            return FixedDecoderGraphs(self.config, sessions)
+        if ENCODER_FIXED in sessions:
+            return FixedEncoderGraphs(self.config, sessions)
+        if ENCODER_ROWS not in sessions:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
-            return kinds[self.config.architecture](self.config, self.sessions)
+            return kinds[self.config.architecture](self.config, sessions)
 
         def rows_graphs(sessions: dict[str, ort.InferenceSession], **given: Any) -> RowsGraphs:
             return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS], **given)

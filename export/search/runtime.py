@@ -50,7 +50,8 @@ class SearchModel:
         options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
         if find_spec(EXTENSIONS):
             options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-        given: dict[str, Any] = {"providers": list(providers or ["CPUExecutionProvider"]), "disabled_optimizers": [SLOW_FUSION]}
+        given: dict[str, Any] = {"disabled_optimizers": [SLOW_FUSION]}
+        given["providers"] = list(providers or ["CPUExecutionProvider"])
         try:
             self.session = ort.InferenceSession(path, options, **given)
         except Exception as error:  # onnxruntime's exceptions have no common base

@@ -116,7 +116,7 @@ def _translator(model: Path, backend: Backend | None, threads: int | None, preci
     from ..spec.folders import is_onnx_folder
 
     if model.is_file():
-        raise UserError(f"{model}: is a file; give a folder (what `export --search` wrote is run by export.SearchModel)")
+        raise UserError(f"{model}: is a file; give a folder (export.SearchModel runs what `export --search` wrote)")
     onnx = is_onnx_folder(model)
     if backend is Backend.onnx and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
