@@ -19,5 +19,6 @@ class Loop:
             raise NotImplementedError("the search in the graph forces no tokens")
         options: dict[str, Any] = {"max_new_tokens": length or limit, "min_new_tokens": length or 0, "beam": beam}
         if not length:
-            options |= {"length_penalty": 1.0, "penalty_form": "length"}
+            # See ours.py.
+            options |= {"length_penalty": 1.0, "penalty_form": "length", "early_stopping": beam > 1}
         return self.model.generate(rows, **options)

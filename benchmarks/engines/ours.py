@@ -17,5 +17,6 @@ class Folder:
     def translate(self, rows: Rows, beam: int, length: int | None, limit: int, prefix: Rows | None = None) -> Rows:
         options: dict[str, Any] = {"max_new_tokens": length or limit, "min_new_tokens": length or 0, "beam": beam}
         if not length:
-            options |= {"length_penalty": 1.0, "penalty_form": "length"}
+            # As CTranslate2 does by default: a sentence ends with as many finished hypotheses as beams.
+            options |= {"length_penalty": 1.0, "penalty_form": "length", "early_stopping": beam > 1}
         return self.model.generate(rows, prefix, **options)
