@@ -150,16 +150,13 @@ class RowsDecoder:
 
     def repeat(self, times: int) -> None:
         """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
-        past = self.past
         self.beam_width *= times
-        room = max(POSITIONS, self.own[0].shape[2])
+        room = max(POSITIONS, self.room)
         sentences, beams = len(self.source_mask), int(self.beam_width[0])
-        for i, old in enumerate(self.own):
-            self.own[i] = np.empty((len(old) * times, old.shape[1], room, old.shape[3]), np.float32)
-            self.own[i][::times, :, :past] = old[:, :, :past]
+        self._move(len(self.own[0]) * times, room, to=slice(None, None, times))
         self.cache_indirection = np.empty((sentences, beams, room), np.int32)
         self.cache_indirection[:] = np.arange(beams, dtype=np.int32)[None, :, None]
-        self.cache_indirection[:, :, :past] = 0
+        self.cache_indirection[:, :, : self.past] = 0
         self._bind()
 
     def reorder(self, rows: NDArray) -> None:
@@ -168,25 +165,26 @@ class RowsDecoder:
         past[:] = past.take(rows, axis=0)  # row numbers count the beams of all sentences
 
     def keep(self, rows: NDArray) -> None:
-        past, beams = self.past, int(self.beam_width[0])
+        beams = int(self.beam_width[0])
         sentences = rows[::beams] // beams
-        for i, old in enumerate(self.own):
-            self.own[i] = np.empty((len(rows), *old.shape[1:]), np.float32)
-            self.own[i][:, :, :past] = old[rows, :, :past]
+        self._move(len(rows), self.room, of=rows)
         self.cross = [x[sentences] for x in self.cross]
         self.source_mask = self.source_mask[sentences]
         self.cache_indirection = self.cache_indirection[sentences]
         self._bind()
 
     def _grow(self) -> None:
-        past = self.past
-        for i, old in enumerate(self.own):
-            self.own[i] = np.empty((*old.shape[:2], 2 * past, old.shape[3]), np.float32)
-            self.own[i][:, :, :past] = old
+        self._move(len(self.own[0]), 2 * self.room)
         old = self.cache_indirection
         slots = np.arange(old.shape[1], dtype=np.int32)[None, :, None]
         self.cache_indirection = np.concatenate([old, np.broadcast_to(slots, old.shape)], axis=2)
         self._bind()
+
+    def _move(self, rows: int, room: int, to: Any = slice(None), of: Any = slice(None)) -> None:
+        """The past of the rows `of` the buffers to those `to` of new ones."""
+        for i, old in enumerate(self.own):
+            self.own[i] = np.empty((rows, old.shape[1], room, old.shape[3]), np.float32)
+            self.own[i][to, :, : self.past] = old[of, :, : self.past]
 
     def _bind(self) -> None:
         """Show the graph where everything is; needed again whenever an array was replaced."""
