@@ -32,6 +32,9 @@ from .sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCac
 
 CPU = "CPUExecutionProvider"
 
+SLOW_FUSIONS = ["SkipLayerNormFusion"]
+"""Of ONNX Runtime's optimiser. On CPU its operator is slower than the Add and LayerNormalization it replaces."""
+
 # Between two steps the search needs less: threads that wait for the next step save a tenth of a small model's time.
 STEP_PATIENCE = 200
 
@@ -70,9 +73,8 @@ def open_session(
         if name not in available:
             raise UserError(f"provider {name} is not in this onnxruntime; it has {', '.join(available)}")
     try:
-        # SkipLayerNormalization is several times slower on CPU than the Add and LayerNormalization it replaces.
         return ort.InferenceSession(
-            str(file), options or session_options(), providers=providers, disabled_optimizers=["SkipLayerNormFusion"]
+            str(file), options or session_options(), providers=providers, disabled_optimizers=SLOW_FUSIONS
         )
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error

@@ -22,12 +22,12 @@ from mlx_transformer.generation.translate import Translation
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
+from ..runtime import CPU, SLOW_FUSIONS, session_options
 from ..sessions import padded
 from .options import CONFIG, DEFAULTS
 from .text import DOMAIN
 
 EXTENSIONS = "onnxruntime_extensions"
-SLOW_FUSION = "SkipLayerNormFusion"  # its operator is 3 to 5 times slower than Add and LayerNormalization on CPU
 
 
 class SearchModel:
@@ -44,14 +44,10 @@ class SearchModel:
     def __init__(self, path: str | Path, *, threads: int | None = None, providers: Sequence[str] | None = None):
         """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU."""
         self.path = Path(path)
-        options = ort.SessionOptions()
-        options.log_severity_level = 3  # else a warning for each input that has a default
-        options.intra_op_num_threads = threads or 0
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # threads of other sessions need the cores
+        options = session_options(threads or None)
         if find_spec(EXTENSIONS):
             options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-        given: dict[str, Any] = {"disabled_optimizers": [SLOW_FUSION]}
-        given["providers"] = list(providers or ["CPUExecutionProvider"])
+        given: dict[str, Any] = {"providers": list(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
         try:
             self.session = ort.InferenceSession(path, options, **given)
         except Exception as error:  # onnxruntime's exceptions have no common base
