@@ -16,7 +16,7 @@ from export.reference import Reference
 from export.stored import restored
 from export.targets import target_of
 from export.validate import compare
-from export.validate.decoding import sampled
+from export.validate.decoding import token_by_token
 from mlx_transformer.spec.checkpoint import save_checkpoint, write_manifest
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
@@ -172,5 +172,5 @@ def test_the_reference_draws_up_to_the_last_learned_position():
     config = alone("odd widths", "decoder")
     prompt = [5, 6, 7]
     limit = config.max_positions - len(prompt) + 1
-    (tokens, _), *_ = sampled(Reference(config, random_weights(config, 1)), [prompt], limit, seed=4)
+    (tokens, _), *_ = token_by_token(Reference(config, random_weights(config, 1)), [prompt], limit, sample=4)
     assert len(tokens) == limit

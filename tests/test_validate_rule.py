@@ -2,13 +2,14 @@
 
 import platform
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from export.reference import Reference
 from export.validate import threads
-from export.validate.decoding import Hypothesis, Sentence, beam_search, judge_beam, judge_greedy
+from export.validate.decoding import Hypothesis, Sentence, beam_search, judge_beam, judge_greedy, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, Measurement, Natural, Truth, budget_for
 from export.validate.threads import one_blas_thread
 from mlx_transformer.spec.config import TransformerConfig
@@ -145,6 +146,35 @@ def test_greedy_tokens_are_judged_one_by_one(model: Reference) -> None:
     assert found[1].problem.startswith(f"sentence 1, token 2: {changed[1][2]}, reference {outputs[1][2]}, gap ")
     too_long = judge_greedy(model, SOURCES, [[*row, 3] for row in outputs], 8, 1e-6)
     assert all(j.problem for j in too_long)
+
+
+class Bigrams:
+    """Stands in for the reference: what follows a token depends on that token alone."""
+
+    def __init__(self, following: np.ndarray):
+        self.config = TransformerConfig(vocab_size=len(following), d_model=4, heads=1, d_ff=4)
+        self.following = np.log(following)
+
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> None:
+        pass
+
+    def start(self, hidden: None, mask: np.ndarray) -> "Bigrams":
+        return self
+
+    def select(self, rows: list[int]) -> "Bigrams":
+        return self
+
+    def step(self, ids: list[list[int]], cache: "Bigrams") -> tuple[np.ndarray, "Bigrams"]:
+        return self.following[np.array(ids)], self
+
+
+def test_greedy_search_ends_with_eos_where_a_beam_of_one_goes_on() -> None:
+    following = np.full((7, 7), 0.001)
+    following[1, 5] = following[6, 6] = 0.994  # bos 5 6 6 6 6 6 ...
+    following[5, [2, 6]] = 0.5, 0.495  # or bos 5 eos
+    model: Any = Bigrams(following)
+    assert token_by_token(model, [[3, 2]], 20) == [([5], pytest.approx(np.log(0.994 * 0.5) / (7 / 6) ** 0.6))]
+    assert beam_search(model, [[3, 2]], beam=1, limit=20)[0].finished[0][1].tokens == (5, *[6] * 19)
 
 
 def test_a_greedy_divergence_is_accepted_only_at_a_tie(model: Reference) -> None:

@@ -187,8 +187,11 @@ def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c:
     return [parent for parent, _ in going]
 
 
-def sampled(reference: Reference, sources: Sequence[list[int]], limit: int, seed: int) -> list[tuple[list[int], float]]:
-    """A drawn output (ids without eos, log p / lp(length)) of each source, by the reference's own logits."""
+def token_by_token(
+    reference: Reference, sources: Sequence[list[int]], limit: int, sample: int | None = None
+) -> list[tuple[list[int], float]]:
+    """The greedy output (ids without eos, log p / lp(length)) of each source, by the reference's own logits; with a
+    seed `sample` a drawn one. Not a beam search of width one, which may go on past eos for a better score."""
     c = reference.config
     cache, logits = _start(reference, sources)
     rows = np.arange(len(sources))
@@ -196,7 +199,8 @@ def sampled(reference: Reference, sources: Sequence[list[int]], limit: int, seed
     total = np.zeros(len(sources))
     done = np.zeros(len(sources), bool)
     for step in range(limit):
-        chosen = (_allowed(logits, c) + gumbel(seed, step, rows, c.vocab_size)).argmax(axis=1)
+        noise = 0 if sample is None else gumbel(sample, step, rows, c.vocab_size)
+        chosen = (_allowed(logits, c) + noise).argmax(axis=1)
         log_p = _log_softmax(logits)
         for row in rows[~done]:
             tokens[row].append(int(chosen[row]))

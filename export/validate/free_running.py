@@ -10,7 +10,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .cases import Case
-from .decoding import Judged, beam_search, judge_beam, judge_greedy, sampled
+from .decoding import Judged, beam_search, judge_beam, judge_greedy, token_by_token
 from .engines import Engine
 from .report import Parting, Tokens
 
@@ -55,10 +55,9 @@ def free_running(
 
     def own(beam: int, drawn: int | None) -> list[list[int]]:
         """The reference's own outputs, without eos."""
-        if drawn is not None:
-            return [ids for ids, _ in sampled(reference, sources, limit, drawn)]
-        sentences = truth if beam > 1 else beam_search(reference, sources, beam, limit)
-        return [[token for token in s.finished[0][1].tokens if token != c.eos_id] for s in sentences]
+        if beam == 1:
+            return [ids for ids, _ in token_by_token(reference, sources, limit, drawn)]
+        return [[token for token in s.finished[0][1].tokens if token != c.eos_id] for s in truth]
 
     for engine in engines:
         for name, beam, drawn in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {BEAM}", BEAM, None)):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from export.reference import Reference, Tap
 from export.validate.cases import Case
-from export.validate.decoding import beam_search, sampled
+from export.validate.decoding import beam_search, token_by_token
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
@@ -61,8 +61,8 @@ class ReferenceEngine:
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
-        if sample is not None:
-            return sampled(self.model, sources, max_new_tokens, sample)
+        if beam == 1:
+            return token_by_token(self.model, sources, max_new_tokens, sample)
         found = []
         for sentence in beam_search(self.model, sources, beam, max_new_tokens):
             score, best = sentence.finished[0]
