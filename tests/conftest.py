@@ -1,4 +1,4 @@
-"""What every test process needs before numpy, MLX or ONNX Runtime are imported."""
+"""What every test process needs before numpy, MLX or ONNX Runtime are imported; and a model that several files use."""
 
 import os
 
@@ -12,6 +12,7 @@ os.environ["COLUMNS"] = "120"
 os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # typer takes GitHub's runners for a terminal
 os.environ.pop("FORCE_COLOR", None)
 
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # No deadline: the first call of a kernel or a session may take seconds on a busy machine.
@@ -24,3 +25,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("project")
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory):
+    """FOLDER/model and FOLDER/onnx: random weights, so that most outputs are broken UTF-8 of several kinds."""
+    from small_models import write_text_model
+
+    return write_text_model(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def text_model(text_folder):
+    """The same in ONNX Runtime."""
+    from export import OnnxTransformer
+
+    return OnnxTransformer(text_folder / "onnx", threads=1)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import mutations
 import onnx
 from mutations import CONFIGS, Mutation
+from mutations_mlx import MLX
+from mutations_onnx import ONNX
 from random_models import write_model
 from rich.console import Console
 from rich.table import Table
@@ -42,9 +43,7 @@ class Outcome:
 
 
 def all_mutations() -> dict[tuple[str, str], Mutation]:
-    return {("onnxruntime", n): m for n, m in mutations.ONNX.items()} | {
-        ("mlx", n): m for n, m in mutations.MLX.items()
-    }
+    return {("onnxruntime", n): m for n, m in ONNX.items()} | {("mlx", n): m for n, m in MLX.items()}
 
 
 def make_models(folder: Path) -> Models:

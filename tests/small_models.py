@@ -1,9 +1,14 @@
 """Small random models of many kinds, for tests of the exporter: every choice of the config occurs in one of them."""
 
+from pathlib import Path
+
 import numpy as np
 
+from export import export_onnx
+from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.tokenizer import Tokenizer
 
 SIZES = dict(vocab_size=50, d_model=32, heads=4, d_ff=48, max_positions=40, encoder_layers=2, decoder_layers=2)
 
@@ -60,3 +65,12 @@ def random_weights(config: TransformerConfig, seed: int = 0) -> dict[str, np.nda
         else:
             weights[name] = np.float32(0.1) * values + np.float32(name.endswith("norm.weight"))
     return weights
+
+
+def write_text_model(folder: Path) -> Path:
+    """FOLDER/model, a checkpoint with a tokenizer, and FOLDER/onnx, its export. -> FOLDER"""
+    tokenizer = Tokenizer.train(["one two three. four five six! größer 東京 " * 3], vocab_size=280)
+    config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": 60})
+    save_checkpoint(folder / "model", config, random_weights(config), tokenizer.to_json())
+    export_onnx(folder / "model", folder / "onnx")
+    return folder

@@ -1,61 +1,23 @@
-"""A checkpoint folder: what is written comes back, damage is found, a full disk costs nothing."""
+"""A checkpoint folder: what is written comes back, damage is found."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from small_checkpoint import CONFIG, TOKENIZER, contents, refusal, saved, weights
 
 from mlx_transformer.spec import checkpoint, durable
 from mlx_transformer.spec.checkpoint import open_checkpoint, read_tensors, save_checkpoint, verify_files
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import is_onnx_folder
 from mlx_transformer.spec.parameters import parameter_shapes
-
-resource = pytest.importorskip("resource")
-
-CONFIG = TransformerConfig(
-    vocab_size=5, d_model=2, heads=1, d_ff=2, encoder_layers=1, decoder_layers=1, feed_forward_bias=False
-)
-TOKENIZER = '{"any": "text, é"}\n'
-
-
-def weights(value=1.0, config=CONFIG):
-    rng = np.random.default_rng(0)
-    return {
-        name: (rng.normal(size=shape) + value).astype(np.float32) for name, shape in parameter_shapes(config).items()
-    }
-
-
-def saved(folder, value=1.0):
-    extra = {"optimizer.safetensors": {"step": np.array(7, np.uint64), "m": np.ones((2, 3))[:, ::2]}}
-    return save_checkpoint(folder, CONFIG, weights(value), TOKENIZER, texts={"state.json": "{}"}, tensors=extra)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def value_of(folder):
-    return open_checkpoint(folder).tensor("embedding.weight")[0, 0] - weights(0.0)["embedding.weight"][0, 0]
-
-
-def refusal(function, *arguments):
-    """The message of a `UserError`, or None."""
-    try:
-        function(*arguments)
-    except UserError as error:
-        return str(error)
 
 
 @pytest.fixture
@@ -245,112 +207,6 @@ def test_paths_of_the_wrong_kind(tmp_path, folder):
         is_onnx_folder(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         is_onnx_folder(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("there", ["file", "notes", "onnx"])
-def test_nothing_else_is_replaced(tmp_path, there):
-    target = tmp_path / "mine"
-    if there == "file":
-        target.write_text("keep")
-    else:
-        target.mkdir()
-        (target / ("config.json" if there == "onnx" else "notes.txt")).write_text("keep")
-    with pytest.raises(UserError, match=r"is a file|no checkpoint"):
-        saved(target)
-    kept = target if there == "file" else next(target.iterdir())
-    assert kept.read_text() == "keep"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_an_empty_folder_and_a_link_are_fine(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    saved(tmp_path / "link", 1.0)
-    saved(tmp_path / "link", 2.0)
-    assert (tmp_path / "link").is_symlink()
-    assert value_of(tmp_path / "real") == pytest.approx(2.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
-
-
-def test_a_disk_that_fills_up_anywhere_keeps_the_old_checkpoint(tmp_path):
-    """Real refusals by the system, in Python's writes and in those of safetensors: no file may grow past a limit."""
-    folder = saved(tmp_path / "one", 1.0)
-    sizes = sorted({len(data) for data in contents(folder).values()})
-    limits = sorted({0, 1, *(size - 1 for size in sizes), sizes[-1]})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    refused = 0
-    for limit in limits:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        try:
-            message = refusal(saved, folder, 2.0)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        if message:
-            refused += 1
-            assert message.startswith(f"{folder}: the checkpoint could not be written")
-            assert value_of(folder) == pytest.approx(1.0)
-        assert [path.name for path in tmp_path.iterdir()] == ["one"]
-    assert refused == len(limits) - 1
-    assert value_of(folder) == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, call):
-    folder = saved(tmp_path / "one", 1.0)
-    original, count = getattr(os, call), 0
-
-    def refusing(*arguments):
-        nonlocal count
-        count -= 1
-        if count == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return original(*arguments)
-
-    monkeypatch.setattr(durable.os, call, refusing)
-    attempts = 1
-    count = attempts
-    while message := refusal(saved, folder, 2.0):
-        assert "No space left on device" in message
-        left = sorted(path.name for path in tmp_path.iterdir())
-        if left == ["one"]:
-            assert value_of(folder) == pytest.approx(1.0)
-        else:  # the very last flush, after both renames
-            assert (call, left) == ("fsync", [".one.previous", "one"])
-        attempts += 1
-        count = attempts
-    assert attempts > (5 if call == "fsync" else 2)
-    assert value_of(folder) == pytest.approx(2.0)
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
-
-
-def test_a_folder_without_permission(tmp_path):
-    locked = tmp_path / "locked"
-    locked.write_text("a file where a folder is needed")
-    with pytest.raises(UserError, match="could not be written"):
-        saved(locked / "deeper" / "one")
-
-
-def test_leftovers_of_killed_processes_go_at_the_next_save(tmp_path):
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    alive = os.getppid()
-    for process in (int(dead.stdout), os.getpid(), alive):
-        for name in ("one", "other"):
-            (tmp_path / f".{name}.{process}.tmp").mkdir()
-            (tmp_path / f".{name}.{process}.tmp" / "part").write_text("x")
-    saved(tmp_path / "one")
-    found = {path.name for path in tmp_path.iterdir()}
-    others = {f".other.{process}.tmp" for process in (int(dead.stdout), os.getpid(), alive)}
-    assert found == {"one", f".one.{alive}.tmp"} | others
-
-
-def test_text_files_are_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    durable.write_text(path, "old")
-    monkeypatch.setattr(durable.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(UserError, match=r"run\.json: could not be written"):
-        durable.write_text(path, "new")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
-    assert path.read_text() == "old"
 
 
 def test_digests_of_any_folder(tmp_path):

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from small_models import SIZES, random_weights
 from toy_model import Toy
 
 from export import OnnxTransformer, export_onnx
@@ -20,8 +19,6 @@ from mlx_transformer.generation.stream import pieces, stream_ids
 from mlx_transformer.generation.with_mlx import MlxArrays, MlxTranslator
 from mlx_transformer.generation.with_mlx import stream_ids as mlx_stream_ids
 from mlx_transformer.nn.loading import load
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
@@ -35,29 +32,14 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """FOLDER/model and FOLDER/onnx: random weights, so that most outputs are broken UTF-8 of several kinds."""
-    path = tmp_path_factory.mktemp("made")
-    tokenizer = Tokenizer.train(["one two three. four five six! größer 東京 " * 3], vocab_size=280)
-    config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": 60})
-    save_checkpoint(path / "model", config, random_weights(config), tokenizer.to_json())
-    export_onnx(path / "model", path / "onnx")
-    return path
+def cpu(text_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cpu") / "onnx"
+    return OnnxTransformer(export_onnx(text_folder / "model", out, target="cpu"), threads=2)
 
 
 @pytest.fixture(scope="module")
-def onnx(folder):
-    return OnnxTransformer(folder / "onnx", threads=1)
-
-
-@pytest.fixture(scope="module")
-def cpu(folder):
-    return OnnxTransformer(export_onnx(folder / "model", folder / "cpu", target="cpu"), threads=2)
-
-
-@pytest.fixture(scope="module")
-def mlx(folder):
-    return MlxTranslator(*load(folder / "model"))
+def mlx(text_folder):
+    return MlxTranslator(*load(text_folder / "model"))
 
 
 @pytest.mark.parametrize("arrays", [None, MlxArrays()], ids=["numpy", "mlx"])
@@ -92,24 +74,24 @@ def test_a_token_costs_one_step_and_the_first_none():
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_text_is_that_of_translate(onnx, cpu, mlx, request_):
-    for model in (onnx, cpu, mlx):
+def test_text_is_that_of_translate(text_model, cpu, mlx, request_):
+    for model in (text_model, cpu, mlx):
         for line in LINES:
             got = list(model.stream(line, **request_))
             assert "".join(got) == model.translate([line], **request_)[0]
             assert all(got), "an empty piece"
 
 
-def test_split_lines_are_joined_as_translate_does(onnx):
+def test_split_lines_are_joined_as_translate_does(text_model):
     line = "one two three. four five six! " * 12
     request = {"overlong": "split", "max_new_tokens": 3}
-    assert "".join(onnx.stream(line, **request)) == onnx.translate([line], **request)[0]
-    assert "".join(onnx.stream(line, overlong="truncate")) == onnx.translate([line], overlong="truncate")[0]
+    assert "".join(text_model.stream(line, **request)) == text_model.translate([line], **request)[0]
+    assert "".join(text_model.stream(line, overlong="truncate")) == text_model.translate([line], overlong="truncate")[0]
 
 
-def test_errors_come_at_the_call(onnx, mlx):
+def test_errors_come_at_the_call(text_model, mlx):
     toy = Toy(vocab_size=20)
-    for model in (onnx, mlx):
+    for model in (text_model, mlx):
         with pytest.raises(UserError, match=r"beam=4 .* beam=1"):
             model.stream("one", beam=4)
         with pytest.raises(UserError, match=r"top_k=5 .* sample=True"):
@@ -160,23 +142,23 @@ def test_a_first_space_that_is_dropped():
     ]
 
 
-def test_command_line(folder, capsysbinary, monkeypatch, onnx):
+def test_command_line(text_folder, capsysbinary, monkeypatch, text_model):
     text = "one two\n\nthree. four\n"
     for arguments in ([], ["--sample", "--seed", "5"]):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-        assert main(["translate", str(folder / "onnx"), "--threads", "1", "--stream", *arguments]) == 0
+        assert main(["translate", str(text_folder / "onnx"), "--threads", "1", "--stream", *arguments]) == 0
         options = {"sample": True, "seed": 5} if arguments else {}
-        expected = [onnx.translate([line], **options)[0].replace("\n", " ") for line in text.splitlines()]
+        expected = [text_model.translate([line], **options)[0].replace("\n", " ") for line in text.splitlines()]
         assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    assert main(["translate", str(folder / "onnx"), "--stream", "--beam", "2"]) == 2
+    assert main(["translate", str(text_folder / "onnx"), "--stream", "--beam", "2"]) == 2
     assert b"stream with beam=1" in capsysbinary.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
-def test_threads_share_one_model(folder, tmp_path, target):
+def test_threads_share_one_model(text_folder, tmp_path, target):
     """Eight threads at once, every kind of call: what each gets is what it gets alone."""
-    onnx = OnnxTransformer(export_onnx(folder / "model", tmp_path / "onnx", target=target), threads=1)
+    onnx = OnnxTransformer(export_onnx(text_folder / "model", tmp_path / "onnx", target=target), threads=1)
     random_ = random.Random(2)
     words = "one two three four five six größer".split()
     lines = [" ".join(random_.choices(words, k=random_.randint(1, 9))) for _ in range(24)]

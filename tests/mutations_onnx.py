@@ -1,0 +1,228 @@
+"""Bugs in ONNX graphs and their weights."""
+
+from typing import Any
+
+import numpy as np
+from mutation_edits import (
+    after,
+    attribute,
+    become,
+    both,
+    constant,
+    epsilon,
+    exchanged,
+    left_padding_seen,
+    node,
+    one_more,
+    reads,
+    sees,
+    swap_inputs,
+    untied,
+    weight,
+)
+from mutations import D0, D1, E0, E1, Mutation, one_bit
+
+
+def swap_heads(rows: np.ndarray) -> np.ndarray:
+    return rows.reshape(4, 8, -1)[[1, 0, 2, 3]].reshape(rows.shape)
+
+
+def one_zero(array: np.ndarray) -> np.ndarray:
+    array[3, 4] = 0
+    return array
+
+
+def without_bias(n: Any) -> None:
+    del n.input[2]
+
+
+e0, e1, d0, d1 = (name.replace(".", "/", 1) for name in (E0, E1, D0, D1))
+PAST = "decoder_with_past*"
+SQRT_D = 32**0.5
+
+ONNX = {
+    # Weights
+    "value bias times .99": Mutation(
+        weight(f"{E1}.self_attention.value_proj.bias", lambda x: x * 0.99),
+        weights=f"{E1}.self_attention.value_proj.bias",
+        tap=f"{E1}.self_attention", culprit="value projection",
+    ),
+    "one weight zero": Mutation(
+        weight(f"{D0}.feed_forward.up_proj.weight", one_zero),
+        weights=f"{D0}.feed_forward.up_proj.weight", tap=f"{D0}.feed_forward", culprit="up projection",
+    ),
+    "key bias dropped": Mutation(
+        weight(f"{E1}.self_attention.key_proj.bias", np.zeros_like), weights=f"{E1}.self_attention.key_proj.bias"
+    ),
+    "weights rounded to float16": Mutation(
+        weight(f"{D1}.cross_attention.query_proj.weight", lambda x: x.astype(np.float16)),
+        weights=f"{D1}.cross_attention.query_proj.weight",
+        tap=f"{D1}.cross_attention", culprit="query projection",
+    ),
+    "two heads swapped": Mutation(
+        weight(f"{D0}.self_attention.query_proj.weight", swap_heads),
+        weights=f"{D0}.self_attention.query_proj.weight", tap=f"{D0}.self_attention", culprit="query projection",
+    ),
+    "one bit of one weight": Mutation(
+        weight(f"{E1}.feed_forward.down_proj.weight", one_bit), weights=f"{E1}.feed_forward.down_proj.weight"
+    ),
+    "a projection transposed": Mutation(
+        weight(f"{D0}.cross_attention.output_proj.weight", np.transpose),
+        weights=f"{D0}.cross_attention.output_proj.weight",
+        tap=f"{D0}.cross_attention", culprit="output projection",
+    ),
+    "a projection used untransposed": Mutation(
+        node("Transpose", f"{E0}.self_attention.query_proj.weight", become("Identity")),
+        tap=f"{E0}.self_attention", culprit="query projection",
+    ),
+    "another layer's weights": Mutation(
+        reads(f"{D1}.self_attention.value_proj.weight/", f"{D1}.self_attention.value_proj.weight",
+              f"{D0}.self_attention.value_proj.weight"),
+        tap=f"{D1}.self_attention", culprit="value projection", files="decoder_model",
+    ),
+    "tied matrix untied and rounded": Mutation(
+        untied("target_embedding.weight", lambda x: x.astype(np.float16)), tap="logits", culprit="classifier"
+    ),
+    "up and gate exchanged": Mutation(
+        exchanged(f"{d0}/feed_forward", "up_proj", "gate_proj"), model="modern",
+        tap=f"{D0}.feed_forward", culprit="activation (gate and up exchanged)",
+    ),
+    # Norms and residuals
+    "norm epsilon 1e-6 for 1e-5": Mutation(
+        node("LayerNormalization", f"{e0}/feed_forward_norm", epsilon(1e-6)),
+        tap=E0, culprit="layer norm (epsilon 1e-06, not 1e-05)",
+    ),
+    "RMS norm epsilon 1e-6 for 1e-5": Mutation(
+        constant(1e-5, 1e-6, f"{d1}/feed_forward_norm"), model="modern",
+        tap=f"{D1}.feed_forward", culprit="RMS norm (epsilon 1e-06, not 1e-05)",
+    ),
+    "norm without its bias": Mutation(
+        node("LayerNormalization", f"{d0}/self_attention_norm", without_bias),
+        tap=f"{D0}.cross_attention", culprit="layer norm (the bias is missing)",
+    ),
+    "final norm left out": Mutation(
+        reads("embedding/", "decoder.norm", D1), model="modern", tap="logits", culprit="classifier"
+    ),
+    "no residual around one sub-layer": Mutation(
+        node("Add", f"{e1}/Add", lambda n: n.input.__setitem__(0, n.input[1])),
+        tap=f"{E1}.feed_forward", culprit="residual connection (the sub-layer's output is added to itself)",
+    ),
+    "residual from the wrong layer": Mutation(
+        reads(f"{e1}/Add", E0, "encoder.embedding"), tap=f"{E1}.feed_forward", culprit="residual connection"
+    ),
+    # Embedding and positions
+    "positions + 1e-6": Mutation(
+        weight("positions.sinusoids", lambda x: x + 1e-6), tap="encoder.embedding", culprit="positions"
+    ),
+    "positions off by one": Mutation(
+        weight("positions.sinusoids", lambda x: np.roll(x, -1, axis=0)), files="encoder*",
+        tap="encoder.embedding", culprit="positions",
+    ),
+    "positions of steps off by one": Mutation(
+        one_more(1, -1)("Gather", "decoder/positions"), files=PAST,
+        tap="decoder.embedding", path="cached, tapped", culprit="positions",
+    ),
+    "learned positions off by one": Mutation(
+        one_more(1, -1)("Gather", "decoder/positions"), model="decoder", tap="decoder.embedding", culprit="positions"
+    ),
+    "embedding scale a little off": Mutation(
+        constant(SQRT_D, float(np.nextafter(np.float32(SQRT_D), np.float32(9))), "Mul"), files="encoder*",
+        tap="encoder.embedding", culprit="embedding scale",
+    ),
+    "embedding not scaled": Mutation(
+        constant(SQRT_D, 1.0, "Mul"), files="encoder*", tap="encoder.embedding", culprit="embedding scale",
+    ),
+    "the neighbour's row of the embedding": Mutation(
+        one_more(1, -1)("Gather", "source_embedding/"), files="encoder*",
+        tap="encoder.embedding", culprit="embedding row",
+    ),
+    "rotary sine from the table of cosines": Mutation(
+        reads("decoder/Gather", "positions.sin", "positions.cos"), model="modern", files="decoder_model",
+        tap=f"{D0}.self_attention", culprit="",
+    ),
+    # Masks
+    "padding not masked": Mutation(
+        constant(-1e9, 0.0, "Where"), files="encoder*", tap=f"{E0}.self_attention",
+        culprit="mask and softmax (mask: query ",
+    ),
+    "padding on the left not masked": Mutation(
+        left_padding_seen, files="encoder*", tap=f"{E0}.self_attention", culprit="mask and softmax (mask: query ",
+    ),
+    "source padding not masked in the decoder": Mutation(
+        node("Where", "Where_node_4", lambda n: n.input.__setitem__(2, n.input[1])), files=PAST,
+        tap=f"{D0}.cross_attention", path="cached, tapped", culprit="mask and softmax (mask: query ",
+    ),
+    "causal mask wrong at one position": Mutation(
+        sees(query=1, key=2), files="decoder_model", tap=f"{D0}.self_attention",
+        culprit="mask and softmax (mask: query 1 sees key 2 of row 0, which is masked)",
+    ),
+    "causal mask without the diagonal": Mutation(
+        node("LessOrEqual", "", become("Less")), files="decoder_model",
+        tap=f"{D0}.self_attention", culprit="mask and softmax (mask: query ",
+    ),
+    "no causal mask at all": Mutation(
+        node("LessOrEqual", "", become("GreaterOrEqual")), files="decoder_model",
+        tap=f"{D0}.self_attention", culprit="mask and softmax (mask: query ",
+    ),
+    "prompt's padding not masked": Mutation(
+        node("And", "", become("Or")), model="decoder", tap=f"{D0}.self_attention",
+        culprit="mask and softmax (mask: query ",
+    ),
+    # Attention and feed-forward
+    "no scale in one attention": Mutation(
+        constant(8**-0.5, 1.0, f"{d1}/self_attention"), files="decoder_model",
+        tap=f"{D1}.self_attention", culprit="scores: Q K^T / sqrt(d_k) (every value times 2.828",
+    ),
+    "scale 1 / d_k": Mutation(
+        constant(8**-0.5, 1 / 8, f"{e0}/self_attention"), files="encoder*",
+        tap=f"{E0}.self_attention", culprit="scores: Q K^T / sqrt(d_k) (every value times 0.353553",
+    ),
+    "softmax over the queries": Mutation(
+        node("Softmax", f"{d1}/cross_attention", attribute(axis=-2)), files="decoder_model",
+        tap=f"{D1}.cross_attention", culprit="mask and softmax",
+    ),
+    "query heads exchanged": Mutation(
+        after("Transpose", f"{e1}/self_attention/Transpose", "Gather", np.array([1, 0, 2, 3]), at=2, axis=1),
+        files="encoder*", tap=f"{E1}.self_attention",
+        culprit="queries: heads split, rotary positions (heads 0 and 1 exchanged)",
+    ),
+    "grouped heads in another order": Mutation(
+        both(
+            after("Transpose", f"{d0}/self_attention/Transpose", "Gather", np.array([1, 0]), at=0, axis=1),
+            after("Transpose", f"{d0}/self_attention/Transpose", "Gather", np.array([1, 0]), at=1, axis=1),
+        ),
+        model="modern", files="decoder_model", tap=f"{D0}.self_attention", culprit="",
+    ),
+    "gelu in its tanh form": Mutation(
+        node("Gelu", e1, become("Gelu", approximate="tanh")),
+        tap=f"{E1}.feed_forward", culprit="activation (gelu_tanh, not gelu)",
+    ),
+    "relu for gelu": Mutation(
+        node("Gelu", d0, become("Relu")), files="decoder_model",
+        tap=f"{D0}.feed_forward", culprit="activation (relu, not gelu)",
+    ),
+    "tanh for the sigmoid in silu": Mutation(
+        node("Sigmoid", e1, become("Tanh")), model="modern", tap=f"{E1}.feed_forward", culprit="activation",
+    ),
+    # Cache
+    "cache in the wrong order": Mutation(
+        node("Concat", d1, swap_inputs), files=PAST,
+        tap=f"{D1}.self_attention", path="cached, tapped", culprit="keys: ",
+    ),
+    "prompt's cache in the wrong order": Mutation(
+        node("Concat", d1, swap_inputs), model="decoder",
+        tap=f"{D1}.self_attention", path="cached, tapped", culprit="keys: ",
+    ),
+    "another layer's cache": Mutation(
+        reads(d1, "past_key_values.1.decoder.value", "past_key_values.0.decoder.value"), files=PAST,
+        tap=f"{D1}.self_attention", path="cached, tapped", culprit="values: ",
+    ),
+    "another layer's keys of the source": Mutation(
+        reads(d1, "past_key_values.1.encoder.key", "past_key_values.0.encoder.key"), files=PAST,
+        tap=f"{D1}.cross_attention", path="cached, tapped", culprit="scores: ",
+    ),
+    "a mistake in the merged graph alone": Mutation(
+        node("Concat", d1, swap_inputs), files="*merged*",
+        tap=f"{D1}.self_attention", path="cached, merged, tapped", culprit="keys: ",
+    ),
+}  # fmt: skip

@@ -1,0 +1,76 @@
+"""What the tests of the server share: one in this process with a client, and a model that waits to be let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+
+from starlette.testclient import TestClient
+
+from export.serve.app import App
+from export.serve.batching import Batcher
+
+LINES = ["one two", "", "three. four five six!", "größer, 東京", "x", "two " * 8]
+STREAM = "/translate/stream"
+
+
+@contextlib.contextmanager
+def client(model, **settings):
+    """A client of a server in this process, ready."""
+    given = {"max_batch": 8, "max_wait": 0.001, "max_queue": 64, **settings}
+    app = App(lambda: model, Batcher(**given))
+    with TestClient(app.asgi, raise_server_exceptions=False) as found:
+        until(lambda: found.get("/health").status_code == 200)
+        yield found, app
+
+
+def until(condition, seconds=60.0):
+    """Others may keep this machine busy: the limit is for what never comes."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+class Held:
+    """A model whose searches wait until they are let go; it notes the rows of each."""
+
+    def __init__(self, model):
+        self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
+
+    def generate(self, ids, **options):
+        self.calls.append(len(ids))
+        assert self.go.wait(60)
+        return self.model.generate(ids, **options)
+
+    def stream(self, line, **options):
+        pieces = self.model.stream(line, **options)
+
+        def noted():
+            self.calls.append(line)
+            yield from pieces
+
+        return noted()
+
+
+async def call(asgi, path, body, gone=None):
+    """One request as a server of ASGI makes it; the client leaves when `gone` is set. -> status, body"""
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent = []
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    await asgi({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}}, receive, send)
+    status = next((m["status"] for m in sent if m["type"] == "http.response.start"), None)
+    return status, b"".join(m.get("body", b"") for m in sent)

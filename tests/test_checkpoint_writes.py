@@ -1,0 +1,122 @@
+"""Writing a checkpoint: a full disk costs nothing, nothing else is replaced, leftovers go."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from small_checkpoint import contents, refusal, saved, value_of
+
+from mlx_transformer.spec import durable
+from mlx_transformer.spec.errors import UserError
+
+resource = pytest.importorskip("resource")
+
+
+@pytest.mark.parametrize("there", ["file", "notes", "onnx"])
+def test_nothing_else_is_replaced(tmp_path, there):
+    target = tmp_path / "mine"
+    if there == "file":
+        target.write_text("keep")
+    else:
+        target.mkdir()
+        (target / ("config.json" if there == "onnx" else "notes.txt")).write_text("keep")
+    with pytest.raises(UserError, match=r"is a file|no checkpoint"):
+        saved(target)
+    kept = target if there == "file" else next(target.iterdir())
+    assert kept.read_text() == "keep"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_empty_folder_and_a_link_are_fine(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    saved(tmp_path / "link", 1.0)
+    saved(tmp_path / "link", 2.0)
+    assert (tmp_path / "link").is_symlink()
+    assert value_of(tmp_path / "real") == pytest.approx(2.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_disk_that_fills_up_anywhere_keeps_the_old_checkpoint(tmp_path):
+    """Real refusals by the system, in Python's writes and in those of safetensors: no file may grow past a limit."""
+    folder = saved(tmp_path / "one", 1.0)
+    sizes = sorted({len(data) for data in contents(folder).values()})
+    limits = sorted({0, 1, *(size - 1 for size in sizes), sizes[-1]})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    refused = 0
+    for limit in limits:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            message = refusal(saved, folder, 2.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        if message:
+            refused += 1
+            assert message.startswith(f"{folder}: the checkpoint could not be written")
+            assert value_of(folder) == pytest.approx(1.0)
+        assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert refused == len(limits) - 1
+    assert value_of(folder) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, call):
+    folder = saved(tmp_path / "one", 1.0)
+    original, count = getattr(os, call), 0
+
+    def refusing(*arguments):
+        nonlocal count
+        count -= 1
+        if count == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*arguments)
+
+    monkeypatch.setattr(durable.os, call, refusing)
+    attempts = 1
+    count = attempts
+    while message := refusal(saved, folder, 2.0):
+        assert "No space left on device" in message
+        left = sorted(path.name for path in tmp_path.iterdir())
+        if left == ["one"]:
+            assert value_of(folder) == pytest.approx(1.0)
+        else:  # the very last flush, after both renames
+            assert (call, left) == ("fsync", [".one.previous", "one"])
+        attempts += 1
+        count = attempts
+    assert attempts > (5 if call == "fsync" else 2)
+    assert value_of(folder) == pytest.approx(2.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_folder_without_permission(tmp_path):
+    locked = tmp_path / "locked"
+    locked.write_text("a file where a folder is needed")
+    with pytest.raises(UserError, match="could not be written"):
+        saved(locked / "deeper" / "one")
+
+
+def test_leftovers_of_killed_processes_go_at_the_next_save(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    alive = os.getppid()
+    for process in (int(dead.stdout), os.getpid(), alive):
+        for name in ("one", "other"):
+            (tmp_path / f".{name}.{process}.tmp").mkdir()
+            (tmp_path / f".{name}.{process}.tmp" / "part").write_text("x")
+    saved(tmp_path / "one")
+    found = {path.name for path in tmp_path.iterdir()}
+    others = {f".other.{process}.tmp" for process in (int(dead.stdout), os.getpid(), alive)}
+    assert found == {"one", f".one.{alive}.tmp"} | others
+
+
+def test_text_files_are_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    durable.write_text(path, "old")
+    monkeypatch.setattr(durable.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(UserError, match=r"run\.json: could not be written"):
+        durable.write_text(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+    assert path.read_text() == "old"

@@ -1,0 +1,146 @@
+"""The server's queue: equal work together, bounds that hold, and nothing computed for those who left."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from serving import LINES, STREAM, Held, call, client, until
+
+from export.serve.app import App
+from export.serve.batching import Batcher, OverloadError
+from mlx_transformer.spec.errors import UserError
+
+
+def test_many_clients_share_batches(text_model):
+    """Requests of three kinds from many threads: each gets its own answer, and fewer batches than requests ran."""
+    requests = [({"text": LINES[i % len(LINES)]}, [{}, {"beam": 2}, {"max_new_tokens": 4}][i % 3]) for i in range(48)]
+    with client(text_model, max_wait=0.05, workers=2) as (http_, app), ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda r: http_.post("/translate", json={**r[0], **r[1]}).json(), requests))
+        metrics = http_.get("/metrics").text
+        assert app.batcher.waiting == 0
+        assert app.batcher.items == []
+    assert [a["translations"][0] for a in answers] == [text_model.translate([r["text"]], **o)[0] for r, o in requests]
+    assert 'mlx_transformer_requests_total{path="/translate",status="200"} 48.0' in metrics
+    assert "mlx_transformer_sentences_total 48.0" in metrics
+    sentences = float(re.search(r"^mlx_transformer_batch_sentences_sum (.*)", metrics, re.M)[1])
+    batches = float(re.search(r"^mlx_transformer_batch_sentences_count (.*)", metrics, re.M)[1])
+    assert sentences == 40  # without the empty lines
+    assert batches <= 20
+
+
+def test_full_queue_and_disconnect(text_model):
+    """One batch runs, the queue fills, the next request is told to come back; who leaves is never computed."""
+    held = Held(text_model)
+    with client(held, max_batch=2, max_queue=4) as (http_, app), ThreadPoolExecutor(8) as pool:
+        first = pool.submit(http_.post, "/translate", json={"text": ["x", "one"]})
+        until(lambda: app.batcher.running == 2)
+        second = pool.submit(http_.post, "/translate", json={"text": ["x", "two", "three"]})
+        until(lambda: app.batcher.waiting == 3)
+        for path in ("/translate", "/translate/stream"):
+            size = 2 if path == "/translate" else 1
+            body = {"text": ["x"] * size if size > 1 else "x"}
+            if size == 1:  # one place is left, and a stream takes it
+                third = pool.submit(http_.post, path, json=body)
+                until(lambda: app.batcher.waiting == 4)
+            answer = http_.post(path, json=body)
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "try again" in answer.json()["error"]
+        assert http_.get("/health").json() == {"status": "ready", "waiting": 4, "running": 2}
+        held.go.set()
+        assert first.result().json()["translations"] == text_model.translate(["x", "one"])
+        assert second.result().json()["translations"] == text_model.translate(["x", "two", "three"])
+        assert third.result().status_code == 200
+        assert http_.get("/health").json() == {"status": "ready", "waiting": 0, "running": 0}
+    assert held.calls[0] == 2
+    assert held.calls.count("x") == 1
+    assert max(c for c in held.calls if isinstance(c, int)) == 2, "max_batch"
+
+
+def test_who_leaves_is_never_computed(text_model):
+    held = Held(text_model)
+    app = App(lambda: held, Batcher(1, 0, 8))
+
+    async def scene():
+        async with app.lifespan(app.asgi):
+            while app.service is None:
+                await asyncio.sleep(0.005)
+            running = asyncio.create_task(call(app.asgi, "/translate", {"text": "x"}))
+            while not app.batcher.running:
+                await asyncio.sleep(0.005)
+            gone = asyncio.Event()
+            leaving = [asyncio.create_task(call(app.asgi, p, {"text": "one"}, gone)) for p in ("/translate", STREAM)]
+            while app.batcher.waiting != 2:
+                await asyncio.sleep(0.005)
+            gone.set()
+            await asyncio.gather(*leaving)
+            assert app.batcher.waiting == 0
+            assert app.batcher.items == []
+            held.go.set()
+            assert (await running)[0] == 200
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert [c for c in held.calls if isinstance(c, int)] == [1], "only the first was searched"
+    assert "mlx_transformer_dropped_requests_total 2.0" in app.metrics.text().decode()
+
+
+def test_batches():
+    """Equal work together, at most max_batch, the oldest with its nearest in length, and nobody waits forever."""
+    calls = []
+
+    def work(payloads):
+        calls.append(payloads)
+        return [-p for p in payloads]
+
+    def other(payloads):
+        return work(payloads)
+
+    async def scene():
+        batcher = Batcher(3, 0.01, 100)
+        lengths = [5, 90, 6, 50, 4, 91, 5]
+        jobs = [batcher.submit(work, lengths, lengths), batcher.submit(other, [7], [7])]
+        batcher.start()
+        results = [await batcher.results(job) for job in jobs]
+        assert results == [[-n for n in lengths], [-7]]
+        assert calls == [[5, 5, 6], [90, 91, 50], [4], [7]] or calls == [[5, 5, 4], [90, 91, 50], [6], [7]]
+        await batcher.stop()
+        # After two together one waits for a second, max_wait at most; after one alone it waits for nobody.
+        batcher = Batcher(8, 0.3, 100)
+        batcher.start()
+        took = []
+        for count in (2, 1, 1):
+            began = time.monotonic()
+            await batcher.results(batcher.submit(work, [1] * count, [1] * count))
+            took.append(time.monotonic() - began)
+        assert took[1] >= 0.29
+        assert min(took[0], took[2]) < 0.29
+        await batcher.stop()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_one_bad_item_spoils_no_other():
+    def work(payloads):
+        if 13 in payloads:
+            raise UserError("thirteen")
+        return payloads
+
+    async def scene():
+        batcher = Batcher(8, 0.01, 10)
+        batcher.start()
+        jobs = [batcher.submit(work, [n], [n]) for n in (1, 13, 2)]
+        found = await asyncio.gather(*map(batcher.results, jobs), return_exceptions=True)
+        assert found[0] == [1]
+        assert found[2] == [2]
+        assert str(found[1]) == "thirteen"
+        batcher.submit(work, list(range(10)), [1] * 10)
+        with pytest.raises(OverloadError, match="10 sentences are waiting"):
+            batcher.submit(work, [1], [1])
+        await batcher.stop()
+        assert all(item.future.cancelled() for item in batcher.items)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

@@ -1,0 +1,116 @@
+"""The server as a process: an orderly start and end, and one line for what can't be served."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from serving import LINES, STREAM, until
+from test_no_mlx import ROOT, WITHOUT_MLX
+
+from export.__main__ import main
+
+
+@pytest.fixture
+def folder(text_folder):
+    return text_folder / "onnx"
+
+
+def started(folder, *arguments, before=""):
+    """The server in a process of its own, and its port once it is ready."""
+    script = f"{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
+    command = [sys.executable, "-c", script, "serve", str(folder), "--threads", "1", "--port", "0", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
+    for line in process.stderr:
+        if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+) \(ready in", line):
+            return process, int(found[1])
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+def post(port, path, body=None):
+    """-> status, text; without a body it is a GET."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+        connection.request("GET" if body is None else "POST", path, body and json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_process(folder, text_model, number, status):
+    """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
+    process, port = started(folder, "--max-wait-ms", "400", before=WITHOUT_MLX)
+    try:
+        assert post(port, STREAM, {"text": "x"})[1].count("event: done") == 1
+        code, text = post(port, "/translate", {"text": LINES, "beam": 2})
+        assert code == 200
+        assert json.loads(text) == {"translations": text_model.translate(LINES, beam=2)}
+        with ThreadPoolExecutor(1) as pool:
+            last = pool.submit(post, port, "/translate", {"text": "x"})  # waits 400 ms for company
+            until(lambda: json.loads(post(port, "/health")[1])["waiting"] == 1)
+            process.send_signal(number)
+            assert json.loads(last.result()[1]) == {"translations": text_model.translate(["x"])}
+        assert process.wait(60) == status
+        said = process.stderr.read()
+        assert "Traceback" not in said
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_what_cannot_be_served(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: pytest.fail("it is served"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--port", port]) == 2
+        assert f"127.0.0.1:{port}: can't listen there (Address already in use); choose" in capsys.readouterr().err
+    for arguments, message in [
+        ([str(folder), "--max-batch", "0"], "max_batch=0 must be at least 1"),
+        ([str(folder), "--threads", "0"], "threads=0 must be at least 1"),
+        ([str(folder), "--max-wait-ms", "-1"], "max_wait_ms=-1.0 must be from 0"),
+        ([str(folder), "--port", "70000"], "port=70000 must be from 0 to 65535"),
+        ([str(folder), "--host", "256.0.0.1"], "256.0.0.1:8000: can't listen there"),
+        ([str(tmp_path)], str(tmp_path)),
+    ]:
+        assert main(["serve", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_model_that_cannot_translate(folder, tmp_path, capsys):
+    """Found only when it is loaded: one line and exit 2 all the same."""
+    for file in folder.rglob("*"):
+        if file.is_file() and file.name != "tokenizer.json":
+            target = tmp_path / "onnx" / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "export", "serve", str(tmp_path / "onnx"), "--port", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 2
+    assert "no tokenizer.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra(folder):
+    script = (
+        "import sys\nsys.modules['starlette'] = None\n"  # importing it is ModuleNotFoundError
+        f"from export.__main__ import main\nraise SystemExit(main(['serve', {str(folder)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2
+    assert done.stderr == "python -m export: serve needs starlette: pip install 'mlx-transformer[serve]'\n"
