@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from toy_model import Toy
 
-from mlx_transformer.generation.greedy import gumbel
 from mlx_transformer.generation.search import generate
 
 DRAWS = 4000
@@ -53,17 +52,6 @@ def test_frequencies(options):
     statistic = sum((counts[id] - n) ** 2 / n for id, n in wanted.items())
     freedom = len(p) - 1
     assert statistic <= freedom + 6 * np.sqrt(2 * freedom)
-
-
-def test_seed_step_and_row_decide():
-    noise = gumbel(3, 5, np.array([0, 7, 2]), 50)
-    np.testing.assert_array_equal(gumbel(3, 5, np.array([7]), 50)[0], noise[1])
-    for other in (gumbel(4, 5, np.array([7]), 50), gumbel(3, 6, np.array([7]), 50), gumbel(3, 5, np.array([8]), 50)):
-        assert not (other[0] == noise[1]).any()
-    assert np.isfinite(gumbel(0, 0, np.arange(100), 1000)).all()
-    sample = gumbel(0, 0, np.arange(100), 1000)
-    assert sample.mean() == pytest.approx(0.5772, abs=0.02)
-    assert sample.var() == pytest.approx(np.pi**2 / 6, abs=0.05)
 
 
 def test_long_samples_differ_by_row_and_seed():

@@ -48,12 +48,12 @@ class Beam:
         self.limit_penalty = options.penalty(op, limits)
         self.rising = op.GreaterOrEqual(options.length_penalty, 0.0)
         self.bans = table(op, "search.bans", lambda: bans(config))
-        self.sampling = Sampling(op, options, self.size, self.steps)
+        self.sampling = Sampling(op, options, self.size, config.vocab_size)
 
     def at(self, op: Op, index: ir.Value) -> Beam:
         chosen = copy(self)
         chosen.limits, chosen.limit_penalty = op.Gather(self.limits, index), op.Gather(self.limit_penalty, index)
-        chosen.sampling = self.sampling.at(index)
+        chosen.sampling = self.sampling.at(op, index)
         return chosen
 
     def initial(self, op: Op) -> dict[str, Carried]:

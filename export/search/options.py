@@ -41,9 +41,10 @@ DEFAULTS = {
 class OptionInputs:
     """Scalars, unless said otherwise.
 
-    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, seed: as in
+    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p: as in
         `Options`; with `sample` the beam is 1 whatever was asked.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
+    seed: of 64 bits; from 2^63 on as the negative number with the same bits.
     rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
     penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s form, 0 that of transformers.
     """

@@ -1,57 +1,71 @@
-"""Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3) from integer
-operations: random numbers that depend on a seed and a place alone, equal on every runtime.
+"""The noise of `generation/philox.py` within a graph: the same bits, from integer operations.
 
 Words are int64 between 0 and 2^32 - 1, with + - * / as exact as in the paper's unsigned 32 bits.
 
-Shapes: T steps, B rows.
+Shapes: B rows, N numbers of each, n = N / 4 counters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
-from ..primitives import Op
+from mlx_transformer.generation.philox import MULTIPLIERS, ROUNDS, SPARE_BITS, STEP, WEYL, WORD
 
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key's halves each round
-WORD = 1 << 32
+from ..primitives import Op, table
 
-Words = tuple[ir.Value, ir.Value, ir.Value, ir.Value]
+HALF = 1 << 16
 
 
-def philox(op: Op, counter: Words, key: tuple[ir.Value, ir.Value]) -> Words:
-    """Four random words for each counter of four; all broadcast together."""
-    a, b, c, d = counter
-    k0, k1 = key
-    for i in range(ROUNDS):
-        high0, low0 = _product(op, a, MULTIPLIERS[0])
-        high1, low1 = _product(op, c, MULTIPLIERS[1])
-        a, b = op.BitwiseXor(op.BitwiseXor(high1, b), k0), low1
-        c, d = op.BitwiseXor(op.BitwiseXor(high0, d), k1), low0
-        if i + 1 < ROUNDS:
-            k0, k1 = op.Mod(op.Add(k0, WEYL[0]), WORD), op.Mod(op.Add(k1, WEYL[1]), WORD)
-    return a, b, c, d
+def philox(op: Op, x: ir.Value, y: ir.Value, keys: Sequence[ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """x (2, B, n): words 0 and 2 of each counter, y words 1 and 3, keys as from `round_keys`. The same of the
+    results."""
+    for k in keys:
+        high, low = _product(op, op.Gather(x, [1, 0], axis=0))
+        x, y = op.BitwiseXor(op.BitwiseXor(high, y), k), low
+    return x, y
 
 
-def uniforms(op: Op, seed: ir.Value, steps: ir.Value, rows: ir.Value) -> ir.Value:
-    """Numbers (T, B) in (0, 1), float64 of 52 bits, for counters (step, row, 0, 0) and the key `seed` (int64 scalar).
-
-    steps: T (scalar); rows: the row numbers (B,)."""
-    step, row = op.Unsqueeze(op.Range(0, steps, 1), [1]), op.Unsqueeze(rows, [0])
-    zero = op.Sub(step, step)
-    high = op.Mod(op.Div(op.Sub(seed, op.Mod(seed, WORD)), WORD), WORD)
-    a, b, _, _ = philox(op, (step, row, zero, zero), (op.Mod(seed, WORD), high))
-    bits = op.Add(op.Mul(op.Div(a, 1 << 6), 1 << 26), op.Div(b, 1 << 6))
-    real = op.Cast(bits, to=ir.DataType.DOUBLE)
-    half, whole = (op.Cast(x, to=ir.DataType.DOUBLE) for x in (0.5, float(1 << 52)))
-    return op.Div(op.Add(real, half), whole)
+def round_keys(op: Op, key: ir.Value) -> Sequence[ir.Value]:
+    """The key's two words (2,) in each round: (2, 1, 1) each."""
+    weyl = table(op, "philox.weyl", lambda: np.arange(ROUNDS)[:, None] * np.array(WEYL))
+    keys = op.Unsqueeze(op.Mod(op.Add(key, weyl), WORD), [2, 3])
+    return [op.Squeeze(k, [0]) for k in op.Split(keys, axis=0, num_outputs=ROUNDS, _outputs=ROUNDS)]
 
 
-def _product(op: Op, x: ir.Value, factor: int) -> tuple[ir.Value, ir.Value]:
-    """The high and the low word of x * factor; in halves of the factor, as 64 bits with a sign can't hold it whole."""
-    upper, lower = op.Mul(x, factor >> 16), op.Mul(x, factor & 0xFFFF)
-    middle = op.Add(upper, op.Div(lower, 1 << 16))  # the product over 2^16, below 2^49
-    high = op.Div(middle, 1 << 16)
-    low = op.Add(op.Mul(op.Mod(middle, 1 << 16), 1 << 16), op.Mod(lower, 1 << 16))
-    return high, low
+def words_of(op: Op, seed: ir.Value) -> ir.Value:
+    """The low and the high word (2,) of a scalar. A negative one stands for itself + 2^64."""
+    low = op.Mod(seed, WORD)
+    high = op.Mod(op.Div(op.Sub(seed, low), WORD), WORD)
+    return op.Concat(op.Unsqueeze(low, [0]), op.Unsqueeze(high, [0]), axis=0)
+
+
+def counters(op: Op, rows: ir.Value, count: int) -> ir.Value:
+    """Words 0 and 2 (2, B, n) of what the rows (B,) count for N = `count` numbers: i // 4 and the row."""
+    n = -(-count // 4)
+    first = table(op, "philox.counters", lambda: np.stack([np.arange(n), np.zeros(n, np.int64)])[:, None])
+    second = op.Unsqueeze(op.Unsqueeze(rows, [1]), [0])
+    return op.Add(first, op.Mul(second, table(op, "philox.rows", lambda: np.array([0, 1])[:, None, None])))
+
+
+def gumbel(op: Op, x: ir.Value, t: ir.Value, keys: Sequence[ir.Value]) -> ir.Value:
+    """Noise (B, 4n) for new token number t (scalar) of the rows that `counters` counted for."""
+    y = op.Mul(t, table(op, "philox.step", lambda: np.array([1, 0])[:, None, None]))
+    x, y = (op.Unsqueeze(words, [1]) for words in philox(op, x, y, keys))
+    words = op.Transpose(op.Concat(x, y, axis=1), perm=[2, 3, 0, 1])  # (B, n, 2, 2)
+    numbers = op.Cast(op.Div(op.Flatten(words), 1 << SPARE_BITS), to=ir.DataType.FLOAT)
+    uniform = op.Mul(op.Add(numbers, 0.5), STEP)
+    return op.Neg(op.Log(op.Neg(op.Log(uniform))))
+
+
+def _product(op: Op, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The high and the low words of words 2 and 0 times their multipliers; in halves of these, as 64 bits with a sign
+    can't hold the whole."""
+    factors = np.array(MULTIPLIERS[::-1])[:, None, None]
+    upper = op.Mul(x, table(op, "philox.upper", lambda: factors // HALF))
+    lower = op.Mul(x, table(op, "philox.lower", lambda: factors % HALF))
+    middle = op.Add(upper, op.Div(lower, HALF))  # the product over 2^16, below 2^49
+    low = op.Add(op.Mul(op.BitwiseAnd(middle, HALF - 1), HALF), op.BitwiseAnd(lower, HALF - 1))
+    return op.Div(middle, HALF), low

@@ -28,6 +28,7 @@ from .options import CONFIG, DEFAULTS
 from .text import DOMAIN
 
 EXTENSIONS = "onnxruntime_extensions"
+OWN = ("max_new_tokens", "rows", "seed")  # inputs that aren't simply an option's value
 
 
 class SearchModel:
@@ -111,8 +112,6 @@ class SearchModel:
         chosen = Options(**options)
         if chosen.beam > self.config.vocab_size:
             raise UserError(f"beam={chosen.beam} is more than the vocabulary's {self.config.vocab_size} tokens")
-        if chosen.seed >= 1 << 63:
-            raise UserError(f"seed={chosen.seed} must be below 2^63 in a graph")
         return chosen
 
     def _outputs(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[Any]:
@@ -145,5 +144,6 @@ def _check_finite(found: Sequence[Sequence[Hypothesis | Translation]], what: str
 
 
 def feeds_of(options: Options) -> dict[str, np.ndarray]:
-    """The settings as the graph's inputs, but for the length limit."""
-    return {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if x.ndim == 0}
+    """The settings as the graph's inputs, but for the length limit and the rows' numbers."""
+    given = {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if name not in OWN}
+    return {**given, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}

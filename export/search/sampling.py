@@ -1,11 +1,7 @@
-"""Sampling: temperature, top-k, nucleus, and a draw by inverting the distribution function. `likeliest` is the twin of
-`generation/greedy.py`'s.
+"""Sampling: temperature, top-k, nucleus, and a draw. `generation/sampling.py` is the same on the host: the same noise,
+the same tokens.
 
-The host draws a Gumbel variable for each token; a graph has no generator of that kind, so here one uniform number a
-sentence and step picks the token: the same distribution, other draws. Numbers depend on the seed, the row and the step
-alone, on every runtime.
-
-Shapes: B sentences, h hypotheses (1 here), V vocabulary, T steps.
+Shapes: B sentences, h hypotheses (1 here), V vocabulary, N blocks of it.
 """
 
 from __future__ import annotations
@@ -14,34 +10,31 @@ from copy import copy
 
 import onnx_ir as ir
 
+from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
 from ..primitives import Op
 from .options import OptionInputs
-from .philox import uniforms
+from .philox import counters, gumbel, round_keys, words_of
 
 
 class Sampling:
     """Which tokens are candidates: the likeliest, or with `options.sample` a drawn one."""
 
-    def __init__(self, op: Op, options: OptionInputs, size: ir.Value, steps: ir.Value):
-        """size: B (1,); steps: T (scalar)."""
-        self.options = options
+    def __init__(self, op: Op, options: OptionInputs, size: ir.Value, vocab_size: int):
+        """size: B (1,)."""
+        self.options, self.vocab_size = options, vocab_size
+        here = op.Range(0, op.Squeeze(size, [0]), 1)
+        rows = op.Where(op.Less(options.rows, 0), here, options.rows)
+        self.blocks = -(-vocab_size // BLOCK)
+        self.counters = counters(op, rows, BLOCK + self.blocks)
+        self.keys = round_keys(op, words_of(op, options.seed))
+        every = op.Or(op.LessOrEqual(options.top_k, 0), op.GreaterOrEqual(options.top_k, vocab_size))
+        self.restricted = op.Not(op.And(every, op.GreaterOrEqual(options.top_p, 1.0)))
 
-        def numbers(op: Op) -> list[ir.Value]:
-            here = op.Range(0, op.Squeeze(size, [0]), 1)
-            return [uniforms(op, options.seed, steps, op.Where(op.Less(options.rows, 0), here, options.rows))]
-
-        def nothing(op: Op) -> list[ir.Value]:
-            return [op.Unsqueeze(op.Cast(0.5, to=ir.DataType.DOUBLE), [0, 1])]
-
-        self.uniforms = either(op, options.sample, "uniforms", ir.DataType.DOUBLE, numbers, nothing)  # (T, B)
-
-        self.index: ir.Value | None = None
-
-    def at(self, index: ir.Value) -> Sampling:
+    def at(self, op: Op, index: ir.Value) -> Sampling:
         chosen = copy(self)
-        chosen.index = index
+        chosen.counters = op.Gather(self.counters, index, axis=1)
         return chosen
 
     def or_likeliest(self, op: Op, logits: ir.Value, bans: ir.Value, t: ir.Value, taken: ir.Value) -> ir.Value:
@@ -51,41 +44,52 @@ class Sampling:
             return [op.TopK(logits, taken, _outputs=2)[1]]
 
         def drawn(op: Op) -> list[ir.Value]:
-            uniform = op.Reshape(op.Gather(op.Gather(self.uniforms, t), self.index), [-1, 1, 1])
-            return [draw(op, likeliest(op, op.Add(logits, bans), self.options), uniform)]
+            scores = op.Div(op.Squeeze(op.Add(logits, bans), [1]), self.options.temperature)
+
+            def kept(op: Op) -> list[ir.Value]:
+                return [likeliest(op, scores, self.options)]
+
+            def all_of_them(op: Op) -> list[ir.Value]:
+                return [op.Identity(scores)]
+
+            scores = either(op, self.restricted, "kept", ir.DataType.FLOAT, kept, all_of_them)
+            return [op.Unsqueeze(self._draw(op, scores, gumbel(op, self.counters, t, self.keys)), [1, 2])]
 
         return either(op, self.options.sample, "candidates", ir.DataType.INT64, drawn, best)
 
+    def _draw(self, op: Op, scores: ir.Value, noise: ir.Value) -> ir.Value:
+        """A token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
+        missing = self.blocks * BLOCK - self.vocab_size
+        scores = op.Pad(scores, [0, 0, 0, missing], BANNED) if missing else scores
+        blocks = op.Reshape(scores, [-1, self.blocks, BLOCK])
+        largest = op.ReduceMax(blocks, [2], keepdims=1)
+        total = op.Add(op.Log(op.ReduceSum(op.Exp(op.Sub(blocks, largest)), [2], keepdims=0)), op.Squeeze(largest, [2]))
+        block = op.ArgMax(op.Add(total, op.Slice(noise, [BLOCK], [BLOCK + self.blocks], [1])), axis=1, keepdims=1)
+        within = op.GatherND(blocks, block, batch_dims=1)  # (B, BLOCK)
+        place = op.ArgMax(op.Add(within, op.Slice(noise, [0], [BLOCK], [1])), axis=1, keepdims=0)
+        token = op.Add(op.Mul(op.Squeeze(block, [1]), BLOCK), place)
+        # What is filled up wins only where no score is a number.
+        return op.Where(op.Less(token, self.vocab_size), token, 0)
 
-def likeliest(op: Op, logits: ir.Value, options: OptionInputs) -> ir.Value:
-    """Scores (B, h, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
+
+def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
+    """Scores (B, V), BANNED outside the `top_k` likeliest and the nucleus `top_p`.
 
     Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
     border stay in together.
     """
-    scores = op.Div(logits, options.temperature)
-    every = op.Shape(logits, start=2)
+    every = op.Shape(scores, start=1)
     k = op.Where(op.Greater(options.top_k, 0), op.Min(options.top_k, every), every)
     falling = op.TopK(scores, every, _outputs=2)[0]
-    border = op.Gather(falling, op.Sub(k, 1), axis=2)  # (B, h, 1)
+    border = op.Gather(falling, op.Sub(k, 1), axis=1)  # (B, 1)
     scores = op.Where(op.Less(scores, border), BANNED, scores)
     falling = op.Where(op.Less(falling, border), BANNED, falling)
     p = op.Softmax(falling, axis=-1)
-    inside = op.Less(op.Sub(op.CumSum(p, 2), p), options.top_p)
+    inside = op.Less(op.Sub(op.CumSum(p, 1), p), options.top_p)
     # With top_p = 1 all stay: the sum's rounding must not cut the tail.
     inside = op.Or(inside, op.GreaterOrEqual(options.top_p, 1.0))
-    last = op.Sub(op.ReduceSum(op.Cast(inside, to=ir.DataType.INT64), [2], keepdims=1), 1)
-    return op.Where(op.Less(scores, op.GatherElements(falling, last, axis=2)), BANNED, scores)
-
-
-def draw(op: Op, scores: ir.Value, uniform: ir.Value) -> ir.Value:
-    """A token (B, h, 1) from softmax(scores), for uniform numbers (B, 1, 1) in (0, 1): the first one up to which the
-    distribution function exceeds the number."""
-    p = op.Cast(op.Softmax(scores, axis=-1), to=ir.DataType.DOUBLE)
-    below = op.CumSum(p, 2)
-    total = op.ReduceMax(below, [2], keepdims=1)
-    beyond = op.And(op.Greater(below, op.Mul(uniform, total)), op.Cast(p, to=ir.DataType.BOOL))
-    return op.ArgMax(op.Cast(beyond, to=ir.DataType.INT32), axis=2, keepdims=1)
+    last = op.Sub(op.ReduceSum(op.Cast(inside, to=ir.DataType.INT64), [1], keepdims=1), 1)
+    return op.Where(op.Less(scores, op.GatherElements(falling, last, axis=1)), BANNED, scores)
 
 
 def either(op: Op, condition: ir.Value, name: str, dtype: ir.DataType, yes, no) -> ir.Value:

@@ -5,7 +5,8 @@ budget that their logits have. The beam search here is a third one, written with
 sentence after the other, only the network is run for all of them at once.
 
 Greedy search, limit n: at each step the likeliest token that is allowed (never pad or bos), until eos or n tokens.
-Sampling: the same with Gumbel noise added to the logits, a function of seed, step, row and token alone (Gumbel 1954).
+Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row alone, the best block of BLOCK tokens by its
+log-sum-exp, then the best token of it by its logit.
 Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha, length counting eos.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference import Cache, Reference
-from mlx_transformer.generation.greedy import gumbel
+from mlx_transformer.generation.sampling import BLOCK, noise
 from mlx_transformer.spec.config import TransformerConfig
 
 from .rule import UNIT
@@ -77,11 +78,13 @@ def judge_greedy(
         for i, token in enumerate(tokens):
             scores = _allowed(logits[row][i], c)
             tie = 2 * budget
-            if sample is not None:
-                scores += gumbel(sample, i, np.array([row]), c.vocab_size)[0]
-                tie += 4 * UNIT * float(np.abs(scores).max(where=np.isfinite(scores), initial=0))  # float32 sums
-            best = int(scores.argmax())
-            gap = float(scores[best] - scores[token])
+            if sample is None:
+                best = int(scores.argmax())
+                gap = float(scores[best] - scores[token])
+            else:
+                best, gap = _drawn(scores, noise(sample, i, np.array([row]), c.vocab_size)[0], token)
+                # Sums in float32: of a block's probabilities, and of scores and noise.
+                tie += UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
             if gap > tie:
                 verdict = Judged(problem=f"{place} (a tie would be at most {tie:.3g})")
@@ -199,8 +202,12 @@ def token_by_token(
     total = np.zeros(len(sources))
     done = np.zeros(len(sources), bool)
     for step in range(limit):
-        noise = 0 if sample is None else gumbel(sample, step, rows, c.vocab_size)
-        chosen = (_allowed(logits, c) + noise).argmax(axis=1)
+        scores = _allowed(logits, c)
+        if sample is None:
+            chosen = scores.argmax(axis=1)
+        else:
+            drawn = noise(sample, step, rows, c.vocab_size)
+            chosen = np.array([_drawn(*pair)[0] for pair in zip(scores, drawn, strict=True)])
         log_p = _log_softmax(logits)
         for row in rows[~done]:
             tokens[row].append(int(chosen[row]))
@@ -246,6 +253,18 @@ def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
     ids = np.full(mask.shape, pad, np.int64)
     ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
     return ids, mask
+
+
+def _drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, float]:
+    """The token that scores (V,) and noise (BLOCK + blocks,) draw; how far `token` falls behind it, in the decision
+    between the blocks or, if that is more, in the one within its own."""
+    first = np.arange(0, len(scores), BLOCK)
+    blocks = np.logaddexp.reduceat(scores, first) + noise[BLOCK:]
+    within = [scores[i : i + BLOCK] + noise[: len(scores[i : i + BLOCK])] for i in first]
+    block = int(blocks.argmax())
+    drawn = block * BLOCK + int(within[block].argmax())
+    own, place = divmod(drawn if token is None else token, BLOCK)
+    return drawn, float(max(blocks.max() - blocks[own], within[own].max() - within[own][place]))
 
 
 def _allowed(scores: Array, c: TransformerConfig) -> Array:

@@ -13,7 +13,8 @@ from mlx_transformer.spec.config import TransformerConfig
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options
-from .steps import BANNED, Batch, Decoder, History, Model, Rules, take_sentences
+from .sampling import draw, likeliest, noise
+from .steps import Batch, Decoder, History, Model, Rules, take_sentences
 
 
 class Greedy:
@@ -44,8 +45,8 @@ class Greedy:
         logits = xp.float32(logits)
         allowed = self.rules.apply(logits[:, None], t)[:, 0]
         if self.options.sample:
-            noise = gumbel(self.options.seed, t, self.original[self.index], self.config.vocab_size)
-            token = xp.argmax(likeliest(xp, allowed, self.options) + xp.asarray(noise), axis=1)
+            drawn = noise(self.options.seed, t, self.original[self.index], self.config.vocab_size)
+            token = draw(xp, likeliest(xp, allowed, self.options), xp.asarray(drawn))
         else:
             token = xp.argmax(allowed, axis=1)
         chosen = xp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
@@ -80,39 +81,3 @@ class Greedy:
     def _put_aside(self) -> None:
         self.history.close(self.index)
         self.scores[self.index] = self.xp.numpy(self.total)
-
-
-def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
-    """Scores (B, V) at the temperature, BANNED outside the `top_k` likeliest and the nucleus `top_p`.
-
-    Nucleus (Holtzman et al. 2020): the fewest likeliest tokens that reach probability top_p together. Equal scores at a
-    border stay in together.
-    """
-    scores = logits / options.temperature
-    if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):
-        return scores
-    falling = -xp.sort(-scores, axis=1)
-    if 0 < options.top_k < logits.shape[1]:
-        border = falling[:, options.top_k - 1 : options.top_k]
-        scores = xp.where(scores < border, BANNED, scores)
-        falling = xp.where(falling < border, BANNED, falling)
-    if options.top_p < 1:
-        p = xp.softmax(falling, axis=1)
-        inside = (xp.cumsum(p, axis=1) - p) < options.top_p
-        last = xp.sum(xp.where(inside, 1, 0), axis=1, keepdims=True) - 1
-        scores = xp.where(scores < xp.take_along_axis(falling, last, axis=1), BANNED, scores)
-    return scores
-
-
-def gumbel(seed: int, t: int, rows: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Gumbel noise (len(rows), V) for new token number t: argmax(log p + noise) is a draw from p (Gumbel 1954).
-
-    Counter-based (Philox, Salmon et al. 2011): a function of seed, t and the row's index in the caller's list alone.
-    Drawn on the host, so both runtimes see the same numbers.
-    """
-    noise = np.empty((len(rows), vocab_size), np.float32)
-    for i, row in enumerate(rows):
-        counter = np.array([0, 0, t, row], np.uint64)
-        generator = np.random.Generator(np.random.Philox(key=seed, counter=counter))
-        generator.standard_exponential(out=noise[i], dtype=np.float32)
-    return -np.log(np.maximum(noise, np.finfo(np.float32).tiny))
