@@ -209,10 +209,13 @@ class RowsDecoder:
             **dict(zip(self.graphs.cross, self.cross, strict=True)),
         }
         outputs = dict(zip(self.outputs, self.found, strict=True))
-        for name, buffer in zip(self.graphs.own, self.own, strict=True):
-            inputs[f"past.{name}"] = outputs[f"present.{name}"] = buffer
+        # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
         self.binding = self.graphs.decoder.io_binding()
         for name, x in inputs.items():
-            self.binding.bind_input(name, "cpu", 0, x.dtype, x.shape, x.ctypes.data)
+            self.binding.bind_cpu_input(name, x)
         for name, x in outputs.items():
-            self.binding.bind_output(name, "cpu", 0, x.dtype, x.shape, x.ctypes.data)
+            self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(x))
+        for name, x in zip(self.graphs.own, self.own, strict=True):
+            buffer = ort.OrtValue.ortvalue_from_numpy(x)
+            self.binding.bind_ortvalue_input(f"past.{name}", buffer)
+            self.binding.bind_ortvalue_output(f"present.{name}", buffer)

@@ -94,11 +94,14 @@ class BeamOfCandidates(Beam):
         return values, parent, token
 
     def advance(self, values: NDArray, parent: NDArray, token: NDArray, t: int) -> tuple[NDArray, NDArray]:
-        if t + 1 >= self.first_limit or (token == self.config.eos_id).any():
+        k, eos = self.width, token == self.config.eos_id
+        if t + 1 >= self.first_limit or eos[:, :k].any():
             self.some_finished = True
             return super().advance(values, parent, token, t)
-        # Nothing ends here, and the candidates are sorted already.
-        k = self.width
+        # Nothing finishes here, and the candidates are sorted already.
+        if eos.any():
+            going = np.argsort(eos, axis=1, kind="stable")
+            values, token, parent = (np.take_along_axis(x, going, axis=1) for x in (values, token, parent))
         self.live, token, parent = values[:, :k], token[:, :k], parent[:, :k]
         self.tokens.append(token)
         self.parents.append(parent)

@@ -126,7 +126,8 @@ class Beam:
     def results(self) -> list[list[Hypothesis]]:
         self._put_aside()
         tokens, parents = self.tokens.numpy(0), self.parents.numpy(0)  # (T, B, K)
-        step, slot, last = (self.aside[name].astype(np.int64) for name in ("step", "slot", "token"))  # (B, K)
+        best = slice(self.options.n_best)
+        step, slot, last = (self.aside[name][:, best].astype(np.int64) for name in ("step", "slot", "token"))  # (B, n)
         paths = np.zeros((*step.shape, len(tokens)), np.int64)
         sentence = np.arange(len(step))[:, None]
         for t in reversed(range(len(tokens))):
@@ -134,13 +135,13 @@ class Beam:
             paths[..., t] = np.where(before, tokens[t][sentence, slot], last)
             slot = np.where(before, parents[t][sentence, slot], slot)
         found = []
-        for path, steps, scores in zip(paths, step, self.aside["score"], strict=True):
+        for path, steps, scores in zip(paths, step, self.aside["score"][:, best], strict=True):
             # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
-            best = [
+            ended = [
                 (row[: s + 1].tolist(), float(score))
                 for row, s, score in zip(path, steps, scores, strict=True)
                 if score > DEAD
             ]
             eos = self.config.eos_id
-            found.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in best])
-        return [hypotheses[: self.options.n_best] for hypotheses in found]
+            found.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in ended])
+        return found
