@@ -15,6 +15,7 @@ from export.serve.batching import Batcher
 
 LINES = ["one two", "", "three. four five six!", "größer, 東京", "x", "two " * 8]
 STREAM = "/translate/stream"
+PATIENCE = 120.0  # seconds: a busy machine takes its time, the limit is for what never comes
 
 
 @contextlib.contextmanager
@@ -27,9 +28,8 @@ def client(model, **settings):
         yield found, app
 
 
-def until(condition, seconds=60.0):
-    """Others may keep this machine busy: the limit is for what never comes."""
-    end = time.monotonic() + seconds
+def until(condition):
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.005)
@@ -43,7 +43,7 @@ class Held:
 
     def generate(self, ids, **options):
         self.calls.append(len(ids))
-        assert self.go.wait(60)
+        assert self.go.wait(PATIENCE)
         return self.model.generate(ids, **options)
 
     def stream(self, line, **options):

@@ -118,7 +118,7 @@ def on_a_terminal(command: list[str], columns: int, **environment: str) -> str:
             if not piece:
                 break
             shown += piece
-        assert process.wait(timeout=10) == 0, shown
+        assert process.wait(timeout=60) == 0, shown
     os.close(reading)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 

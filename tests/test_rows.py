@@ -189,7 +189,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
         """A thread's first one waits until every other thread has begun too."""
         if threading.get_ident() not in used:
             used.add(threading.get_ident())
-            begun.wait(timeout=30)
+            begun.wait(timeout=120)
         return original(decoder, ids)
 
     monkeypatch.setattr(RowsDecoder, "step", step)

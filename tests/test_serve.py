@@ -9,7 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from serving import LINES, STREAM, Held, client, until
+from serving import LINES, PATIENCE, STREAM, Held, client, until
 from starlette.testclient import TestClient
 
 from export.serve import app as app_module
@@ -165,7 +165,7 @@ def test_not_ready_until_loaded(text_model):
     loaded, failures = threading.Event(), []
 
     def load():
-        assert loaded.wait(60)
+        assert loaded.wait(PATIENCE)
         return text_model
 
     app = App(load, Batcher(8, 0, 8))

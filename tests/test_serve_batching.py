@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import LINES, STREAM, Held, call, client, until
+from serving import LINES, PATIENCE, STREAM, Held, call, client, until
 
 from export.serve.app import App
 from export.serve.batching import Batcher, OverloadError
@@ -16,10 +16,16 @@ from mlx_transformer.spec.errors import UserError
 
 
 def test_many_clients_share_batches(text_model):
-    """Requests of three kinds from many threads: each gets its own answer, and fewer batches than requests ran."""
+    """Requests of three kinds at once: each gets its own answer, from the fewest batches that the first two leave."""
     requests = [({"text": LINES[i % len(LINES)]}, [{}, {"beam": 2}, {"max_new_tokens": 4}][i % 3]) for i in range(48)]
-    with client(text_model, max_wait=0.05, workers=2) as (http_, app), ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda r: http_.post("/translate", json={**r[0], **r[1]}).json(), requests))
+    full = [r["text"] for r, _ in requests if r["text"]]
+    held = Held(text_model)
+    with client(held, workers=2) as (http_, app), ThreadPoolExecutor(len(requests)) as pool:
+        pending = [pool.submit(http_.post, "/translate", json={**text, **options}) for text, options in requests]
+        until(lambda: len(held.calls) == 2)  # both workers have begun, with what was there
+        until(lambda: app.batcher.waiting == len(full) - app.batcher.running)
+        held.go.set()
+        answers = [one.result().json() for one in pending]
         metrics = http_.get("/metrics").text
         assert app.batcher.waiting == 0
         assert app.batcher.items == []
@@ -28,8 +34,8 @@ def test_many_clients_share_batches(text_model):
     assert "mlx_transformer_sentences_total 48.0" in metrics
     sentences = float(re.search(r"^mlx_transformer_batch_sentences_sum (.*)", metrics, re.M)[1])
     batches = float(re.search(r"^mlx_transformer_batch_sentences_count (.*)", metrics, re.M)[1])
-    assert sentences == 40  # without the empty lines
-    assert batches <= 20
+    assert sentences == len(full) == 40  # without the empty lines
+    assert batches <= 7  # two, then at most 16, 8 and 16 of a kind by eights
 
 
 def test_full_queue_and_disconnect(text_model):
@@ -83,7 +89,7 @@ def test_who_leaves_is_never_computed(text_model):
             held.go.set()
             assert (await running)[0] == 200
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
     assert [c for c in held.calls if isinstance(c, int)] == [1], "only the first was searched"
     assert "mlx_transformer_dropped_requests_total 2.0" in app.metrics.text().decode()
 
@@ -108,19 +114,34 @@ def test_batches():
         assert results == [[-n for n in lengths], [-7]]
         assert calls == [[5, 5, 6], [90, 91, 50], [4], [7]] or calls == [[5, 5, 4], [90, 91, 50], [6], [7]]
         await batcher.stop()
-        # After two together one waits for a second, max_wait at most; after one alone it waits for nobody.
-        batcher = Batcher(8, 0.3, 100)
+
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+
+
+def test_waiting_for_company():
+    """After two together one waits for a second, max_wait at most; after one alone it waits for nobody."""
+    calls = []
+
+    def work(payloads):
+        calls.append(payloads)
+        return payloads
+
+    async def scene():
+        batcher = Batcher(8, 3600, 100)
         batcher.start()
-        took = []
-        for count in (2, 1, 1):
-            began = time.monotonic()
-            await batcher.results(batcher.submit(work, [1] * count, [1] * count))
-            took.append(time.monotonic() - began)
-        assert took[1] >= 0.29
-        assert min(took[0], took[2]) < 0.29
+        await batcher.results(batcher.submit(work, [1, 2], [1, 1]))
+        third = batcher.submit(work, [3], [1])
+        await asyncio.sleep(0.02)  # it could begin now
+        assert await batcher.results([*third, *batcher.submit(work, [4], [1])]) == [3, 4]
+        batcher.max_wait, began = 0.05, time.monotonic()
+        await batcher.results(batcher.submit(work, [5], [1]))
+        assert time.monotonic() - began >= 0.05
+        batcher.max_wait = 3600
+        await batcher.results(batcher.submit(work, [6], [1]))
+        assert calls == [[1, 2], [3, 4], [5], [6]]
         await batcher.stop()
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
 
 
 def test_one_bad_item_spoils_no_other():
@@ -143,4 +164,4 @@ def test_one_bad_item_spoils_no_other():
         await batcher.stop()
         assert all(item.future.cancelled() for item in batcher.items)
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))

@@ -14,10 +14,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import LINES, STREAM, until
+from serving import LINES, PATIENCE, STREAM, until
 from test_no_mlx import ROOT, WITHOUT_MLX
 
 from export.__main__ import main
+from export.serve import server
+from export.serve.batching import Batcher
 
 
 @pytest.fixture
@@ -38,33 +40,78 @@ def started(folder, *arguments, before=""):
 
 def post(port, path, body=None):
     """-> status, text; without a body it is a GET."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         connection.request("GET" if body is None else "POST", path, body and json.dumps(body))
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
 
+def refused(port):
+    try:
+        post(port, "/health")
+    except ConnectionRefusedError:
+        return True
+    except ConnectionError:  # accepted, and closed at the end
+        return False
+    return False
+
+
+# Searches wait as long as a file is there.
+HELD = """
+import time
+from pathlib import Path
+from export.runtime import OnnxTransformer
+
+generate = OnnxTransformer.generate
+
+
+def held(*arguments, **options):
+    while Path({file!r}).exists():
+        time.sleep(0.01)
+    return generate(*arguments, **options)
+
+
+OnnxTransformer.generate = held
+"""
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_process(folder, text_model, number, status):
+def test_process(folder, text_model, tmp_path, number, status):
     """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
-    process, port = started(folder, "--max-wait-ms", "400", before=WITHOUT_MLX)
+    hold = tmp_path / "hold"
+    process, port = started(folder, before=WITHOUT_MLX + HELD.format(file=str(hold)))
     try:
         assert post(port, STREAM, {"text": "x"})[1].count("event: done") == 1
         code, text = post(port, "/translate", {"text": LINES, "beam": 2})
         assert code == 200
         assert json.loads(text) == {"translations": text_model.translate(LINES, beam=2)}
-        with ThreadPoolExecutor(1) as pool:
-            last = pool.submit(post, port, "/translate", {"text": "x"})  # waits 400 ms for company
-            until(lambda: json.loads(post(port, "/health")[1])["waiting"] == 1)
+        hold.touch()
+        with ThreadPoolExecutor(2) as pool:
+            last = []
+            for line, state in (("x", "running"), ("one two", "waiting")):
+                last.append(pool.submit(post, port, "/translate", {"text": line}))
+                until(lambda state=state: json.loads(post(port, "/health")[1])[state] == 1)
             process.send_signal(number)
-            assert json.loads(last.result()[1]) == {"translations": text_model.translate(["x"])}
-        assert process.wait(60) == status
+            until(lambda: refused(port))
+            hold.unlink()
+            found = [json.loads(answer.result()[1]) for answer in last]
+        assert found == [{"translations": text_model.translate([line])} for line in ("x", "one two")]
+        assert process.wait(PATIENCE) == status
         said = process.stderr.read()
         assert "Traceback" not in said
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_settings_reach_the_queue(folder, monkeypatch):
+    given = []
+    monkeypatch.setattr(server, "Batcher", lambda *settings: given.append(settings) or Batcher(*settings))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    settings = ["--max-batch", "3", "--max-wait-ms", "400", "--max-queue", "7", "--workers", "2"]
+    assert main(["serve", str(folder), "--port", "0", *settings]) == 0
+    assert given == [(3, 0.4, 7, 2)]
 
 
 def test_what_cannot_be_served(folder, capsys, tmp_path, monkeypatch):
@@ -99,7 +146,7 @@ def test_model_that_cannot_translate(folder, tmp_path, capsys):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
     )
     assert done.returncode == 2
     assert "no tokenizer.json" in done.stderr
@@ -111,6 +158,6 @@ def test_without_the_extra(folder):
         "import sys\nsys.modules['starlette'] = None\n"  # importing it is ModuleNotFoundError
         f"from export.__main__ import main\nraise SystemExit(main(['serve', {str(folder)!r}]))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert done.stderr == "python -m export: serve needs starlette: pip install 'mlx-transformer[serve]'\n"
