@@ -63,16 +63,21 @@ def print_growth(seconds: float) -> None:
             return attention_weights(q, k) @ v
 
         rows.append([n, *fastest([fused, stored], seconds), peak(fused), peak(stored)])
-    table = np.array(rows)
-    slopes = [np.polyfit(np.log(table[:, 0]), np.log(column), 1)[0] for column in table[:, 1:].T]
-    last = np.log2(table[-1, 1:] / table[-2, 1:])
+    fitted, last = slopes(np.array(rows))
     sizes = f"{HEADS} heads of {HEAD_WIDTH}, n positions to n positions"
     print(f"\n{sizes}, no mask; time, and peak memory above the inputs:\n")
     print("| n | fused, ms | weights stored, ms | fused, MB | weights stored, MB |\n|-|-|-|-|-|")
     for n, *times, small, large in rows:
         print(f"| {n} | {' | '.join(f'{1e3 * t:.2f}' for t in times)} | {small / 1e6:.1f} | {large / 1e6:.1f} |")
-    print("| fitted slope | " + " | ".join(f"{slope:.2f}" for slope in slopes) + " |")
+    print("| fitted slope | " + " | ".join(f"{slope:.2f}" for slope in fitted) + " |")
     print(f"| slope of the last doubling | {' | '.join(f'{slope:.2f}' for slope in last)} |")
+
+
+def slopes(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each column over the first, between logarithms: fitted, and between the last two rows."""
+    logarithms = np.log(table)
+    first, rest = logarithms[:, 0], logarithms[:, 1:]
+    return np.polyfit(first, rest, 1)[0], (rest[-1] - rest[-2]) / (first[-1] - first[-2])
 
 
 def print_parallel(seconds: float) -> None:

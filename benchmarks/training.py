@@ -4,7 +4,8 @@
 
 The same work for all: post-norm encoder-decoder of a preset, tied embeddings, dropout, label smoothing 0.1, Adam,
 gradient clipping, full batches of random ids of one length. Each engine is a process of its own; they take turns,
-round by round, and the medians are compared. PyTorch is measured if `--torch-python` names an interpreter that has it.
+round by round, and ratios are medians over rounds of the ratio within a round. PyTorch is measured if `--torch-python`
+names an interpreter that has it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,18 @@ def main() -> None:
     print(f"\n## Training: one step\n\n{described()}\n")
     print("| preset | engine | target tokens/s | x PyTorch |\n|-|-|-|-|")
     for preset in options.presets:
-        speeds = measure(preset, options)
-        peer = statistics.median(speeds["PyTorch"]) if "PyTorch" in speeds else None
-        for engine, values in speeds.items():
-            speed = statistics.median(values)
-            print(f"| {preset} | {engine} | {speed:,.0f} | {f'{speed / peer:.2f}' if peer else ''} |")
+        print(*rows(preset, measure(preset, options)), sep="\n", flush=True)
+
+
+def rows(preset: str, speeds: dict[str, list[float]]) -> list[str]:
+    """Medians of the rounds' tokens/s, and of the rounds' ratios to PyTorch's."""
+    lines = []
+    for engine, values in speeds.items():
+        pairs = zip(values, speeds.get("PyTorch", []), strict=False)
+        ratios = [ours / theirs for ours, theirs in pairs]
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
+        lines.append(f"| {preset} | {engine} | {statistics.median(values):,.0f} | {ratio} |")
+    return lines
 
 
 def measure(preset: str, options: argparse.Namespace) -> dict[str, list[float]]:

@@ -90,7 +90,7 @@ def parse(text: str) -> Spec:
     """Raises ValueError for what is no spec."""
     parts = text.split(":")
     needed = {"ours": (3, 3), "loop": (3, 3), "ct2": (2, 3)}.get(parts[0], (2, 2))
-    if parts[0] not in CLASSES or not needed[0] <= len(parts) <= needed[1]:
+    if parts[0] not in CLASSES or not all(parts) or not needed[0] <= len(parts) <= needed[1]:
         raise ValueError(
             f"engine {text!r}: expected ours:TARGET:PRECISION, loop:TARGET:PRECISION, or one of {', '.join(DEFAULTS)}"
         )

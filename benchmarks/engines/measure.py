@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 
 from . import Rows
 from .process import EngineError, Worker
 
-BEAM = 4
 TAUGHT = (16, 2)  # teacher-forced agreement: of so many sentences, every so many positions
 
 
@@ -20,8 +20,10 @@ class Cell:
     @classmethod
     def parse(cls, text: str) -> Cell:
         """b8 or b8x4. Raises ValueError."""
-        batch, _, beam = text.removeprefix("b").partition("x")
-        return cls(int(batch), int(beam or 1))
+        found = re.fullmatch(r"b([1-9]\d*)(?:x([1-9]\d*))?", text)
+        if not found:
+            raise ValueError(f"cell {text!r}: expected b8 for batches of 8, or b8x4 for 4 beams")
+        return cls(int(found[1]), int(found[2] or 1))
 
     def __str__(self) -> str:
         return f"b{self.batch}" + (f" beam {self.beam}" if self.beam > 1 else "")
