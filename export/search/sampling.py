@@ -17,6 +17,8 @@ from ..primitives import Op
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
 
+BEYOND = 1 << 62  # any axis ends before it
+
 
 class Sampling:
     """Which tokens are candidates: the likeliest, or with `options.sample` a drawn one."""
@@ -80,10 +82,8 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
     """
     every = op.Shape(scores, start=1)
     k = op.Where(op.Greater(options.top_k, 0), op.Min(options.top_k, every), every)
-    falling = op.TopK(scores, every, _outputs=2)[0]
-    border = op.Gather(falling, op.Sub(k, 1), axis=1)  # (B, 1)
-    scores = op.Where(op.Less(scores, border), BANNED, scores)
-    falling = op.Where(op.Less(falling, border), BANNED, falling)
+    falling = op.TopK(scores, k, _outputs=2)[0]
+    scores = op.Where(op.Less(scores, op.Slice(falling, [-1], [BEYOND], [1])), BANNED, scores)
     p = op.Softmax(falling, axis=-1)
     inside = op.Less(op.Sub(op.CumSum(p, 1), p), options.top_p)
     # With top_p = 1 all stay: the sum's rounding must not cut the tail.

@@ -30,10 +30,9 @@ def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
     if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):
         return scores
     falling = -xp.sort(-scores, axis=1)
-    if 0 < options.top_k < logits.shape[1]:
-        border = falling[:, options.top_k - 1 : options.top_k]
-        scores = xp.where(scores < border, BANNED, scores)
-        falling = xp.where(falling < border, BANNED, falling)
+    if options.top_k > 0:
+        falling = falling[:, : options.top_k]
+        scores = xp.where(scores < falling[:, -1:], BANNED, scores)
     if options.top_p < 1:
         p = xp.softmax(falling, axis=1)
         inside = (xp.cumsum(p, axis=1) - p) < options.top_p
