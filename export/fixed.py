@@ -74,7 +74,7 @@ class FixedGraph(Graph):
         return self.builder.input(name, ir.DataType.INT64, axes)
 
     def model(self) -> ir.Model:
-        fold_shapes(self.graph)
+        fold_shapes(self.graph, self.tapped)
         return super().model()
 
 
@@ -168,8 +168,11 @@ def _put(g: Graph, config: TransformerConfig, name: str, pair: KeyValues, rows: 
         g.output(f"{name}.{part}", value, rows, config.key_value_heads, length, width)
 
 
-def fold_shapes(graph: ir.Graph) -> None:
-    """What is computed from known extents becomes a constant; rows of tables are read by GatherND, in place."""
+def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:
+    """What is computed from known extents becomes a constant; rows of tables are read by GatherND, in place. A Reshape
+    that changes nothing goes; the name of its output stays if it is one of the `named`."""
+    made = [(x.producer(), x) for x in named]
+    reshaped = [(node.inputs[0], x) for node, x in made if node is not None and node.op_type == "Reshape"]
     model = ir.Model(graph, ir_version=IR_VERSION)
     optimizer.fold_constants(model)
     for node in graph:  # the builder's guesses, made before anything was folded
@@ -186,6 +189,9 @@ def fold_shapes(graph: ir.Graph) -> None:
             before, after = node.inputs[0], node.outputs[0]
             if before is not None and before.shape is not None and before.shape == after.shape:
                 ir.convenience.replace_all_uses_with(after, before, replace_graph_outputs=True)
+    for before, after in reshaped:
+        if before is not None and not after.uses() and not after.is_graph_output():
+            before.name, after.name = after.name, f"{after.name}/replaced"
 
 
 def _gather_nd(graph: ir.Graph, node: ir.Node) -> None:

@@ -120,26 +120,32 @@ class FixedDecoderGraphs:
 
     def start(self, rows: Sequence[NDArray]) -> tuple[FixedDecoder, NDArray]:
         """The decoder, and the logits (R, V) after the start token, or after each prompt."""
+        decoder = self.begin(rows)
+        if self.encoder is None:
+            return decoder, self.read(decoder, rows)[-1]
+        return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
+
+    def begin(self, rows: Sequence[NDArray]) -> FixedDecoder:
+        """The decoder before its first token; sources encoded, where there is an encoder."""
         state: Feeds = {
             name: np.zeros((len(rows), *shape[1:]), np.float32)
             for name, shape in self.graph.inputs.items()
             if name.startswith("past_key_values.") and ".encoder." not in name
         }
         state["position_ids"] = np.zeros((len(rows), 1), np.int64)
-        decoder = FixedDecoder(self.graph, state)
-        if self.encoder is None:
-            return decoder, self._read(decoder, rows)
-        source = self.encoder.run(rows, self.encoder.graph.presents)
-        state["encoder_attention_mask"] = source.pop("attention_mask")
-        state |= {name.replace("present.", "past_key_values.", 1): x for name, x in source.items()}
-        return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
+        if self.encoder is not None:
+            source = self.encoder.run(rows, self.encoder.graph.presents)
+            state["encoder_attention_mask"] = source.pop("attention_mask")
+            state |= {name.replace("present.", "past_key_values.", 1): x for name, x in source.items()}
+        return FixedDecoder(self.graph, state)
 
-    def _read(self, decoder: FixedDecoder, prompts: Sequence[NDArray]) -> NDArray:
-        """Token by token. A shorter prompt's last one is read again at its place until the longest has ended."""
+    def read(self, decoder: FixedDecoder, prompts: Sequence[NDArray]) -> list[NDArray]:
+        """Logits (R, V) after each token of the longest prompt. A shorter one's last token is read again at its place
+        until then."""
         last = np.array([len(row) - 1 for row in prompts])
-        logits = np.zeros(0, np.float32)
+        logits = []
         for t in range(last.max() + 1):
             at = np.minimum(t, last)
             decoder.state["position_ids"] = at[:, None]
-            logits = decoder.step(np.array([row[i] for row, i in zip(prompts, at, strict=True)]))
+            logits.append(decoder.step(np.array([row[i] for row, i in zip(prompts, at, strict=True)])))
         return logits

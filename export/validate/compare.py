@@ -28,7 +28,7 @@ from .agreement import Agreement
 from .cases import Case, fresh_seed, grid, tokenised
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .foreign import ForeignEngine, is_foreign
-from .free_running import Words, attempt, free_running, words_of
+from .free_running import Words, attempt, free_running, most_positions, words_of
 from .gradients import Gradient, check_gradients
 from .isolate import Culprit, isolable, isolate
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Weights
@@ -85,6 +85,7 @@ def compare(
         raise Unavailable(f"none of the runtimes {', '.join(runtimes or DEFAULT)} is available here")
     seed = fresh_seed() if seed is None else seed
     texts = tokenised(opened.tokenizer_path, opened.config)
+    longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
     report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
     found = _gradients(opened, seed) if gradients else ()
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=found)

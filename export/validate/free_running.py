@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from export.reference import Reference
 from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .cases import Case
@@ -32,6 +33,11 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
         return None, f"failed: {' '.join(str(error).split())[:300]}"
 
 
+def most_positions(engines: Sequence[Engine], config: TransformerConfig) -> int:
+    """What all of them take: graphs of fixed shape may take less than their model."""
+    return min([config.max_positions, *(getattr(engine, "positions", config.max_positions) for engine in engines)])
+
+
 def words_of(checkpoint: Checkpoint) -> Words:
     """Text of tokens where the checkpoint has a tokenizer, otherwise their ids."""
     if checkpoint.tokenizer_path is None:
@@ -47,10 +53,11 @@ def free_running(
     c = reference.config
     if not c.has_decoder:
         return
-    most = max(1, c.max_positions // 2)
+    room = most_positions(engines, c)
+    most = max(1, room // 2)
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
-    limit = min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
+    limit = min(MOST_NEW_TOKENS, room - longest + 1)
     truth = beam_search(reference, sources, BEAM, limit)
 
     def own(beam: int, drawn: int | None) -> list[list[int]]:

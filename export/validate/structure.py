@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.folder import ALONE, DECODER_ROWS, ENCODER, ENCODER_ROWS, FIRST, MERGED
+from export.folder import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, MERGED
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import parameter_shapes
 
@@ -123,8 +123,8 @@ def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     """Of the graphs of one full pass."""
     if ALONE in engine.files:
         names = [ALONE]
-    elif ENCODER_ROWS in engine.files:
-        names = [ENCODER_ROWS, DECODER_ROWS]
+    elif engine.files.keys() & {ENCODER_ROWS, ENCODER_FIXED, DECODER_FIXED}:
+        names = [name for name in (ENCODER_ROWS, DECODER_ROWS, ENCODER_FIXED, DECODER_FIXED) if name in engine.files]
     else:
         names = [ENCODER, FIRST if FIRST in engine.files else MERGED]
     total, used = np.zeros(2, int), set()

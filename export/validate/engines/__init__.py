@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from export.folder import ENCODER_ROWS, has_graph
+from export.folder import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS, has_graph
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -135,7 +135,7 @@ def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | No
     from .rows_engine import RowsEngine
 
     folder = _needed(onnx, "onnxruntime")
-    kind = RowsEngine if has_graph(folder, ENCODER_ROWS) else OnnxRuntimeEngine
+    kind = RowsEngine if has_graph(folder, ENCODER_ROWS) else _of_shape(folder, OnnxRuntimeEngine)
     return kind(checkpoint, folder, *options, threads=threads)
 
 
@@ -148,13 +148,22 @@ def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None
 def _evaluator(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .evaluator_engine import EvaluatorEngine
 
-    return EvaluatorEngine(checkpoint, _needed(onnx, "evaluator"))
+    folder = _needed(onnx, "evaluator")
+    return _of_shape(folder, EvaluatorEngine)(checkpoint, folder)
 
 
 def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
     from .wasm_engine import WasmEngine
 
-    return WasmEngine(checkpoint, _needed(onnx, "wasm"), threads)
+    folder = _needed(onnx, "wasm")
+    return _of_shape(folder, WasmEngine)(checkpoint, folder, threads)
+
+
+def _of_shape(folder: Path, kind: Any) -> Any:
+    """The engine class for the folder's graphs, which may be of fixed shape."""
+    from .fixed_engine import fixed
+
+    return fixed(kind) if has_graph(folder, ENCODER_FIXED) or has_graph(folder, DECODER_FIXED) else kind
 
 
 def _needed(onnx: Path | None, runtime: str) -> Path:

@@ -1,0 +1,98 @@
+"""Packages of fixed shape (target `coreml`) on whatever runs ONNX files: padded and split as `OnnxTransformer` does it.
+
+The decoder takes one token a run, so each pass over a target is a cached one already. Inputs are no longer than the
+graphs (`positions`).
+
+Shapes: R rows, B rows of the graphs, L tokens of a row, D width of a tap, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.fixed_runtime import FixedDecoderGraphs, FixedEncoderGraphs, FixedGraph
+from export.folder import DECODER_FIXED, ENCODER_FIXED
+from export.sessions import Session
+from export.validate.cases import Case
+from export.validate.points import tap_names
+
+from .onnx_engine import OnnxEngine
+
+Array = NDArray
+Graphs = FixedEncoderGraphs | FixedDecoderGraphs
+
+
+def fixed(kind: type[OnnxEngine]) -> type[OnnxEngine]:
+    """An engine like this one, for packages of fixed shape."""
+    return type(f"Fixed{kind.__name__}", (FixedEngine, kind), {})
+
+
+class FixedEngine(OnnxEngine):
+    """Of an engine class, by `fixed`: how its sessions are put together."""
+
+    def __init__(self, *args: Any, **named: Any):
+        super().__init__(*args, **named)
+        self.positions = self.config.max_positions
+        self.graphs = self._over(self.sessions)
+        self.tapped = self._over(self._tapping(*self.files))
+        shown = {name for session in self._tapped.values() for name in session.taps}  # type: ignore[attr-defined]
+        names = tap_names(self.config)[:-1]
+        self.memory = next((name for name in reversed(names) if name.startswith("encoder.")), "")
+        self.unseen = tuple(name for name in names if name not in shown | {self.memory})
+
+    def logits(self, case: Case) -> Array:
+        return _logits(self.graphs, case)
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        """Put back where the case has its tokens, zeros elsewhere. The encoder's last one is its output."""
+        self._seen = {}
+        found = {"logits": _logits(self.tapped, case)}
+        rows = len(case.ids)
+        for name, values in self._seen.items():
+            if name == "logits":
+                continue
+            decoder = name.startswith("decoder.")
+            graph = FixedGraph(self.sessions[DECODER_FIXED if decoder else ENCODER_FIXED])
+            portions = -(-rows // graph.rows)
+            runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
+            whole = np.concatenate(runs, axis=1)
+            found[name] = whole if case.target_ids is not None and decoder else _placed(whole, case.source_real)
+        if self.memory:
+            found[self.memory] = self.graphs.encode(case.ids, case.source_real)
+        return found
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        return {}
+
+    def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
+        return self.graphs
+
+    def _over(self, sessions: Mapping[str, Session]) -> Graphs:
+        kind: Callable[..., Graphs] = FixedDecoderGraphs if self.config.has_decoder else FixedEncoderGraphs
+        return kind(self.config, sessions)
+
+
+def _logits(graphs: Graphs, case: Case) -> Array:
+    """(R, L, V): of each target's tokens, or of each row's."""
+    if isinstance(graphs, FixedEncoderGraphs):
+        return graphs.logits(case.ids, case.source_real)
+    rows = [row[real] for row, real in zip(case.ids, case.source_real, strict=True)]
+    decoder = graphs.begin(rows)
+    if case.target_ids is None:
+        return _placed(np.stack(graphs.read(decoder, rows), axis=1), case.source_real)
+    return np.stack([decoder.step(column) for column in case.target_ids.T], axis=1)
+
+
+def _placed(values: Array, real: NDArray[np.bool_]) -> Array:
+    """What rows that begin with their tokens show for them, where `real` (R, L) has the tokens."""
+    found = np.zeros((*real.shape, values.shape[-1]), np.float32)
+    for i, own in enumerate(real):
+        found[i, own] = values[i, : own.sum()]
+    return found
