@@ -70,12 +70,12 @@ def encoder_rows(config: TransformerConfig) -> Graph:
 def decoder_rows(config: TransformerConfig) -> Graph:
     """
     input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
-    past_length (1) --> position --^  ^  ^  ^      bans (V) --^      \\--> candidate_{scores,tokens} (R, C)
+    past_length (1) --> position --^  ^  ^  ^                    \\--> candidate_{scores,tokens}
     past.N.{key,value} (R, H, L, d) --/  |  \\--> present.N.{key,value}: the same buffers
-    beam_width (1), cache_indirection ---+                               candidates (1): C
+    beam_width (1), cache_indirection ---+
     source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side.
+    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
     """
     g = RowsGraph(DECODER_ROWS)
     input_ids = g.ids("input_ids", ROWS)
@@ -83,8 +83,7 @@ def decoder_rows(config: TransformerConfig) -> Graph:
     beam_width = g.integers("beam_width", 1)
     cache_indirection = g.integers("cache_indirection", SENTENCES, "beams", POSITIONS)
     source_mask = g.integers("source_mask", SENTENCES, SOURCE)
-    bans = g.floats("bans", config.vocab_size)
-    candidates = g.integers("candidates", 1, type=INT64)
+    chooser = Chooser(g, config)
     buffers, cross = [], []
     for i in range(config.decoder_layers):
         own = g.pair(config, f"past.{i}", ROWS, POSITIONS)
@@ -92,36 +91,61 @@ def decoder_rows(config: TransformerConfig) -> Graph:
         cross.append(g.pair(config, f"cross.{i}", SENTENCES, SOURCE))
     model = RowsTransformer(config)
     hidden, presents = model.step_rows(g.op, input_ids, buffers, cross, source_mask, tap=g.tap)
-    logits = g.op.Add(model.logits(g.op, hidden, tap=g.tap), bans)
-    scores, tokens = _likeliest(g, logits, candidates)
-    g.output("candidate_scores", scores, ROWS, "candidates")
-    g.output("candidate_tokens", tokens, ROWS, "candidates", type=INT64)
+    logits = model.logits(g.op, hidden, tap=g.tap)
+    scores, tokens = chooser(logits)
+    g.output("candidate_scores", scores, "choices", "candidates")
+    g.output("candidate_tokens", tokens, "choices", "candidates", type=INT64)
     g.output("logits", logits, ROWS, config.vocab_size)
     for i, pair in enumerate(presents):
         g.put_pair(config, f"present.{i}", pair, ROWS, POSITIONS)
     return g
 
 
-def _likeliest(g: Graph, logits: ir.Value, candidates: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """log p (R, C), falling, and tokens (R, C); for C = 1, a greedy search, the sum of the logits, finite if they
-    all are, and the token.
+class Chooser:
+    """The candidates of a step, of which a search takes the next tokens.
 
-    An If, because a runtime computes all of a graph, whatever outputs it is asked for.
+        greedy, C = 1      the sum of a row's logits, finite if they all are, and the likeliest token: both (R, 1)
+        beam search        the W best extensions (B, W) of each sentence's K hypotheses, best first: log p, and
+                           hypothesis * V + token, as in `generation.beam`
+
+    bans (V)          added to what is chosen by, not to the logits nor to what log p is normalised by
+    candidates (1)    C of each row: the W best of the sentence are among them
+    by_sentence (2)   -1, K * C
+    extensions (1)    W
+    log_p (R, 1)      of each hypothesis so far
+    first_entry (R, 1)   hypothesis * V
     """
 
-    def branch(name: str, values: Callable[[Op], tuple[ir.Value, ir.Value]]) -> ir.Graph:
-        outputs = [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
-        return g.builder.subgraph(values, [], outputs, name=name)
+    def __init__(self, g: RowsGraph, config: TransformerConfig):
+        self.g = g
+        self.bans = g.floats("bans", config.vocab_size)
+        self.candidates = g.integers("candidates", 1, type=INT64)
+        self.by_sentence = g.integers("by_sentence", 2, type=INT64)
+        self.extensions = g.integers("extensions", 1, type=INT64)
+        self.log_p = g.floats("log_p", ROWS, 1)
+        self.first_entry = g.integers("first_entry", ROWS, 1, type=INT64)
 
-    def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-        return op.ReduceSum(logits, [-1], keepdims=1), op.ArgMax(logits, axis=-1, keepdims=1)
+    def __call__(self, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """logits (R, V). An If, because a runtime computes all of a graph, whatever outputs it is asked for."""
 
-    def beam(op: Op) -> tuple[ir.Value, ir.Value]:
-        return op.TopK(op.LogSoftmax(logits, axis=-1), candidates, axis=-1, _outputs=2)
+        def branch(name: str, values: Callable[[Op], tuple[ir.Value, ir.Value]]) -> ir.Graph:
+            outputs = [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
+            return self.g.builder.subgraph(values, [], outputs, name=name)
 
-    several = g.op.Greater(g.op.Squeeze(candidates, [0]), 1)
-    branches = {"then_branch": branch("beam", beam), "else_branch": branch("greedy", greedy)}
-    return g.op.If(several, **branches, _outputs=2)
+        def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
+            return op.ReduceSum(logits, [-1], keepdims=1), op.ArgMax(op.Add(logits, self.bans), axis=-1, keepdims=1)
+
+        def beam(op: Op) -> tuple[ir.Value, ir.Value]:
+            log_p, tokens = op.TopK(op.LogSoftmax(logits, axis=-1), self.candidates, axis=-1, _outputs=2)
+            log_p = op.Add(op.Add(log_p, op.Gather(self.bans, tokens, axis=0)), self.log_p)
+            entries = op.Reshape(op.Add(tokens, self.first_entry), self.by_sentence)
+            best, place = op.TopK(op.Reshape(log_p, self.by_sentence), self.extensions, axis=-1, _outputs=2)
+            return best, op.GatherElements(entries, place, axis=1)
+
+        op = self.g.op
+        several = op.Greater(op.Squeeze(self.candidates, [0]), 1)
+        branches = {"then_branch": branch("beam", beam), "else_branch": branch("greedy", greedy)}
+        return op.If(several, **branches, _outputs=2)
 
 
 BUILDERS = {ENCODER_ROWS: encoder_rows, DECODER_ROWS: decoder_rows}

@@ -77,16 +77,16 @@ class RowsGraphs:
         """Encoder's output (B, S, D) of ids and mask (B, S)."""
         return self._encode(["last_hidden_state"], ids, mask)[0]
 
-    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, candidates: int = 1) -> RowsDecoder:
+    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> RowsDecoder:
         """Sources (B, S) encoded, ready for the start token of each."""
         source_mask, *cross = self._encode(["source_mask", *self.cross], ids, mask)
-        return RowsDecoder(self, source_mask, cross, outputs, candidates)
+        return RowsDecoder(self, source_mask, cross, outputs, beam)
 
     def start(
-        self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, candidates: int = 1, bans: NDArray | None = None
+        self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[RowsDecoder, Any]:
         """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
-        decoder = self.begin(*padded(rows, self.config.pad_id), outputs, candidates)
+        decoder = self.begin(*padded(rows, self.config.pad_id), outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
         return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
@@ -111,7 +111,8 @@ def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
 class RowsDecoder:
     """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
 
-    What `step` returns is overwritten by the next one.
+    `beam`: of the search that takes the graph's candidates, 2 * beam of each sentence. `log_p` (B, K) of the live
+    hypotheses it leaves here before each step. What `step` returns is overwritten by the next one.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class RowsDecoder:
         source_mask: NDArray[np.int32],
         cross: list[NDArray[np.float32]],
         outputs: Sequence[str],
-        candidates: int,
+        beam: int,
     ):
         config = graphs.config
         self.graphs, self.outputs = graphs, outputs
@@ -128,11 +129,14 @@ class RowsDecoder:
         self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
-        self.candidates = np.array([candidates], np.int64)
+        # Of those that may be forbidden, start, padding and end, each can stand before an allowed one.
+        self.candidates = np.array([min(2 * beam + 3, config.vocab_size) if beam > 1 else 1])
+        self.wanted = 2 * beam if beam > 1 else 1
         self.bans = np.zeros(config.vocab_size, np.float32)
         sentences = len(source_mask)
+        self.log_p = np.zeros((sentences, 1), np.float32)
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
-        room = POSITIONS if candidates == 1 else 1
+        room = POSITIONS if beam == 1 else 1
         shape = (sentences, config.heads, room, max(config.d_k, config.d_v))
         self.own: list[NDArray] = [np.empty(shape, np.float32) for _ in graphs.own]
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
@@ -143,6 +147,8 @@ class RowsDecoder:
         if self.past == self.room:
             self._grow()
         self.ids[:] = ids
+        if self.wanted > 1:
+            self.sums[:] = self.log_p.reshape(-1, 1)
         self.graphs.decoder.run_with_iobinding(self.binding, self.graphs.options)
         self.past += 1
         self.past_length[0] = self.past
@@ -188,14 +194,17 @@ class RowsDecoder:
 
     def _bind(self) -> None:
         """Show the graph where everything is; needed again whenever an array was replaced."""
-        rows, config = len(self.own[0]), self.graphs.config
+        rows, config, beams = len(self.own[0]), self.graphs.config, int(self.beam_width[0])
         self.ids = np.zeros(rows, np.int64)
+        self.sums = np.zeros((rows, 1), np.float32)
         self.room = self.own[0].shape[2]
-        C = int(self.candidates[0])
+        of_sentence = beams * int(self.candidates[0])
+        extensions = min(self.wanted, of_sentence)
+        choices = rows // beams, extensions
         made = {
             "logits": ((rows, config.vocab_size), np.float32),
-            "candidate_scores": ((rows, C), np.float32),
-            "candidate_tokens": ((rows, C), np.int64),
+            "candidate_scores": (choices, np.float32),
+            "candidate_tokens": (choices, np.int64),
         }
         self.found = tuple(np.empty(*made[name]) for name in self.outputs)
         inputs = {
@@ -206,6 +215,10 @@ class RowsDecoder:
             "source_mask": self.source_mask,
             "bans": self.bans,
             "candidates": self.candidates,
+            "by_sentence": np.array([-1, of_sentence]),
+            "extensions": np.array([extensions]),
+            "log_p": self.sums,
+            "first_entry": np.arange(rows)[:, None] % beams * config.vocab_size,
             **dict(zip(self.graphs.cross, self.cross, strict=True)),
         }
         outputs = dict(zip(self.outputs, self.found, strict=True))

@@ -63,33 +63,37 @@ class NextToken(Greedy):
 
 
 class BeamOfCandidates(Beam):
-    """Beam search over the C likeliest tokens of each row, enough for 2K that are allowed."""
+    """Beam search whose 2K best extensions are found in the graph."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config)
         self.first_limit = int(batch.limits.min())
         self.some_finished = False
         """A hypothesis has ended, of whichever sentence."""
-        self.sentence = np.arange(len(batch.limits))[:, None]
+        self.first_row = np.arange(len(batch.limits))[:, None] * options.beam
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
-        # Of those that may be forbidden, start, padding and end, each can stand before an allowed one.
-        count = min(2 * self.width + 3, self.config.vocab_size)
-        return model.start(sources, ("candidate_scores", "candidate_tokens"), count)
+        bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
+        outputs = "candidate_scores", "candidate_tokens"
+        self.decoder, found = model.start(sources, outputs, self.width, bans)
+        return self.decoder, found
+
+    def choose(self, logits: Any, t: int) -> tuple[NDArray, NDArray]:
+        chosen = super().choose(logits, t)
+        self.decoder.log_p = self.live
+        if t + 1 == self.options.min_new_tokens:
+            self.decoder.bans[:] = self.rules.bans
+        return chosen
+
+    def keep(self, live: NDArray) -> None:
+        super().keep(live)
+        self.decoder.log_p = self.live
 
     def candidates(self, logits: Any, t: int) -> tuple[NDArray, NDArray, NDArray]:
-        """logits: instead of them log p (R, C), falling, and tokens (R, C)."""
-        scores, tokens = logits
-        size, hypotheses = self.live.shape
-        count = scores.shape[1]
-        bans = self.rules.early_bans if t < self.options.min_new_tokens else self.rules.bans
-        scores = (scores + bans.take(tokens) + self.live.reshape(-1, 1)).reshape(size, -1)
-        wanted = 2 * self.width
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
-        place = order + self.sentence[:size] * (hypotheses * count)
-        values, token, parent = scores.take(place), tokens.take(place), order // count
-        if (missing := wanted - order.shape[1]) > 0:
-            values = np.concatenate([values, np.full((size, missing), 2 * BANNED, np.float32)], axis=1)
+        """logits: instead of them the extensions' log p, falling, and hypothesis * V + token."""
+        values, (parent, token) = logits[0].copy(), np.divmod(logits[1], self.config.vocab_size)
+        if (missing := 2 * self.width - values.shape[1]) > 0:
+            values = np.concatenate([values, np.full((len(values), missing), 2 * BANNED, np.float32)], axis=1)
             token, parent = (np.pad(x, ((0, 0), (0, missing))) for x in (token, parent))
         return values, parent, token
 
@@ -107,4 +111,4 @@ class BeamOfCandidates(Beam):
         self.parents.append(parent)
         if self.some_finished:
             self.done = self.done | self._decided(t + 1)
-        return token.reshape(-1), (parent + self.sentence[: len(parent)] * k).reshape(-1)
+        return token.reshape(-1), (parent + self.first_row[: len(parent)]).reshape(-1)
