@@ -126,8 +126,8 @@ class Beam:
     def results(self) -> list[list[Hypothesis]]:
         self._put_aside()
         tokens, parents = self.tokens.numpy(0), self.parents.numpy(0)  # (T, B, K)
-        best = slice(self.options.n_best)
-        step, slot, last = (self.aside[name][:, best].astype(np.int64) for name in ("step", "slot", "token"))  # (B, n)
+        wanted = self.options.n_best
+        step, slot, last = (np.asarray(self.aside[name][:, :wanted], np.int64) for name in ("step", "slot", "token"))
         paths = np.zeros((*step.shape, len(tokens)), np.int64)
         sentence = np.arange(len(step))[:, None]
         for t in reversed(range(len(tokens))):
@@ -135,11 +135,11 @@ class Beam:
             paths[..., t] = np.where(before, tokens[t][sentence, slot], last)
             slot = np.where(before, parents[t][sentence, slot], slot)
         found = []
-        for path, steps, scores in zip(paths, step, self.aside["score"][:, best], strict=True):
+        for path, steps, scores in zip(paths, step, self.aside["score"], strict=True):
             # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
             ended = [
                 (row[: s + 1].tolist(), float(score))
-                for row, s, score in zip(path, steps, scores, strict=True)
+                for row, s, score in zip(path, steps, scores[:wanted], strict=True)
                 if score > DEAD
             ]
             eos = self.config.eos_id
