@@ -135,10 +135,11 @@ class Beam:
             paths[..., t] = np.where(before, tokens[t][sentence, slot], last)
             slot = np.where(before, parents[t][sentence, slot], slot)
         found = []
-        score = self.aside["score"][:, :wanted]
-        for of_sentence in zip(paths.tolist(), step.tolist(), score.tolist(), strict=True):
+        for i, scores in enumerate(self.aside["score"][:, :wanted]):
             # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
-            ended = [(path[: s + 1], score) for path, s, score in zip(*of_sentence, strict=True) if score > DEAD]
+            ended = [
+                (paths[i, j, : step[i, j] + 1].tolist(), float(score)) for j, score in enumerate(scores) if score > DEAD
+            ]
             eos = self.config.eos_id
             found.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in ended])
         return found
