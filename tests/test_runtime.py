@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ending_models
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -15,27 +16,15 @@ import pytest
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
 from mlx_transformer.generation.with_mlx import MlxTranslator
-from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
 LINES = ["one two", "", "four five six! three.", "x", "six " * 12]
-DECODER = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "output_bias": True}
+DECODER = {**ending_models.POST_NORM, "architecture": "decoder", "encoder_layers": 0}
 CONFIGS = {
-    "post-norm": {"tie_embeddings": "none", "output_bias": True},
-    "pre-norm": {
-        "norm_placement": "pre",
-        "norm": "rmsnorm",
-        "positions": "rotary",
-        "key_value_heads": 1,
-        "gated": True,
-        "activation": "silu",
-        "tie_embeddings": "target-output",
-        "output_bias": True,
-    },
+    "post-norm": ending_models.POST_NORM,
+    "pre-norm": {**ending_models.PRE_NORM, "key_value_heads": 1},
     "decoder": DECODER,
     "decoder learned": {**DECODER, "positions": "learned", "norm_placement": "pre"},
 }
@@ -48,16 +37,9 @@ REQUESTS = [
 
 
 def made(folder: Path, changes, tokenizer=None):
-    """A random model whose outputs end at different lengths, and its exported folder."""
-    mx.random.seed(3)
-    sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "heads": 2, "d_ff": 48, "max_positions": 70}
-    model = Transformer(TransformerConfig(vocab_size=280, **{**sizes, **changes})).eval()
-    if "output_proj" in model:
-        bias = np.zeros(280, np.float32)
-        bias[2] = 2.0
-        model.output_proj.bias = mx.array(bias)
-    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer)
-    return model, export_onnx(folder / "model", folder / "onnx")
+    """The model in MLX, and its exported folder."""
+    model, checkpoint = ending_models.made(folder, tokenizer, vocab_size=280, **changes)
+    return model, export_onnx(checkpoint, folder / "onnx")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +52,8 @@ def translating(tmp_path_factory):
     return made(tmp_path_factory.mktemp("text"), CONFIGS["post-norm"], TOKENIZER.to_json())
 
 
-def rows(count=14, seed=1):
-    rng = np.random.default_rng(seed)
-    return [[*rng.integers(3, 280, rng.integers(0, 12)).tolist(), 2] for _ in range(count)]
+def rows():
+    return ending_models.rows(vocab_size=280, seed=1)
 
 
 def same(found, expected):

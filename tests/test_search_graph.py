@@ -6,30 +6,17 @@ import mlx.core as mx
 import numpy as np
 import onnx
 import pytest
+from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.quantize import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import Scheme
 
-SIZES = dict(vocab_size=40, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=70)
-CONFIGS = {
-    "post-norm": {"tie_embeddings": "none", "output_bias": True},
-    "pre-norm": {
-        "norm_placement": "pre",
-        "norm": "rmsnorm",
-        "positions": "rotary",
-        "key_value_heads": 2,
-        "gated": True,
-        "activation": "silu",
-        "tie_embeddings": "target-output",
-        "output_bias": True,
-    },
-}
+CONFIGS = {"post-norm": POST_NORM, "pre-norm": PRE_NORM}
 REQUESTS = [
     {},
     {"min_new_tokens": 6},
@@ -45,29 +32,12 @@ REQUESTS = [
 ]
 
 
-def made(folder, name, **changes):
-    """A random model whose outputs end at different lengths, as MLX has it and as a checkpoint."""
-    mx.random.seed(3)
-    model = Transformer(TransformerConfig(**{**SIZES, **CONFIGS[name], **changes})).eval()
-    if "output_proj" in model:
-        bias = np.zeros(model.config.vocab_size, np.float32)
-        bias[2] = 2.0
-        model.output_proj.bias = mx.array(bias)
-    save_checkpoint(folder / "model", model.config, model.weights())
-    return model, folder / "model"
-
-
-def rows(count=14, vocab_size=40, seed=0):
-    rng = np.random.default_rng(seed)
-    return [[*rng.integers(3, vocab_size, rng.integers(0, 12)).tolist(), 2] for _ in range(count)]
-
-
 @pytest.fixture(scope="module", params=[(name, target) for name in CONFIGS for target in ("portable", "cpu")], ids=str)
 def both(request, tmp_path_factory):
     """MLX's model and the graph."""
     name, target = request.param
     folder = tmp_path_factory.mktemp("search")
-    model, checkpoint = made(folder, name)
+    model, checkpoint = made(folder, **CONFIGS[name])
     return model, SearchModel(export_search(checkpoint, folder / "search.onnx", target=target), threads=1)
 
 
@@ -108,7 +78,7 @@ def test_each_sentence_has_its_own_limit(both):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_ties_go_to_the_lowest_id(tmp_path, beam):
     """All tokens alike: what differs is the order of ids alone."""
-    model, checkpoint = made(tmp_path, "post-norm")
+    model, checkpoint = made(tmp_path, **POST_NORM)
     weights = {
         name: np.zeros_like(values) if "output_proj" in name else values for name, values in model.weights().items()
     }
@@ -120,7 +90,7 @@ def test_ties_go_to_the_lowest_id(tmp_path, beam):
 
 
 def test_a_beam_wider_than_half_the_vocabulary(tmp_path):
-    model, checkpoint = made(tmp_path, "post-norm", vocab_size=9)
+    model, checkpoint = made(tmp_path, **POST_NORM, vocab_size=9)
     graph = SearchModel(export_search(checkpoint, tmp_path / "few.onnx"), threads=1)
     for options in ({"beam": 8, "n_best": 8}, {"beam": 6, "n_best": 6, "max_new_tokens": 2, "min_new_tokens": 2}):
         equal(graph.search(rows(5, 9), **options), model.search(rows(5, 9), **options))
@@ -176,7 +146,7 @@ def test_draws_what_mlx_draws(both, options):
 
 def test_draws_what_mlx_and_the_exported_package_draw(tmp_path):
     """With more than one block of tokens, the last of them not whole."""
-    model, checkpoint = made(tmp_path, "pre-norm", vocab_size=700)
+    model, checkpoint = made(tmp_path, **PRE_NORM, vocab_size=700)
     graph = SearchModel(export_search(checkpoint, tmp_path / "search.onnx"), threads=1)
     portable = OnnxTransformer(export_onnx(checkpoint, tmp_path / "portable"), threads=1)
     source = rows(20, 700)
@@ -226,7 +196,7 @@ def test_draws_depend_on_seed_and_row_alone(both):
 
 def test_the_file(tmp_path):
     """Standard operators alone, checked, whole in one file or with its weights beside it, with the same results."""
-    _, checkpoint = made(tmp_path, "post-norm")
+    _, checkpoint = made(tmp_path, **POST_NORM)
     inside = export_search(checkpoint, tmp_path / "a.onnx")
     beside = export_search(checkpoint, tmp_path / "b.onnx", external=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "b.onnx_data", "model"]
@@ -242,7 +212,7 @@ def test_the_file(tmp_path):
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4", "float16", "bfloat16"])
 def test_lower_precisions(tmp_path, target, precision):
     """Smaller files that still search: scores near those of float32."""
-    _, checkpoint = made(tmp_path, "post-norm", vocab_size=600, d_model=64)
+    _, checkpoint = made(tmp_path, **POST_NORM, vocab_size=600, d_model=64)
     exact = SearchModel(export_search(checkpoint, tmp_path / "exact.onnx", target=target), threads=1)
     path = export_search(checkpoint, tmp_path / "lower.onnx", target=target, precision=precision)
     assert path.stat().st_size < 0.75 * exact.path.stat().st_size
@@ -257,7 +227,7 @@ def test_lower_precisions(tmp_path, target, precision):
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_a_checkpoint_quantised_by_mlx(tmp_path, target):
     """Its integers stay what they are, in the loop's graph too."""
-    _, checkpoint = made(tmp_path, "post-norm", d_model=64, heads=2, d_ff=64)
+    _, checkpoint = made(tmp_path, **POST_NORM, d_model=64, heads=2, d_ff=64)
     quantize_checkpoint(checkpoint, tmp_path / "quantised", Scheme(32, 4))
     plain = export_search(checkpoint, tmp_path / "plain.onnx", target=target)
     path = export_search(tmp_path / "quantised", tmp_path / "quantised.onnx", target=target)
@@ -267,7 +237,7 @@ def test_a_checkpoint_quantised_by_mlx(tmp_path, target):
 
 
 def test_errors_say_what_to_do(tmp_path):
-    _, checkpoint = made(tmp_path, "post-norm")
+    _, checkpoint = made(tmp_path, **POST_NORM)
     with pytest.raises(UserError, match=r"give a name that ends with \.onnx"):
         export_search(checkpoint, tmp_path / "folder")
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):

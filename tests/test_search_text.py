@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from test_search_graph import CONFIGS, SIZES, made
+from ending_models import POST_NORM, SIZES, made
 
 from export.__main__ import main as build
 from export.graphs import Graph
@@ -141,7 +141,7 @@ def test_text_of_any_ids(decode, tokenizer):
 @pytest.fixture(scope="module")
 def model(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
-    model, checkpoint = made(folder, "post-norm", vocab_size=tokenizer.vocab_size, max_positions=200)
+    model, checkpoint = made(folder, **POST_NORM, vocab_size=tokenizer.vocab_size, max_positions=200)
     tokenizer.save(checkpoint / "tokenizer.json")
     (checkpoint / "manifest.json").unlink(missing_ok=True)
     return model, checkpoint
@@ -202,7 +202,7 @@ def test_on_the_command_line(model, tmp_path, capsys, main):
 
 
 def test_a_tokenizer_of_another_make_is_refused(tokenizer):
-    config = TransformerConfig(**{**SIZES, **CONFIGS["post-norm"], "vocab_size": tokenizer.vocab_size})
+    config = TransformerConfig(**{**SIZES, **POST_NORM, "vocab_size": tokenizer.vocab_size})
     specification = json.loads(tokenizer.to_json())
     specification["normalizer"] = {"type": "Lowercase"}
     with pytest.raises(UserError, match="needs a tokenizer that `train` made"):
