@@ -10,6 +10,7 @@ Shapes: B batch, L tokens of a pass, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from onnx import numpy_helper
 
 from export.folder import ENCODER, FIRST, MERGED, OnnxFolder, open_folder
 from export.graphs import add_taps
+from export.mlx_blocks import matrices, matrix_of
 from export.precision import PRECISIONS
 from export.sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.stored import RoundTrip, restored
@@ -71,7 +73,7 @@ class OnnxEngine:
     """Of its files; a subclass may set tf32, which is a way to compute and has no files of its own."""
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, precision: str | None = None):
-        self.folder = open_folder(onnx_folder, precision)
+        self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision = self.folder.precision
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
         self.config = self.folder.config
@@ -104,6 +106,10 @@ class OnnxEngine:
             for name, array, round_trip in restored(tensors, table):
                 self._round_trips[path.name, name] = round_trip
                 yield path.name, name, array
+            for name, kind, array in matrices(tensors, table):
+                where = path.name if kind == "blocks" else f"{path.name}, table"
+                self._round_trips[where, name] = partial(matrix_of, self.checkpoint.packed(name))
+                yield where, name, array
             for name in table.keys() & {output for node in model.graph.node for output in node.output}:
                 yield path.name, name, self.open(path, alone(model, name)).run([name], {})[0]
 
