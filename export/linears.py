@@ -18,13 +18,23 @@ from onnx_ir.convenience import replace_nodes_and_values
 
 @dataclass(frozen=True)
 class Linear:
-    """One product. `weight` is (O, D) if `rows`, else (D, O). `addend`: Gemm's C."""
+    """One product. `weight` is (O, D) if `rows`, else (D, O)."""
 
     node: ir.Node
-    x: ir.Value
     weight: ir.Value
     rows: bool
-    addend: ir.Value | None = None
+
+    # Asked of the node, as a pass may have put other values in their place since it was found.
+
+    @property
+    def x(self) -> ir.Value:
+        """(..., D)"""
+        return _given(self.node.inputs[0])
+
+    @property
+    def addend(self) -> ir.Value | None:
+        """Gemm's C."""
+        return self.node.inputs[2] if len(self.node.inputs) > 2 else None
 
 
 @dataclass(frozen=True)
@@ -61,14 +71,19 @@ def _linear(node: ir.Node) -> Linear | None:
         transposed = producer is not None and producer.op_type == "Transpose"
         weight = producer.inputs[0] if transposed and producer is not None else weight
         if x is not None and weight is not None and _unfilled(weight):
-            return Linear(node, x, weight, transposed)
+            return Linear(node, weight, transposed)
     if node.op_type == "Gemm":
-        x, weight, *rest = node.inputs
+        x, weight = node.inputs[:2]
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
         plain = plain and not node.attributes.get_int("transA", 0)
         if x is not None and weight is not None and _unfilled(weight) and plain:
-            return Linear(node, x, weight, bool(node.attributes.get_int("transB", 0)), *rest)
+            return Linear(node, weight, bool(node.attributes.get_int("transB", 0)))
     return None
+
+
+def _given(value: ir.Value | None) -> ir.Value:
+    assert value is not None
+    return value
 
 
 def _unfilled(value: ir.Value) -> bool:

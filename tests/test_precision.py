@@ -83,6 +83,16 @@ def test_the_other_targets_say_what_the_portable_one_says(target, tmp_path):
             assert a[0].score == pytest.approx(b[0].score, rel=close), precision
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu", "web"])
+def test_an_embedding_that_products_and_residuals_read_as_it_is(target, tmp_path):
+    """Neither scaled nor with positions, nor a norm before the first layer: what replaces the lookup feeds them all."""
+    bare = dataclasses.replace(PAPER, positions="none", scale_embeddings=False, norm_placement="post")
+    checkpoint, folder = written(bare, tmp_path, ["int8", "int4"], target=target)
+    chosen = [f"onnxruntime:cpu:all:{p}" for p in ("int8", "int4")]
+    report = compare(checkpoint, folder, chosen, seed=5, longest=9, threads=1)
+    assert report.equal, report.failures()
+
+
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4"])
 @pytest.mark.parametrize("target", ["portable", "web"])
 def test_what_the_files_hold_is_what_numpy_quantises(precision, target, tmp_path):
