@@ -21,7 +21,7 @@ help:
 	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make mutations      59 bugs put into models, and what of validate caught each (ARGS=--json)'
-	@echo 'make false-alarms   200 random models and seeds that validate must find equal (ARGS="--count 20")'
+	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      the cross-checks on an NVIDIA GPU; an error when none ran (WHEELS=folder: offline)'

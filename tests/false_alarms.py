@@ -1,6 +1,6 @@
 """Random configs, weights and seeds that are equal by construction: `validate` must say so of every one.
 
-make false-alarms runs 200, at each optimisation level of ONNX Runtime in turn and with one thread and two.
+make false-alarms runs 200: every target and precision, each optimisation level of ONNX Runtime, one thread and two.
 """
 
 import argparse
@@ -13,11 +13,14 @@ import numpy as np
 from random_models import write_model
 from rich.console import Console
 
+from export.precision import PRECISIONS
 from export.validate import Report, compare
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 LEVELS = ("all", "extended", "basic", "none")
+TARGETS = ("portable", "cpu", "web", "cuda")
+LOWER = [name for name in PRECISIONS if name not in ("float32", "packed")]
 
 
 def random_config(rng: np.random.Generator) -> TransformerConfig:
@@ -54,16 +57,21 @@ def random_config(rng: np.random.Generator) -> TransformerConfig:
             continue
 
 
-def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, int, Report]]:
-    """(config, optimisation level, threads, report)"""
+def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, Report]]:
+    """(config, what else was chosen, report)"""
     rng = np.random.default_rng(seed)
     for i in range(count):
         config = random_config(rng)
+        target = str(rng.choice(TARGETS))
+        # Sixteen bits are computed in on a GPU alone where the target is one.
+        precision = str(rng.choice(LOWER)) if target != "cuda" and rng.integers(2) else "float32"
         level, threads = LEVELS[i % len(LEVELS)], 1 + i // len(LEVELS) % 2
+        chosen = ["mlx", "reference", f"onnxruntime:cpu:{level}:{precision}"]
         with tempfile.TemporaryDirectory(prefix="false-alarms-") as folder:
-            models = write_model(config, Path(folder), seed=int(rng.integers(1 << 31)))
-            chosen = ["mlx", f"onnxruntime:cpu:{level}"]
-            yield config, level, threads, compare(*models, chosen, int(rng.integers(1 << 31)), threads=threads)
+            options = {"target": target, "precision": precision}
+            models = write_model(config, Path(folder), seed=int(rng.integers(1 << 31)), **options)
+            report = compare(*models, chosen, int(rng.integers(1 << 31)), threads=threads)
+            yield config, f"{target}, {precision}, {level}, {threads} threads", report
 
 
 def main() -> int:
@@ -72,12 +80,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     console, alarms, nearest = Console(), 0, 0.0
-    for i, (config, level, threads, report) in enumerate(runs(options.count, options.seed), 1):
+    for i, (config, choices, report) in enumerate(runs(options.count, options.seed), 1):
         shares = [point.worst.share for point in report.points]
         nearest = max([nearest, *(share for share in shares if np.isfinite(share))])
         if not report.equal:
             alarms += 1
-            console.print(f"{i}: {config}, {level}, {threads} threads, seed {report.seed}: {report.failures()[:2]}")
+            console.print(f"{i}: {config}, {choices}, seed {report.seed}: {report.failures()[:2]}")
         elif i % 10 == 0:
             console.print(f"{i} of {options.count}: {alarms} alarms, nearest {nearest:.2f} of the budget")
     console.print(f"{alarms} false alarms in {options.count} runs; nearest {nearest:.2f} of the budget")

@@ -1,6 +1,7 @@
 """Small models with random weights, written as a checkpoint folder and exported, for comparisons."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray
     return weights
 
 
-def write_model(config: TransformerConfig, folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """(checkpoint folder, ONNX folder)"""
+def write_model(config: TransformerConfig, folder: Path, seed: int = 0, **options: Any) -> tuple[Path, Path]:
+    """(checkpoint folder, ONNX folder); options: of `export_onnx`."""
     save_checkpoint(folder / "model", config, random_weights(config, seed))
-    return folder / "model", export_onnx(folder / "model", folder / "onnx")
+    return folder / "model", export_onnx(folder / "model", folder / "onnx", **options)
