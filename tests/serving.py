@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 
 from starlette.testclient import TestClient
+from waiting import PATIENCE, until
 
 from export.serve.app import App
 from export.serve.batching import Batcher
 
 LINES = ["one two", "", "three. four five six!", "größer, 東京", "x", "two " * 8]
 STREAM = "/translate/stream"
-PATIENCE = 120.0  # seconds: a busy machine takes its time, the limit is for what never comes
 
 
 @contextlib.contextmanager
@@ -26,13 +25,6 @@ def client(model, **settings):
     with TestClient(app.asgi, raise_server_exceptions=False) as found:
         until(lambda: found.get("/health").status_code == 200)
         yield found, app
-
-
-def until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 class Held:

@@ -14,6 +14,7 @@ import translate
 from engines import CLASSES, DEFAULTS, Engine, parse, tables
 from engines.floor import Shape
 from engines.measure import Cell, Measured, Task
+from waiting import PATIENCE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 B1, B8, B8X4 = Cell(1, 1), Cell(8, 1), Cell(8, 4)
@@ -42,7 +43,7 @@ def measured(seconds, outputs=None, **more):
 @pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
 def test_help(name):
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / f"{name}.py", "--help"], capture_output=True, text=True, timeout=120
+        [sys.executable, BENCHMARKS / f"{name}.py", "--help"], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {name}.py")

@@ -9,6 +9,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 from mlx_transformer import blas
 
@@ -19,7 +20,11 @@ linux = pytest.mark.skipif(
 
 def in_a_process(code: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -11,6 +11,7 @@ import pytest
 import typer.main
 from command_line import both_models, caller, refused
 from tiny_run import COMMAND
+from waiting import PATIENCE
 
 from mlx_transformer import cli
 from mlx_transformer.spec.errors import UserError
@@ -46,7 +47,7 @@ def test_help_is_quick_and_needs_no_mlx():
         "from mlx_transformer.cli import main\n"
         "main(['translate', '--help'])"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_the_installed_command():
     command = Path(sys.executable).with_name("mlx-transformer")
     if not command.exists():
         pytest.skip("not installed")
-    done = subprocess.run([command, "info", "nowhere"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([command, "info", "nowhere"], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (2, "mlx-transformer: nowhere: no such folder\n")
-    again = subprocess.run([*COMMAND, "info", "nowhere"], capture_output=True, text=True, timeout=60)
+    again = subprocess.run([*COMMAND, "info", "nowhere"], capture_output=True, text=True, timeout=PATIENCE)
     assert (again.returncode, again.stderr) == (2, done.stderr)

@@ -8,6 +8,7 @@ import os
 import pytest
 from command_line import LINES, TEXT, both_models, caller, refused
 from tiny_run import start
+from waiting import PATIENCE
 
 from export import OnnxTransformer
 from export.inspect import graph_facts
@@ -139,11 +140,11 @@ def test_a_reader_that_goes_away_is_no_error(made, tmp_path):
     with start("translate", made / "model", "--input", tmp_path / "in", "--max-new-tokens", 2) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=60) == 141
+        assert process.wait(timeout=PATIENCE) == 141
         assert process.stderr.read() == ""
     with start("info", made / "model", stdout=(closed := closed_pipe())) as process:
         os.close(closed)
-        assert process.wait(timeout=60) == 141
+        assert process.wait(timeout=PATIENCE) == 141
         assert process.stderr.read() == ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_run import metrics, write_pairs, write_recipe
+from waiting import PATIENCE
 
 from mlx_transformer import cli, progress
 from mlx_transformer.progress import Reporter
@@ -109,7 +110,7 @@ def on_a_terminal(command: list[str], columns: int, **environment: str) -> str:
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=settings) as process:
         os.close(terminal)
         shown = b""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
                 piece = os.read(reading, 65536)
@@ -118,7 +119,7 @@ def on_a_terminal(command: list[str], columns: int, **environment: str) -> str:
             if not piece:
                 break
             shown += piece
-        assert process.wait(timeout=60) == 0, shown
+        assert process.wait(timeout=PATIENCE) == 0, shown
     os.close(reading)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from imports import PACKAGES, ROOT, Import, imports_of, modules
+from waiting import PATIENCE
 
 MLX = ("mlx",)
 ONNX = ("onnx", "onnx_ir", "onnxscript")
@@ -192,7 +193,7 @@ sys.meta_path.insert(0, Blocked())
 
 def run_python(source: str) -> str:
     """Run in a fresh interpreter, return what it printed; its traceback is the failure message."""
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

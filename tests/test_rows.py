@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from small_models import SIZES, encoder_decoder, random_weights
+from waiting import PATIENCE
 
 import export.runtime
 from export import OnnxTransformer, export_onnx
@@ -189,7 +190,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
         """A thread's first one waits until every other thread has begun too."""
         if threading.get_ident() not in used:
             used.add(threading.get_ident())
-            begun.wait(timeout=120)
+            begun.wait(timeout=PATIENCE)
         return original(decoder, ids)
 
     monkeypatch.setattr(RowsDecoder, "step", step)

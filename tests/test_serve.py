@@ -9,8 +9,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from serving import LINES, PATIENCE, STREAM, Held, client, until
+from serving import LINES, STREAM, Held, client
 from starlette.testclient import TestClient
+from waiting import PATIENCE, until
 
 from export.serve import app as app_module
 from export.serve.app import App

@@ -8,7 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import LINES, PATIENCE, STREAM, Held, call, client, until
+from serving import LINES, STREAM, Held, call, client
+from waiting import PATIENCE, until
 
 from export.serve.app import App
 from export.serve.batching import Batcher, OverloadError

@@ -14,8 +14,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import LINES, PATIENCE, STREAM, until
+from serving import LINES, STREAM
 from test_no_mlx import ROOT, WITHOUT_MLX
+from waiting import PATIENCE, until
 
 from export.__main__ import main
 from export.serve import server

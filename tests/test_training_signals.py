@@ -9,19 +9,10 @@ from pathlib import Path
 
 import pytest
 from tiny_run import metrics, start, write_recipe
+from waiting import PATIENCE, until
 
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.training.run import Run
-
-PATIENCE = 60.0  # seconds that a busy machine may take
-
-
-def wait_for(condition, process) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def trained_steps(run: Path) -> int:
@@ -37,7 +28,7 @@ def newest_step(run: Path) -> int:
 def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
     recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
     with start("train", recipe, "--out", run) as process:
-        wait_for(lambda: trained_steps(run) > 3, process)
+        until(lambda: trained_steps(run) > 3, process)
         process.send_signal(number)
         out, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, said
@@ -62,7 +53,7 @@ def kill_and_resume(tmp_path: Path, kills: int) -> None:
     reached = 0
     for attempt in range(kills):
         with start("train", recipe, "--out", run, *(["--resume"] if attempt else [])) as process:
-            wait_for(lambda least=reached + 2: newest_step(run) >= least, process)
+            until(lambda least=reached + 2: newest_step(run) >= least, process)
             time.sleep(delays.uniform(0, 0.1))
             known = newest_step(run)
             process.kill()
