@@ -233,6 +233,11 @@ def test_every_export_module_imports_without_mlx() -> None:
     run_python(BLOCK.format(blocked={"mlx"}) + f"import importlib\nfor name in {names}: importlib.import_module(name)")
 
 
+def test_running_imports_without_onnx() -> None:
+    """What builds graphs takes as much memory as a small model."""
+    run_python(BLOCK.format(blocked={*MLX, *ONNX}) + "from export import OnnxTransformer, SearchModel")
+
+
 def test_the_block_blocks() -> None:
     """Guards the tests above: with the finder in place, MLX and onnx cannot be imported."""
     source = BLOCK.format(blocked={"mlx", "onnx"}) + (

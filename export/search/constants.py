@@ -1,8 +1,9 @@
-"""Weights where ONNX Runtime finds them.
+"""Weights where ONNX Runtime packs them, and stored where it frees what it has packed.
 
 It packs a product's weights when it loads a graph, but of a loop within a loop only those that are constants of that
-inner graph; products with others take up to twice the time. So what the steps alone read moves into their graph, and
-what others read too (a tied embedding) gets a Reshape there, which runtimes fold: nothing is stored twice.
+inner graph; products with others take up to twice the time. Initializers of inner graphs, though, it copies with the
+node that holds the graph, once a level, and keeps for as long as the session. So matrices are stored in the outermost
+graph, and the steps' graph gets a Transpose or a Reshape of each, which runtimes fold into a constant of that graph.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ def move_inside(model: ir.Model, name: str) -> None:
             model.graph.remove(node)
             inner.insert_before(inner[0], node)
     for value in list(model.graph.initializers.values()):
-        if _graphs(value) == {inner}:
-            del model.graph.initializers[str(value.name)]
-            inner.register_initializer(value)
-        elif value.shape is not None and len(value.shape) > 1 and not value.is_graph_input():
+        if value.is_graph_input() or value.shape is None:
+            continue
+        if len(value.shape) > 1:
             users = {node: None for node, _ in value.uses() if node.graph is inner}
-            products = [node for node in users if node.op_type != "Gather"]
+            products = [node for node in users if node.op_type not in ("Gather", "Transpose")]
             if products:
                 _read_through_reshape(inner, value, products)
+        elif _graphs(value) == {inner}:
+            del model.graph.initializers[str(value.name)]
+            inner.register_initializer(value)
 
 
 def _graphs(value: ir.Value) -> set[ir.Graph | None]:

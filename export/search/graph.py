@@ -17,8 +17,9 @@ from ..graphs import BATCH, Graph
 from ..rows import DOMAIN
 from .beam import Beam
 from .decoder import TreeDecoder
+from .interface import CONFIG
 from .loop import run
-from .options import CONFIG, OptionInputs, set_defaults
+from .options import OptionInputs, set_defaults
 from .rows import RowsTreeDecoder
 from .text import TextOps
 

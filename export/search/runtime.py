@@ -24,8 +24,7 @@ from mlx_transformer.spec.errors import UserError
 
 from ..runtime import CPU, SLOW_FUSIONS, session_options
 from ..sessions import padded
-from .options import CONFIG, DEFAULTS
-from .text import DOMAIN
+from .interface import CONFIG, DEFAULTS, TEXT_DOMAIN
 
 EXTENSIONS = "onnxruntime_extensions"
 OWN = ("max_new_tokens", "rows", "seed")  # inputs that aren't simply an option's value
@@ -53,7 +52,7 @@ class SearchModel:
             self.session = ort.InferenceSession(path, options, **given)
         except Exception as error:  # onnxruntime's exceptions have no common base
             reason = str(error).splitlines()[0]
-            if DOMAIN in str(error) and not find_spec(EXTENSIONS):
+            if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
                 reason = "its text operators need: pip install 'mlx-transformer[text]'"
             raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
         metadata = self.session.get_modelmeta().custom_metadata_map

@@ -22,8 +22,8 @@ from mlx_transformer.spec.tokenizer import EOS, MIN_VOCAB_SIZE, PAD, SPECIAL_TOK
 
 from ..primitives import Op, table
 from . import utf8
+from .interface import TEXT_DOMAIN
 
-DOMAIN = "ai.onnx.contrib"
 END = 1 << 60  # of a Slice
 SPECIAL = len(SPECIAL_TOKENS)
 
@@ -50,7 +50,7 @@ class Lines:
 class TextOps:
     """Tokenizer and detokenizer from the text of a tokenizer.json."""
 
-    domain = DOMAIN
+    domain = TEXT_DOMAIN
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
         """`UserError` for a tokenizer that isn't of this project's making or doesn't fit the model."""
@@ -80,7 +80,7 @@ class TextOps:
         pieces, _, _, rows = _split(op, op.Concat(words, strings(op, "text.none", ["."]), axis=0), PIECES)
         first = op.Gather(rows, lines)  # (B+1,)
         config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
-        padded = op.HfJsonTokenizer(pieces, tokenizer_config=config, tokenizer_vocab=self.merges, _domain=DOMAIN)
+        padded = op.HfJsonTokenizer(pieces, tokenizer_config=config, tokenizer_vocab=self.merges, _domain=TEXT_DOMAIN)
         padded.type, padded.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["pieces", "piece_length"])
         there = op.Cast(padded, to=ir.DataType.BOOL)  # PAD is 0
         tokens = op.GatherND(padded, op.Transpose(op.NonZero(op.Slice(there, [0], [-1], [0])), perm=[1, 0]))  # (N,)
@@ -110,7 +110,7 @@ class TextOps:
         codes = utf8.well_formed(op, op.Cast(stream, to=ir.DataType.INT64))
         codes, _ = rows_of(op, codes, op.Sub(op.CumSum(count, 0), count), count, utf8.NOTHING)
         characters = op.Gather(strings(op, "text.characters", utf8.texts()), codes)
-        joined = op.StringJoin(characters, strings(op, "text.nothing", [""]), [1], _domain=DOMAIN)
+        joined = op.StringJoin(characters, strings(op, "text.nothing", [""]), [1], _domain=TEXT_DOMAIN)
         return op.Reshape(joined, shape)
 
     def _spelling(self) -> np.ndarray:
@@ -142,7 +142,7 @@ def _kind(specification: dict[str, Any]) -> list[Any]:
 def _split(op: Op, text: ir.Value, pattern: str) -> list[ir.Value]:
     """Pieces (W,), their ends, and the first piece of each text (B+1,)."""
     given = strings(op, f"text.{pattern[1:6]}", [pattern]), strings(op, "text.keep", ["(?s).*"])
-    found = op.StringRegexSplitWithOffsets(text, *given, _domain=DOMAIN, _outputs=4)
+    found = op.StringRegexSplitWithOffsets(text, *given, _domain=TEXT_DOMAIN, _outputs=4)
     types = (ir.DataType.STRING, *[ir.DataType.INT64] * 3)
     for value, dtype in zip(found, types, strict=True):
         value.type, value.shape = ir.TensorType(dtype), ir.Shape([None])

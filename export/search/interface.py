@@ -1,0 +1,31 @@
+"""What a search graph and whoever runs it agree on, known without the packages that build graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_transformer.generation.options import Options
+
+CONFIG = "mlx_transformer.config"
+"""Key in the file's metadata: the model's TransformerConfig as JSON."""
+
+_HOST = Options()
+DEFAULTS = {
+    "beam": np.asarray(_HOST.beam, np.int64),
+    "n_best": np.asarray(_HOST.n_best, np.int64),
+    "min_new_tokens": np.asarray(_HOST.min_new_tokens, np.int64),
+    "max_new_tokens": np.zeros(1, np.int64),
+    "length_penalty": np.asarray(_HOST.length_penalty, np.float32),
+    "penalty_offset": np.asarray(_HOST.penalty_offset, np.float32),
+    "early_stopping": np.asarray(_HOST.early_stopping, np.bool_),
+    "sample": np.asarray(_HOST.sample, np.bool_),
+    "temperature": np.asarray(_HOST.temperature, np.float32),
+    "top_k": np.asarray(_HOST.top_k, np.int64),
+    "top_p": np.asarray(_HOST.top_p, np.float32),
+    "seed": np.asarray(_HOST.seed, np.int64),
+    "rows": np.full(1, -1, np.int64),
+}
+"""Inputs that have a value in the file."""
+
+TEXT_DOMAIN = "ai.onnx.contrib"
+"""Of `onnxruntime-extensions`' operators."""
