@@ -50,10 +50,8 @@ def post(port, path, body=None):
 def refused(port):
     try:
         post(port, "/health")
-    except ConnectionRefusedError:
-        return True
-    except ConnectionError:  # accepted, and closed at the end
-        return False
+    except ConnectionError as error:  # of another kind: accepted, and closed at the end
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 
