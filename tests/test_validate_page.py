@@ -45,8 +45,8 @@ def test_the_page_of_a_mismatch_names_the_culprit_and_shows_tokens_side_by_side(
 
 
 def test_random_models_are_found_equal() -> None:
-    for config, level, threads, report in runs(4, seed=5):
-        assert report.equal, (config, level, threads, report.seed, report.failures())
+    for config, choices, report in runs(4, seed=5):
+        assert report.equal, (config, choices, report.seed, report.failures())
 
 
 def test_rows_in_another_order_are_found_equal(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from mlx_transformer.generation.options import Options
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
+PRECISION = "mlx_transformer.precision"
+"""Likewise: one of `precision.PRECISIONS`."""
 
 _HOST = Options()
 DEFAULTS = {

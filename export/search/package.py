@@ -24,6 +24,7 @@ from ..targets import target_of
 from ..weights import fill, nbytes
 from .constants import move_inside
 from .graph import TARGETS, search_model
+from .interface import PRECISION
 from .loop import STEPS
 
 EVERYTHING_INSIDE = 1 << 62
@@ -68,6 +69,7 @@ def export_search(
     model = search_model(opened.config, target, tokenizer)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     change(model, precision, "cpu" if precision in ("float16", "bfloat16") else target)
+    model.metadata_props[PRECISION] = precision
     if precision == "packed":
         use_blocks(model, opened)
     keep_packed(model, opened)

@@ -119,9 +119,11 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
     inside = [engine for engine in engines if not getattr(engine, "logits_only", False)]
     weights = [check for engine in inside for check in _weights(engine, stored)]
     taken: list[Sample] = []
+    natural: list[Natural] = []
     agreement = Agreement()
     for case in cases:
         truths = _truths(truth64, truth32, case)
+        natural.append(truths["logits"].natural)
         for engine in engines:
             for path, tap, got, why in _outputs(engine, case, truths):
                 exact = engine.precision in ("float32", "tf32")
@@ -129,7 +131,8 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
                 taken.append(Sample(engine, path, tap, case.name, deviation, truths[tap].natural))
                 if tap == "logits":
                     agreement.see(engine.name, path, case, got, truths[tap])
-    points, limits = _judged(taken)
+    points = _judged(taken)
+    limits = {engine.name: _limit(engine, natural) for engine in engines}
     tokens = (*agreement.judged(limits), *free_running(truth64, inside, cases, limits, words))
     report = Report(
         checkpoint=str(checkpoint.folder),
@@ -140,6 +143,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
                 *(e.name, e.precision, e.device, budget_for(e.precision, e.device), e.details()),
                 logits_only=getattr(e, "logits_only", False),
                 unseen=getattr(e, "unseen", ()),
+                search_only=getattr(e, "search_only", False),
             )
             for e in engines
         ),
@@ -222,6 +226,8 @@ def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Tru
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
     """(path, tap, tensor, why there is none) of everything that one runtime shows for one input."""
+    if getattr(engine, "search_only", False):
+        return
     if getattr(engine, "logits_only", False):
         yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
         return
@@ -242,14 +248,13 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
         yield path, "logits", logits, why
 
 
-def _judged(taken: Sequence[Sample]) -> tuple[list[Point], dict[str, float]]:
-    """Points in the order of the data, and for each runtime the largest error that a logit may have."""
+def _judged(taken: Sequence[Sample]) -> list[Point]:
+    """Points in the order of the data."""
     parts: dict[str, list[Natural]] = {}
     for sample in taken:
         parts.setdefault(sample.tap, []).append(sample.natural)
     pools = {tap: Natural.pooled(natural) for tap, natural in parts.items()}
     points: dict[tuple[str, str, str], Point] = {}
-    limits: dict[str, float] = {}
     for sample in taken:
         engine, tap = sample.engine, sample.tap
         budget = budget_for(engine.precision, engine.device)
@@ -258,10 +263,13 @@ def _judged(taken: Sequence[Sample]) -> tuple[list[Point], dict[str, float]]:
         point = Point(engine.name, sample.path, tap, found, sample.case, 1, failures)
         key = (engine.name, sample.path, tap)
         points[key] = _worse(points[key], point) if key in points else point
-        if tap == "logits":
-            limit = budget.max * sample.natural.limits(pools[tap], budget.unit)[1]
-            limits[engine.name] = max(limits.get(engine.name, 0.0), limit)
-    return list(points.values()), limits
+    return list(points.values())
+
+
+def _limit(engine: Engine, natural: Sequence[Natural]) -> float:
+    """The largest error that a logit of this runtime may have, by the natural errors of all inputs' logits."""
+    budget, pool = budget_for(engine.precision, engine.device), Natural.pooled(natural)
+    return max(budget.max * one.limits(pool, budget.unit)[1] for one in natural)
 
 
 def _worse(a: Point, b: Point) -> Point:

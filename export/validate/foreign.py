@@ -28,6 +28,7 @@ from mlx_transformer.spec.folders import SPEC
 
 from .cases import Case
 from .engines import Placement
+from .engines.search_engine import is_search
 
 Array = NDArray
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float)": np.float32}
@@ -36,9 +37,9 @@ PROVIDER = "CPUExecutionProvider"
 
 
 def is_foreign(path: Path) -> bool:
-    """A single ONNX file, or a folder with such files that isn't ours."""
+    """A single ONNX file, or a folder with such files, that isn't ours."""
     if path.suffix == ".onnx":
-        return path.is_file()
+        return path.is_file() and not is_search(path)
     ours = any((place / SPEC).is_file() for place in (path, path / "onnx", path.parent))
     return not ours and any(_file(path, name) is not None for name in (FIRST, ALONE))
 

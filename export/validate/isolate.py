@@ -56,7 +56,8 @@ class Culprit:
 def isolable(engine: Engine) -> bool:
     """Whether an engine's operations can be run one by one: those of MLX's modules and of ONNX graphs."""
     # In graphs of rows several operations are one node, and a tap names fewer points than the reference has.
-    return (hasattr(engine, "files") or engine.name.startswith("mlx")) and not hasattr(engine, "unseen")
+    shown = not hasattr(engine, "unseen") and not getattr(engine, "search_only", False)
+    return shown and (hasattr(engine, "files") or engine.name.startswith("mlx"))
 
 
 def isolate(

@@ -43,6 +43,8 @@ class Runtime:
     """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
     unseen: tuple[str, ...] = ()
     """Taps that aren't values of its graphs."""
+    search_only: bool = False
+    """One file with the search inside: it returns tokens and scores."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,17 @@ class Report:
             for r in self.runtimes
             if r.logits_only
         ]
-        return logits_only + [
+        search_only = [
+            f"{r.name}: weights, tokens and scores were compared; a file with the search inside returns nothing else"
+            for r in self.runtimes
+            if r.search_only
+        ]
+        fused = [
             f"{r.name}: not compared, because the fused graphs have no such value: {', '.join(_brief(r.unseen))}"
             for r in self.runtimes
             if r.unseen
         ]
+        return logits_only + search_only + fused
 
     @property
     def exit_code(self) -> int:

@@ -20,7 +20,8 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
     if report.weights:
         console.print(_weights_table(report))
-    console.print(_points_table(report))
+    if report.points:
+        console.print(_points_table(report))
     for s in report.structures:
         counts = (
             f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"

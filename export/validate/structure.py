@@ -78,6 +78,8 @@ def expected_counts(c: TransformerConfig) -> tuple[int, int]:
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     """Of the engines whose operations can be read."""
     for engine in engines:
+        if getattr(engine, "search_only", False):
+            continue  # the search has a softmax too
         if hasattr(engine, "files"):
             found = _of_onnx(engine)
         elif engine.name.startswith("mlx"):

@@ -135,8 +135,18 @@ def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | No
     from .rows_engine import RowsEngine
 
     folder = _needed(onnx, "onnxruntime")
+    if folder.is_file():
+        return _one_file(folder, checkpoint, options, threads)
     kind = RowsEngine if has_graph(folder, ENCODER_ROWS) else _of_shape(folder, OnnxRuntimeEngine)
     return kind(checkpoint, folder, *options, threads=threads)
+
+
+def _one_file(path: Path, checkpoint: Checkpoint, options: Sequence[str], threads: int | None) -> Engine:
+    from .search_engine import SearchEngine
+
+    if len(options) > 1:
+        raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
+    return SearchEngine(checkpoint, path, *options, threads=threads)
 
 
 def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
@@ -169,6 +179,8 @@ def _of_shape(folder: Path, kind: Any) -> Any:
 def _needed(onnx: Path | None, runtime: str) -> Path:
     if onnx is None:
         raise UserError(f"{runtime} needs the folder of an exported model")
+    if runtime != "onnxruntime" and onnx.is_file():
+        raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
     if runtime != "onnxruntime" and has_graph(onnx, ENCODER_ROWS):
         raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
     return onnx

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -32,6 +32,9 @@ from mlx_transformer.generation.search import search
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
+
+if TYPE_CHECKING:
+    from export.search.runtime import SearchModel
 
 Array = NDArray
 Graphs = EncoderDecoderGraphs | CausalGraphs | EncoderGraphs
@@ -77,7 +80,7 @@ class OnnxEngine:
         self.precision = self.folder.precision
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
         self.config = self.folder.config
-        _check_same_model(self.folder, checkpoint)
+        check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, Session] = {}
@@ -97,7 +100,7 @@ class OnnxEngine:
             model = onnx.load(path, load_external_data=False)
             tensors = {
                 tensor.name: numpy_helper.to_array(tensor, str(path.parent))
-                for tensor in model.graph.initializer
+                for tensor in initializers(model.graph)
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
             }
             for name in table.keys() & tensors.keys():
@@ -186,6 +189,14 @@ class OnnxEngine:
         self._seen.setdefault(name, []).append(value)
 
 
+def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Of a graph and the graphs within it."""
+    yield from graph.initializer
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        if attribute.HasField("g"):
+            yield from initializers(attribute.g)
+
+
 def alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The part of a graph that computes this value, which no input has a say in."""
     maker = {output: node for node in model.graph.node for output in node.output}
@@ -230,7 +241,7 @@ def _step(model: EncoderDecoderGraphs | CausalGraphs, ids: Array, cache: Any) ->
     return model.step(np.ascontiguousarray(ids), cache)
 
 
-def _check_same_model(folder: OnnxFolder, checkpoint: Checkpoint) -> None:
+def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -> None:
     pairs = {name: (getattr(folder.config, name), getattr(checkpoint.config, name)) for name in SHAPES}
     differing = [f"{name}={there!r}, not {here!r}" for name, (there, here) in pairs.items() if there != here]
     if differing:

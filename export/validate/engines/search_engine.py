@@ -1,0 +1,87 @@
+"""A file with the search inside (`export --search`) as an engine: its weights, and the tokens and scores it returns.
+
+No logits come out of it, and none is needed: how far one may be off, and so what is a tie, depends on the inputs and
+the precision alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.runtime import session_options
+from export.search.interface import CONFIG, PRECISION
+from export.search.runtime import SearchModel
+from export.validate.cases import Case
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+
+from . import Placement, Unavailable
+from .onnx_engine import OnnxEngine, check_same_model
+from .onnxruntime_engine import PROVIDERS
+
+Array = NDArray
+
+
+def is_search(path: Path) -> bool:
+    """Whether this file is one that `export_search` wrote."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception:  # protobuf's exceptions have no common base
+        return False
+    return any(entry.key == CONFIG for entry in model.metadata_props)
+
+
+class SearchEngine(OnnxEngine):
+    """ONNX Runtime over one file."""
+
+    name = "onnxruntime"
+    search_only = True
+
+    def __init__(self, checkpoint: Checkpoint, path: Path, device: str = "cpu", threads: int | None = None):
+        self.provider = PROVIDERS.get(device, device)
+        if self.provider not in ort.get_available_providers():
+            raise Unavailable(f"onnxruntime:{device}: {self.provider} is not available")
+        self.model = SearchModel(path, threads=threads, providers=[self.provider])
+        if self.model.takes_text:
+            raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
+        check_same_model(self.model, checkpoint)
+        self.checkpoint, self.config, self.device, self.threads = checkpoint, self.model.config, device, threads
+        self.precision = self.model.session.get_modelmeta().custom_metadata_map.get(PRECISION, "float32")
+        self.files, self._round_trips = {"search": path}, {}
+
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
+        """A part of the file; the whole of it is open already."""
+        if model is None:
+            return self.model.session
+        options = session_options(self.threads)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        return ort.InferenceSession(model.SerializeToString(), options, providers=[self.provider])
+
+    def details(self) -> dict[str, str]:
+        return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": "weights, tokens, scores"}
+
+    def placement(self) -> Placement:
+        threads = "one for each core" if self.threads is None else str(self.threads)
+        return Placement(self.name, self.provider, "none", threads, {"onnxruntime": ort.__version__})
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        return {}
+
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        options: dict[str, Any] = {} if sample is None else {"sample": True, "seed": sample}
+        found = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **options)
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
