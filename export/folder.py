@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
+from mlx_transformer.spec.parameters import parameter_shapes
 
 from .fixed_shape import FixedShape
 from .precision import PRECISIONS, check_precisions
@@ -46,6 +48,12 @@ class OnnxFolder:
         name = f"model{PRECISIONS[self.precision].suffix}.onnx_data"
         files = {graph.with_name(name) for graph in self.graphs.values()}
         return sum(file.stat().st_size for file in files if file.is_file())
+
+    @property
+    def has_float32_matrices(self) -> bool:
+        """The data file holds every matrix as it is used; none is computed from fewer bits."""
+        matrices = (math.prod(shape) for shape in parameter_shapes(self.config).values() if len(shape) > 1)
+        return self.weights_size >= 4 * sum(matrices)
 
 
 def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:

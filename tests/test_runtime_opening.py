@@ -1,0 +1,62 @@
+"""How an exported folder's sessions are opened: what the optimiser is spared, and for which folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from ending_models import POST_NORM, made
+
+from export import OnnxTransformer, export_onnx, runtime
+from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.spec.quantization import Scheme
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("opening"), **POST_NORM)[1]
+
+
+def unfolded(monkeypatch, folder, **given) -> set[str]:
+    """Names of the graphs that are opened without constant folding."""
+    found = {}
+    plain = runtime.open_session
+
+    def open_session(file, providers=None, options=None, without=()):
+        found[Path(file).stem] = list(without)
+        return plain(file, providers, options, without)
+
+    monkeypatch.setattr(runtime, "open_session", open_session)
+    model = OnnxTransformer(folder, threads=2, **given)
+    assert set(found) == {file.stem for file in model.folder.graphs.values()}
+    return {name for name, without in found.items() if without == runtime.FOLDING}
+
+
+def test_matrices_in_float32_are_not_folded(checkpoint, tmp_path, monkeypatch):
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision=["float32", "float16", "int8"], force=True)
+    assert unfolded(monkeypatch, folder) == {"encoder_model", "decoder_model", "decoder_with_past_model"}
+    assert not unfolded(monkeypatch, folder, precision="float16")
+    assert not unfolded(monkeypatch, folder, precision="int8")
+
+
+def test_what_is_computed_from_fewer_bits_is_folded(checkpoint, tmp_path, monkeypatch):
+    """Else every step would compute the matrices again."""
+    quantize_checkpoint(checkpoint, tmp_path / "q8", Scheme(32, 8))
+    assert not unfolded(monkeypatch, export_onnx(tmp_path / "q8", tmp_path / "onnx"))
+
+
+def test_other_targets_are_folded(checkpoint, tmp_path, monkeypatch):
+    assert not unfolded(monkeypatch, export_onnx(checkpoint, tmp_path / "onnx", target="cpu"))
+
+
+def test_no_transpose_of_a_matrix_is_left(checkpoint, tmp_path):
+    folder = export_onnx(checkpoint, tmp_path / "onnx")
+    for name, file in OnnxTransformer(folder).folder.graphs.items():
+        options = runtime.session_options(1)
+        options.optimized_model_filepath = str(tmp_path / f"{name}.onnx")
+        runtime.open_session(file, None, options, runtime.FOLDING)
+        graph = onnx.load(tmp_path / f"{name}.onnx", load_external_data=False).graph
+        stored = {tensor.name for tensor in graph.initializer}
+        assert "FusedMatMul" in {node.op_type for node in graph.node}
+        assert not [node.name for node in graph.node if node.op_type == "Transpose" and node.input[0] in stored]
