@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
-from mlx_transformer.generation.stream import stream, stream_ids
-from mlx_transformer.generation.translate import Overlong, Translation, Translator
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .fixed_runtime import FixedDecoderGraphs, FixedEncoderGraphs
 from .folder import (
@@ -41,6 +38,10 @@ from .folder import (
 )
 from .rows_runtime import RowsGraphs
 from .sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+
+if TYPE_CHECKING:
+    # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
+    from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
 CPU = "CPUExecutionProvider"
 
@@ -174,14 +175,21 @@ class OnnxTransformer:
 
     def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
         """The new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
+        from mlx_transformer.generation.stream import stream_ids
+
         return stream_ids(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
 
     def stream(self, line: str, *, overlong: Overlong = "error", **options: Any) -> Iterator[str]:
         """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""
+        from mlx_transformer.generation.stream import stream
+
         return stream(self.graphs, self.translator, line, overlong=overlong, **options)  # type: ignore[arg-type]
 
     @cached_property
     def translator(self) -> Translator:
+        from mlx_transformer.generation.translate import Translator
+        from mlx_transformer.spec.tokenizer import Tokenizer
+
         path = self.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
         return Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)

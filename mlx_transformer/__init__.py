@@ -10,7 +10,6 @@ print(tokenizer.decode_batch(ids))
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,10 +19,7 @@ if TYPE_CHECKING:
     from .spec.errors import UserError
     from .spec.tokenizer import Tokenizer
 
-try:
-    __version__ = version("mlx-transformer")
-except PackageNotFoundError:  # a source tree that was not installed
-    __version__ = "0+unknown"
+    __version__: str
 
 _HOMES = {
     "Transformer": "nn",
@@ -36,10 +32,21 @@ __all__ = ["load", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, "__version__"])
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # a mail parser and what that needs, 3 MB
+
+    try:
+        return version("mlx-transformer")
+    except PackageNotFoundError:  # a source tree that was not installed
+        return "0+unknown"

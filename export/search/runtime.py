@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -18,13 +18,15 @@ import onnxruntime as ort
 from mlx_transformer.generation.options import EXTRA_TOKENS, Hypothesis, Ids, Options, check_ids, length_limits
 from mlx_transformer.generation.search import batches
 from mlx_transformer.generation.steps import DEAD
-from mlx_transformer.generation.translate import Translation
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 from ..runtime import CPU, SLOW_FUSIONS, session_options
 from ..sessions import padded
 from .interface import CONFIG, DEFAULTS, TEXT_DOMAIN
+
+if TYPE_CHECKING:
+    from mlx_transformer.generation.translate import Translation
 
 EXTENSIONS = "onnxruntime_extensions"
 OWN = ("max_new_tokens", "rows", "seed")  # inputs that aren't simply an option's value
@@ -85,6 +87,8 @@ class SearchModel:
 
     def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
         """The `n_best` translations of each line with their scores. For a file exported with text."""
+        from mlx_transformer.generation.translate import Translation  # not at the top: see `..runtime`
+
         self._check(True, "text", "generate")
         chosen = self._options(options)
         for i, line in enumerate(lines):

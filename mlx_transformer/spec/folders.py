@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .checkpoint import resolve
 from .errors import UserError
 
 SPEC = "mlx_transformer.json"
@@ -18,6 +17,9 @@ def is_onnx_folder(path: str | Path) -> bool:
         raise UserError(f"{path}: no such folder")
     if path.is_dir() and (any(path.glob("onnx/*.onnx")) or any(path.glob("*.onnx"))):
         return True
+    # Not at the top: running an ONNX folder needs nothing of what reads weights.
+    from .checkpoint import resolve
+
     try:
         resolve(path)
     except UserError as error:
