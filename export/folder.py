@@ -43,11 +43,16 @@ class OnnxFolder:
         return path if path.is_file() else None
 
     @property
-    def weights_size(self) -> int:
-        """Bytes of the data file that all graphs share; 0 if there is none."""
+    def weights(self) -> Path | None:
+        """The data file that all graphs share, if there is one."""
         name = f"model{PRECISIONS[self.precision].suffix}.onnx_data"
-        files = {graph.with_name(name) for graph in self.graphs.values()}
-        return sum(file.stat().st_size for file in files if file.is_file())
+        files = {file for graph in self.graphs.values() if (file := graph.with_name(name)).is_file()}
+        return files.pop() if files else None
+
+    @property
+    def weights_size(self) -> int:
+        """Bytes of that file; 0 without it."""
+        return self.weights.stat().st_size if self.weights else 0
 
     @property
     def has_float32_matrices(self) -> bool:

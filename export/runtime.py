@@ -8,6 +8,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,16 @@ def session_options(threads: int | None = None, patience: int = 0) -> ort.Sessio
     return options
 
 
+SHARES_FILES = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 31)
+"""Whether this ONNX Runtime uses a data file in memory as it lies there. Earlier ones may copy it."""
+
+
+def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
+    """Let a session take the weights from `data`, the data file of that name, in place of the file."""
+    options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+    options.add_external_initializers_from_files_in_memory([name], [data], [len(data)])
+
+
 def open_session(
     file: str | Path,
     providers: Sequence[Any] | None = None,
@@ -129,15 +140,35 @@ class OnnxTransformer:
     def _sessions(self, providers: Sequence[Any] | None, threads: int | None) -> dict[str, ort.InferenceSession]:
         """Opened at the same time: each takes one core, and leaves Python's lock alone meanwhile."""
         on_cpu = list(providers or [CPU]) == [CPU]
+        weights = self.weights if on_cpu else None
 
         def opened(name: str, file: Path) -> ort.InferenceSession:
             options = session_options(threads, STEP_PATIENCE if name == DECODER_ROWS else 0)
+            if weights is not None and self.folder.weights is not None:
+                share(options, self.folder.weights.name, weights)
             transposes = on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices
-            return open_session(file, providers, options, FOLDING if transposes else ())
+            session = open_session(file, providers, options, FOLDING if transposes else ())
+            session.weights = weights  # type: ignore[attr-defined] - which must live as long as the session
+            return session
 
         graphs = self.folder.graphs
         with ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
-            return dict(zip(graphs, pool.map(opened, graphs.keys(), graphs.values()), strict=True))
+            sessions = dict(zip(graphs, pool.map(opened, graphs.keys(), graphs.values()), strict=True))
+        if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
+            weights.madvise(mmap.MADV_DONTNEED)  # read for packing; what is used as it is stored comes back when it is
+        return sessions
+
+    @cached_property
+    def weights(self) -> mmap.mmap | None:
+        """The data file for all sessions of a small model: two sets of them would map the same tables four times.
+
+        A large model has one set, and is better off where ONNX Runtime maps matrix by matrix, until each is packed.
+        """
+        file = self.folder.weights
+        if file is None or not SHARES_FILES or not 0 < self.folder.weights_size <= SMALL:
+            return None
+        with file.open("rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
     def _graphs(self, providers: Sequence[Any] | None, threads: int | None) -> Any:
         sessions: Any = self.sessions

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import onnx
 import pytest
-from ending_models import POST_NORM, made
+from ending_models import POST_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx, runtime
 from mlx_transformer.nn.quantize import quantize_checkpoint
@@ -60,3 +61,25 @@ def test_no_transpose_of_a_matrix_is_left(checkpoint, tmp_path):
         stored = {tensor.name for tensor in graph.initializer}
         assert "FusedMatMul" in {node.op_type for node in graph.node}
         assert not [node.name for node in graph.node if node.op_type == "Transpose" and node.input[0] in stored]
+
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists() or not runtime.SHARES_FILES, reason="needs Linux and ONNX Runtime 1.31")
+def test_two_sets_of_sessions_map_the_weights_once(checkpoint, tmp_path):
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu")
+    model = OnnxTransformer(folder, threads=2)
+    model.generate(rows())  # in parts, on the second set
+    assert model.graphs.apart.cache_info().currsize == 1
+    assert MAPS.read_text().count(str(folder / "onnx" / "model.onnx_data")) == 1
+
+
+def test_a_session_may_outlive_its_model(checkpoint, tmp_path):
+    model = OnnxTransformer(export_onnx(checkpoint, tmp_path / "onnx"), threads=1)
+    session, feeds = model.sessions["encoder_model"], {"input_ids": [[5, 9, 2]], "attention_mask": [[1, 1, 1]]}
+    before = session.run(None, feeds)[0]
+    del model
+    gc.collect()
+    assert (session.run(None, feeds)[0] == before).all()
+    assert (session.weights is not None) == runtime.SHARES_FILES
