@@ -8,113 +8,29 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
 from mlx_transformer.spec.errors import UserError
 
+from . import opening
 from .fixed_runtime import FixedDecoderGraphs, FixedEncoderGraphs
-from .folder import (
-    ALONE,
-    DECODER_FIXED,
-    DECODER_ROWS,
-    ENCODER,
-    ENCODER_FIXED,
-    ENCODER_ROWS,
-    FIRST,
-    NEXT,
-    OnnxFolder,
-    open_folder,
-)
+from .folder import DECODER_FIXED, DECODER_ROWS, ENCODER_FIXED, ENCODER_ROWS, OnnxFolder, open_folder
+from .opening import Opener
 from .rows_runtime import RowsGraphs
 from .sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 
 if TYPE_CHECKING:
     # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
-
-CPU = "CPUExecutionProvider"
-
-SLOW_FUSIONS = ["SkipLayerNormFusion"]
-"""Of ONNX Runtime's optimiser. On CPU its operator is slower than the Add and LayerNormalization it replaces."""
-
-FOLDING = ["ConstantFolding"]
-"""Of ONNX Runtime's optimiser. A matrix that a graph transposes where it multiplies is copied by it, and then packed;
-without it the product takes the Transpose in and packs the matrix as it is stored: half the time of loading."""
-
-TRANSPOSING = (ENCODER, FIRST, NEXT, ALONE)
-"""Graphs of ours that do so, in standard operators."""
-
-# Between two steps the search needs less: threads that wait for the next step save a tenth of a small model's time.
-STEP_PATIENCE = 200
-
-SMALL = 64e6
-"""Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
-
-
-def session_options(threads: int | None = None, patience: int = 0) -> ort.SessionOptions:
-    """As sessions here are opened. threads: of one operator; None lets ONNX Runtime take the machine's cores.
-
-    patience: microseconds for which idle threads stay awake after a run.
-    """
-    if threads is not None and threads < 1:
-        raise UserError(f"threads={threads} must be at least 1, or left out")
-    options = ort.SessionOptions()
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    # A model has several sessions that run in turn: by default the resting one's threads keep the cores busy, and
-    # greedy decoding of one sentence takes up to twice as long.
-    if patience:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(patience))
-    else:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
-    return options
-
-
-SHARES_FILES = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 31)
-"""Whether this ONNX Runtime uses a data file in memory as it lies there. Earlier ones may copy it."""
-
-
-def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
-    """Let a session take the weights from `data`, the data file of that name, in place of the file."""
-    options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
-    options.add_external_initializers_from_files_in_memory([name], [data], [len(data)])
-
-
-def open_session(
-    file: str | Path,
-    providers: Sequence[Any] | None = None,
-    options: ort.SessionOptions | None = None,
-    without: Sequence[str] = (),
-) -> ort.InferenceSession:
-    """`UserError` if the file can't be loaded or a provider isn't there. Providers: default CPU.
-
-    without: more of the optimiser's passes to leave out.
-    """
-    providers = list(providers) if providers else [CPU]
-    available = ort.get_available_providers()
-    for provider in providers:
-        name = provider if isinstance(provider, str) else provider[0]
-        if name not in available:
-            raise UserError(f"provider {name} is not in this onnxruntime; it has {', '.join(available)}")
-    try:
-        return ort.InferenceSession(
-            str(file), options or session_options(), providers=providers, disabled_optimizers=[*SLOW_FUSIONS, *without]
-        )
-    except Exception as error:  # onnxruntime's exceptions have no common base of their own
-        raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error
 
 
 class OnnxTransformer:
@@ -134,43 +50,11 @@ class OnnxTransformer:
         the folder's; default: float32, or the only one."""
         self.folder: OnnxFolder = open_folder(folder, precision)
         self.config = self.folder.config
-        self.sessions = self._sessions(providers, threads)
-        self.graphs = self._graphs(providers, threads)
+        self._open = Opener(self.folder, providers)
+        self.sessions = self._open(threads)
+        self.graphs = self._graphs(threads)
 
-    def _sessions(self, providers: Sequence[Any] | None, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """Opened at the same time: each takes one core, and leaves Python's lock alone meanwhile."""
-        on_cpu = list(providers or [CPU]) == [CPU]
-        weights = self.weights if on_cpu else None
-
-        def opened(name: str, file: Path) -> ort.InferenceSession:
-            options = session_options(threads, STEP_PATIENCE if name == DECODER_ROWS else 0)
-            if weights is not None and self.folder.weights is not None:
-                share(options, self.folder.weights.name, weights)
-            transposes = on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices
-            session = open_session(file, providers, options, FOLDING if transposes else ())
-            session.weights = weights  # type: ignore[attr-defined] - which must live as long as the session
-            return session
-
-        graphs = self.folder.graphs
-        with ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
-            sessions = dict(zip(graphs, pool.map(opened, graphs.keys(), graphs.values()), strict=True))
-        if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
-            weights.madvise(mmap.MADV_DONTNEED)  # read for packing; what is used as it is stored comes back when it is
-        return sessions
-
-    @cached_property
-    def weights(self) -> mmap.mmap | None:
-        """The data file for all sessions of a small model: two sets of them would map the same tables four times.
-
-        A large model has one set, and is better off where ONNX Runtime maps matrix by matrix, until each is packed.
-        """
-        file = self.folder.weights
-        if file is None or not SHARES_FILES or not 0 < self.folder.weights_size <= SMALL:
-            return None
-        with file.open("rb") as opened:
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def _graphs(self, providers: Sequence[Any] | None, threads: int | None) -> Any:
+    def _graphs(self, threads: int | None) -> Any:
         sessions: Any = self.sessions
         if DECODER_FIXED in sessions:
             return FixedDecoderGraphs(self.config, sessions)
@@ -180,13 +64,13 @@ class OnnxTransformer:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
             return kinds[self.config.architecture](self.config, sessions)
 
-        def rows_graphs(sessions: dict[str, ort.InferenceSession], **given: Any) -> RowsGraphs:
+        def rows_graphs(sessions: dict[str, Any], **given: Any) -> RowsGraphs:
             return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS], **given)
 
         cores = threads or os.cpu_count() or 1
-        if cores == 1 or self.folder.weights_size > SMALL:
+        if cores == 1 or self.folder.weights_size > opening.SMALL:
             return rows_graphs(self.sessions)
-        return rows_graphs(self.sessions, threads=cores, apart=lambda: rows_graphs(self._sessions(providers, 1)))
+        return rows_graphs(self.sessions, threads=cores, apart=lambda: rows_graphs(self._open(1)))
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""

@@ -70,7 +70,7 @@ RULES = (
     Rule(
         ("export",),
         never=RUNTIME,
-        apart=("export.runtime", "export.rows_runtime", "export.search.runtime", "export.validate"),
+        apart=("export.opening", "export.runtime", "export.rows_runtime", "export.search.runtime", "export.validate"),
     ),
 )
 

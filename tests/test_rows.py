@@ -8,7 +8,7 @@ import pytest
 from small_models import SIZES, encoder_decoder, random_weights
 from waiting import PATIENCE
 
-import export.runtime
+import export.opening
 from export import OnnxTransformer, export_onnx
 from export.rows_runtime import POSITIONS, RowsDecoder
 from mlx_transformer.nn import Transformer
@@ -195,7 +195,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
 
     monkeypatch.setattr(RowsDecoder, "step", step)
     for small, threads in ((1e9, 3), (0, 1)):
-        monkeypatch.setattr(export.runtime, "SMALL", small)
+        monkeypatch.setattr(export.opening, "SMALL", small)
         model = OnnxTransformer(three.folder, threads=3)
         for batch_tokens in (8192, 400):
             used, begun = set(), threading.Barrier(threads)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from ending_models import POST_NORM, made, rows
 
-from export import OnnxTransformer, export_onnx, runtime
+from export import OnnxTransformer, export_onnx, opening
 from mlx_transformer.nn.quantize import quantize_checkpoint
 from mlx_transformer.spec.quantization import Scheme
 
@@ -22,16 +22,16 @@ def checkpoint(tmp_path_factory):
 def unfolded(monkeypatch, folder, **given) -> set[str]:
     """Names of the graphs that are opened without constant folding."""
     found = {}
-    plain = runtime.open_session
+    plain = opening.open_session
 
     def open_session(file, providers=None, options=None, without=()):
         found[Path(file).stem] = list(without)
         return plain(file, providers, options, without)
 
-    monkeypatch.setattr(runtime, "open_session", open_session)
+    monkeypatch.setattr(opening, "open_session", open_session)
     model = OnnxTransformer(folder, threads=2, **given)
     assert set(found) == {file.stem for file in model.folder.graphs.values()}
-    return {name for name, without in found.items() if without == runtime.FOLDING}
+    return {name for name, without in found.items() if without == opening.FOLDING}
 
 
 def test_matrices_in_float32_are_not_folded(checkpoint, tmp_path, monkeypatch):
@@ -54,9 +54,9 @@ def test_other_targets_are_folded(checkpoint, tmp_path, monkeypatch):
 def test_no_transpose_of_a_matrix_is_left(checkpoint, tmp_path):
     folder = export_onnx(checkpoint, tmp_path / "onnx")
     for name, file in OnnxTransformer(folder).folder.graphs.items():
-        options = runtime.session_options(1)
+        options = opening.session_options(1)
         options.optimized_model_filepath = str(tmp_path / f"{name}.onnx")
-        runtime.open_session(file, None, options, runtime.FOLDING)
+        opening.open_session(file, None, options, opening.FOLDING)
         graph = onnx.load(tmp_path / f"{name}.onnx", load_external_data=False).graph
         stored = {tensor.name for tensor in graph.initializer}
         assert "FusedMatMul" in {node.op_type for node in graph.node}
@@ -66,7 +66,7 @@ def test_no_transpose_of_a_matrix_is_left(checkpoint, tmp_path):
 MAPS = Path("/proc/self/maps")
 
 
-@pytest.mark.skipif(not MAPS.exists() or not runtime.SHARES_FILES, reason="needs Linux and ONNX Runtime 1.31")
+@pytest.mark.skipif(not MAPS.exists() or not opening.SHARES_FILES, reason="needs Linux and ONNX Runtime 1.31")
 def test_two_sets_of_sessions_map_the_weights_once(checkpoint, tmp_path):
     folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu")
     model = OnnxTransformer(folder, threads=2)
@@ -82,4 +82,4 @@ def test_a_session_may_outlive_its_model(checkpoint, tmp_path):
     del model
     gc.collect()
     assert (session.run(None, feeds)[0] == before).all()
-    assert (session.weights is not None) == runtime.SHARES_FILES
+    assert (session.weights is not None) == opening.SHARES_FILES

@@ -21,7 +21,7 @@ from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
-from ..runtime import CPU, SLOW_FUSIONS, session_options
+from ..opening import CPU, SLOW_FUSIONS, session_options
 from ..sessions import padded
 from .interface import CONFIG, DEFAULTS, TEXT_DOMAIN
 

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.folder import ALONE, ENCODER, FIRST
-from export.runtime import open_session, session_options
+from export.opening import open_session, session_options
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
