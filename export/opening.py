@@ -32,7 +32,7 @@ STEP_PATIENCE = 200
 """Microseconds. Between two steps the search needs less: threads that wait for the next one save a tenth of a small
 model's time."""
 
-SMALL = 64e6
+SMALL = 24e6
 """Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
 
 
