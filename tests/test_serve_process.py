@@ -30,7 +30,9 @@ def folder(text_folder):
 
 def started(folder, *arguments, before=""):
     """The server in a process of its own, and its port once it is ready."""
-    script = f"{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
+    # Tests run in the background of a shell may have been told to ignore Ctrl-C, which processes inherit.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = f"{heard}\n{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
     command = [sys.executable, "-c", script, "serve", str(folder), "--threads", "1", "--port", "0", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
     for line in process.stderr:
