@@ -18,7 +18,7 @@ from mlx_transformer.generation.arrays import Arrays, NumpyArrays
 from mlx_transformer.generation.beam import Beam
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import BANNED, Batch, Strategy
+from mlx_transformer.generation.steps import BANNED, Batch, Rules, Strategy
 from mlx_transformer.spec.config import TransformerConfig
 
 
@@ -32,7 +32,25 @@ def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: 
     return Greedy(*given, scored) if forced or scored or options.sample else NextToken(*given)
 
 
-class NextToken(Greedy):
+class InGraph:
+    """A search whose candidates come from the graph, which is told what they may not be."""
+
+    width: int
+    rules: Rules
+    options: Options
+
+    def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
+        bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
+        self.decoder, found = model.start(sources, ("candidate_scores", "candidate_tokens"), self.width, bans)
+        return self.decoder, found
+
+    def allow_end(self, t: int) -> None:
+        """After token number t: from `min_new_tokens` on a sentence may end."""
+        if t + 1 == self.options.min_new_tokens:
+            self.decoder.bans[:] = self.rules.bans
+
+
+class NextToken(InGraph, Greedy):
     """Greedy search whose argmax is in the graph; scores are not known, only finite or not, as the logits are."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
@@ -40,16 +58,10 @@ class NextToken(Greedy):
         self.first_limit = int(batch.limits.min())
         self.some_done = False
 
-    def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, NDArray]:
-        bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
-        self.decoder, found = model.start(sources, ("candidate_scores", "candidate_tokens"), bans=bans)
-        return self.decoder, found
-
     def choose(self, logits: Any, t: int) -> tuple[NDArray, None]:
         """logits: instead of them their sums (B, 1), and the likeliest tokens (B, 1)."""
         sums, tokens = logits
-        if t + 1 == self.options.min_new_tokens:
-            self.decoder.bans[:] = self.rules.bans
+        self.allow_end(t)
         self.total += sums[:, 0]
         token = tokens[:, 0].copy()
         if self.some_done:
@@ -62,7 +74,7 @@ class NextToken(Greedy):
         return token, None
 
 
-class BeamOfCandidates(Beam):
+class BeamOfCandidates(InGraph, Beam):
     """Beam search whose 2K best extensions are found in the graph."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
@@ -72,17 +84,10 @@ class BeamOfCandidates(Beam):
         """A hypothesis has ended, of whichever sentence."""
         self.first_row = np.arange(len(batch.limits))[:, None] * options.beam
 
-    def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
-        bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
-        outputs = "candidate_scores", "candidate_tokens"
-        self.decoder, found = model.start(sources, outputs, self.width, bans)
-        return self.decoder, found
-
     def choose(self, logits: Any, t: int) -> tuple[NDArray, NDArray]:
         chosen = super().choose(logits, t)
         self.decoder.log_p = self.live
-        if t + 1 == self.options.min_new_tokens:
-            self.decoder.bans[:] = self.rules.bans
+        self.allow_end(t)
         return chosen
 
     def keep(self, live: NDArray) -> None:
