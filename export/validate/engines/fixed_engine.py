@@ -20,7 +20,7 @@ from export.sessions import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
 
-from .onnx_engine import OnnxEngine
+from .onnx_engine import NoCachedPath, OnnxEngine
 
 Array = NDArray
 Graphs = FixedEncoderGraphs | FixedDecoderGraphs
@@ -31,7 +31,7 @@ def fixed(kind: type[OnnxEngine]) -> type[OnnxEngine]:
     return type(f"Fixed{kind.__name__}", (FixedEngine, kind), {})
 
 
-class FixedEngine(OnnxEngine):
+class FixedEngine(NoCachedPath, OnnxEngine):
     """Of an engine class, by `fixed`: how its sessions are put together."""
 
     def __init__(self, *args: Any, **named: Any):
@@ -64,12 +64,6 @@ class FixedEngine(OnnxEngine):
         if self.memory:
             found[self.memory] = self.graphs.encode(case.ids, case.source_real)
         return found
-
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        return {}
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
         return self.graphs

@@ -68,6 +68,16 @@ class TappedSession:
         return values[: len(asked)]
 
 
+class NoCachedPath:
+    """For engines with no cached pass to compare: their only one has a cache already, or none is seen."""
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        return {}
+
+
 class OnnxEngine:
     """An exported folder. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of it
     whose data files lie beside `path`."""

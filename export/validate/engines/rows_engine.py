@@ -8,7 +8,7 @@ Shapes: N tokens of the sources, B sentences, S source, T target, D model, V voc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from export.folder import DECODER_ROWS, ENCODER_ROWS
 from export.graphs import add_taps
 from export.rows_runtime import RowsGraphs
+from export.sessions import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
-from mlx_transformer.generation.search import generate, search
+from mlx_transformer.generation.search import generate
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
+from .onnx_engine import NoCachedPath
 from .onnxruntime_engine import OnnxRuntimeEngine, ProfiledSession
 
 Array = NDArray
@@ -73,7 +75,7 @@ class TappedRows:
             self.see(name, value)
 
 
-class RowsEngine(OnnxRuntimeEngine):
+class RowsEngine(NoCachedPath, OnnxRuntimeEngine):
     """ONNX Runtime on the CPU over encoder_rows and decoder_rows."""
 
     profiled = ProfiledRows
@@ -106,23 +108,17 @@ class RowsEngine(OnnxRuntimeEngine):
         found[memory] = self.graphs.encode(case.ids, case.source_real.astype(np.int64))
         return found
 
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        return {}
-
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         """Greedy tokens are those of `generate`, where the graph chooses them; their score isn't known."""
-        options: dict[str, Any] = {"beam": beam, "max_new_tokens": max_new_tokens}
         if beam == 1 and sample is None:
-            return [(ids, 0.0) for ids in generate(self.graphs, list(sources), **options)]  # type: ignore[arg-type]
-        if sample is not None:
-            options |= {"sample": True, "seed": sample}
-        found = search(self.graphs, list(sources), **options)  # type: ignore[arg-type]
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+            found = generate(self.graphs, list(sources), max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+            return [(ids, 0.0) for ids in found]
+        return super().search(sources, beam, max_new_tokens, sample)
+
+    def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
+        return self.graphs
 
     def _over(self, sessions: Any) -> RowsGraphs:
         return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS])

@@ -22,7 +22,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
 from . import Placement, Unavailable
-from .onnx_engine import OnnxEngine, check_same_model
+from .onnx_engine import NoCachedPath, OnnxEngine, check_same_model
 from .onnxruntime_engine import PROVIDERS
 
 Array = NDArray
@@ -37,7 +37,7 @@ def is_search(path: Path) -> bool:
     return any(entry.key == CONFIG for entry in model.metadata_props)
 
 
-class SearchEngine(OnnxEngine):
+class SearchEngine(NoCachedPath, OnnxEngine):
     """ONNX Runtime over one file."""
 
     name = "onnxruntime"
@@ -71,12 +71,6 @@ class SearchEngine(OnnxEngine):
         return Placement(self.name, self.provider, "none", threads, {"onnxruntime": ort.__version__})
 
     def taps(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         return {}
 
     def search(
