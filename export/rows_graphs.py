@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from mlx_transformer.generation.steps import EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 
 from .cache import KeyValues
@@ -20,6 +21,7 @@ from .gemm import use_gemm
 from .graphs import Graph
 from .primitives import Op
 from .rows import DOMAIN, Buffers, RowsTransformer, Sources, head_width
+from .top_k import largest, top_k
 
 SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
@@ -108,7 +110,8 @@ class Chooser:
         beam search        the W best extensions (B, W) of each sentence's K hypotheses, best first: log p, and
                            hypothesis * V + token, as in `generation.beam`
 
-    bans (V)          added to what is chosen by, not to the logits nor to what log p is normalised by
+    bans (V)          of `EXCLUDED` tokens at most, added to what is chosen by, not to the logits nor to what log p is
+                      normalised by
     candidates (1)    C of each row: the W best of the sentence are among them
     by_sentence (2)   -1, K * C
     extensions (1)    W
@@ -117,7 +120,7 @@ class Chooser:
     """
 
     def __init__(self, g: RowsGraph, config: TransformerConfig):
-        self.g = g
+        self.g, self.vocab_size = g, config.vocab_size
         self.bans = g.floats("bans", config.vocab_size)
         self.candidates = g.integers("candidates", 1, type=INT64)
         self.by_sentence = g.integers("by_sentence", 2, type=INT64)
@@ -129,14 +132,20 @@ class Chooser:
         """logits (R, V). An If, because a runtime computes all of a graph, whatever outputs it is asked for."""
 
         def branch(name: str, values: Callable[[Op], tuple[ir.Value, ir.Value]]) -> ir.Graph:
+            def named(op: Op) -> tuple[ir.Value, ir.Value]:
+                op.builder.push_module(name, "If")
+                found = values(op)
+                op.builder.pop_module()
+                return found
+
             outputs = [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
-            return self.g.builder.subgraph(values, [], outputs, name=name)
+            return self.g.builder.subgraph(named, [], outputs, name=name)
 
         def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-            return op.ReduceSum(logits, [-1], keepdims=1), op.ArgMax(op.Add(logits, self.bans), axis=-1, keepdims=1)
+            return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, self.bans, EXCLUDED, self.vocab_size)
 
         def beam(op: Op) -> tuple[ir.Value, ir.Value]:
-            log_p, tokens = op.TopK(op.LogSoftmax(logits, axis=-1), self.candidates, axis=-1, _outputs=2)
+            log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), self.candidates, self.vocab_size)
             log_p = op.Add(op.Add(log_p, op.Gather(self.bans, tokens, axis=0)), self.log_p)
             entries = op.Reshape(op.Add(tokens, self.first_entry), self.by_sentence)
             best, place = op.TopK(op.Reshape(log_p, self.by_sentence), self.extensions, axis=-1, _outputs=2)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
-from mlx_transformer.generation.steps import Batch, Strategy
+from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
 from mlx_transformer.spec.config import TransformerConfig
 
 from .rows_search import strategy
@@ -129,8 +129,8 @@ class RowsDecoder:
         self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
-        # Of those that may be forbidden, start, padding and end, each can stand before an allowed one.
-        self.candidates = np.array([min(2 * beam + 3, config.vocab_size) if beam > 1 else 1])
+        # Each of those that may be banned can stand before an allowed one.
+        self.candidates = np.array([min(2 * beam + EXCLUDED, config.vocab_size) if beam > 1 else 1])
         self.wanted = 2 * beam if beam > 1 else 1
         self.bans = np.zeros(config.vocab_size, np.float32)
         sentences = len(source_mask)

@@ -22,7 +22,14 @@ ENDING = TransformerConfig(
 )
 TINY = TransformerConfig(**{**SIZES, "vocab_size": 9})  # a beam of 4 has more candidates than the vocabulary words
 UNEQUAL = TransformerConfig(**{**SIZES, "d_model": 36}, d_k=6, d_v=10, positions="rotary", key_value_heads=2)
-CONFIGS = {"ending": ENDING, "tiny vocabulary": TINY, "unequal": UNEQUAL, "two": encoder_decoder("two vocabularies")}
+MANY_WORDS = TransformerConfig(**{**SIZES, "vocab_size": 16640})  # looked through in blocks
+CONFIGS = {
+    "ending": ENDING,
+    "tiny vocabulary": TINY,
+    "unequal": UNEQUAL,
+    "two": encoder_decoder("two vocabularies"),
+    "words": MANY_WORDS,
+}
 
 
 def weights_of(config, seed=0):

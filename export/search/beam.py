@@ -14,7 +14,7 @@ from copy import copy
 import numpy as np
 import onnx_ir as ir
 
-from mlx_transformer.generation.steps import BANNED, DEAD
+from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 
 from ..graphs import BATCH
@@ -22,8 +22,6 @@ from ..primitives import Op, size, table
 from .loop import Carried, State
 from .options import OptionInputs
 from .sampling import Sampling
-
-EXCLUDED = 3  # pad, bos and, while it is too early, eos
 
 
 class Beam:

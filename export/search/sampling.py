@@ -14,6 +14,7 @@ from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
 from ..primitives import Op
+from ..top_k import top_k
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
 
@@ -43,7 +44,8 @@ class Sampling:
         """Candidates (B, h, c) by logits (B, h, V): the c = `taken` likeliest, or the one drawn (c = 1)."""
 
         def best(op: Op) -> list[ir.Value]:
-            return [op.TopK(logits, taken, _outputs=2)[1]]
+            _, tokens = top_k(op, op.Reshape(logits, [-1, self.vocab_size]), taken, self.vocab_size)
+            return [op.Reshape(tokens, op.Concat(op.Shape(logits, end=2), taken, axis=0))]
 
         def drawn(op: Op) -> list[ir.Value]:
             scores = op.Div(op.Squeeze(op.Add(logits, bans), [1]), self.options.temperature)

@@ -20,6 +20,8 @@ from .options import Hypothesis, Options
 # device; anything below DEAD has such a token in it.
 BANNED = -1e9
 DEAD = BANNED / 2
+EXCLUDED = 3
+"""Tokens that may be banned at most, forced prefixes apart: padding, start and, while it is too early, end."""
 
 
 class Decoder(Protocol):
