@@ -6,6 +6,7 @@ Shapes: see rows.py; V vocabulary, C candidates of a row.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
 from mlx_transformer.spec.config import TransformerConfig
 
+from .buffer_pool import BufferPool
 from .rows_search import strategy
 from .sessions import padded
 
@@ -50,6 +52,7 @@ class RowsGraphs:
     ):
         self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
         self.apart = None if apart is None else functools.cache(apart)
+        self.memory = BufferPool()
         self.options = ort.RunOptions()
         # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
         # captured.
@@ -138,7 +141,8 @@ class RowsDecoder:
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if beam == 1 else 1
         shape = (sentences, config.heads, room, max(config.d_k, config.d_v))
-        self.own: list[NDArray] = [np.empty(shape, np.float32) for _ in graphs.own]
+        self.own = [graphs.memory.take(shape) for _ in graphs.own]
+        weakref.finalize(self, graphs.memory.give_back, self.own).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self._bind()
 
@@ -189,8 +193,9 @@ class RowsDecoder:
     def _move(self, rows: int, room: int, to: Any = slice(None), of: Any = slice(None)) -> None:
         """The past of the rows `of` the buffers to those `to` of new ones."""
         for i, old in enumerate(self.own):
-            self.own[i] = np.empty((rows, old.shape[1], room, old.shape[3]), np.float32)
+            self.own[i] = self.graphs.memory.take((rows, old.shape[1], room, old.shape[3]))
             self.own[i][to, :, : self.past] = old[of, :, : self.past]
+            self.graphs.memory.give_back([old])
 
     def _bind(self) -> None:
         """Show the graph where everything is; needed again whenever an array was replaced."""

@@ -1,0 +1,61 @@
+"""Memory of batches that are decoded one after the other.
+
+New memory costs time when it is first written: the system clears it page by page. For the keys and values of 32
+sentences with 4 beams that is a tenth of the time of decoding them. What the allocator keeps anyway isn't pooled.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALL = 1 << 16
+"""Elements below which an array comes from the allocator and goes back to it."""
+
+
+class BufferPool:
+    """Lends float32 arrays, from any thread. It never holds more than was lent at one time."""
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.float32]] = []
+        self._lent = self._most = 0  # elements: lent now, and at the most
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """An array of that shape, whatever is in it."""
+        count = math.prod(shape)
+        if count < SMALL:
+            return np.empty(shape, np.float32)
+        with self._lock:
+            # The smallest that is large enough; what of it isn't asked for stays untouched.
+            fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= count]
+            if fitting:
+                buffer = self._free.pop(min(fitting, key=lambda i: self._free[i].size))
+            else:
+                buffer = np.empty(count, np.float32)
+            self._lent += buffer.size
+            self._most = max(self._most, self._lent)
+            self._trim()
+        return buffer[:count].reshape(shape)
+
+    def give_back(self, arrays: Iterable[NDArray[np.float32]]) -> None:
+        """What `take` returned and nobody reads any more."""
+        with self._lock:
+            for array in arrays:
+                if array.base is not None:
+                    buffer = cast(NDArray[np.float32], array.base)
+                    self._lent -= buffer.size
+                    self._free.append(buffer)
+            self._trim()
+
+    def _trim(self) -> None:
+        """The smallest go first: a larger one can stand in for them."""
+        free = sum(buffer.size for buffer in self._free)
+        self._free.sort(key=lambda buffer: buffer.size, reverse=True)
+        while self._free and self._lent + free > self._most:
+            free -= self._free.pop().size
