@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from queue import SimpleQueue
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+Buffer = NDArray[np.float32]
 
 SMALL = 1 << 16
 """Elements below which an array comes from the allocator and goes back to it."""
@@ -22,16 +25,20 @@ class BufferPool:
     """Lends float32 arrays, from any thread. It never holds more than was lent at one time."""
 
     def __init__(self) -> None:
-        self._free: list[NDArray[np.float32]] = []
+        self._free: list[Buffer] = []
         self._lent = self._most = 0  # elements: lent now, and at the most
         self._lock = threading.Lock()
+        # Python may finalize a decoder in the middle of `take`, in the very thread that holds the lock: what comes back
+        # waits here, in the one queue that is safe for that.
+        self._returned: SimpleQueue[Buffer] = SimpleQueue()
 
-    def take(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def take(self, shape: tuple[int, ...]) -> Buffer:
         """An array of that shape, whatever is in it."""
         count = math.prod(shape)
         if count < SMALL:
             return np.empty(shape, np.float32)
         with self._lock:
+            self._settle()
             # The smallest that is large enough; what of it isn't asked for stays untouched.
             fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= count]
             if fitting:
@@ -43,15 +50,17 @@ class BufferPool:
             self._trim()
         return buffer[:count].reshape(shape)
 
-    def give_back(self, arrays: Iterable[NDArray[np.float32]]) -> None:
+    def give_back(self, arrays: Iterable[Buffer]) -> None:
         """What `take` returned and nobody reads any more."""
-        with self._lock:
-            for array in arrays:
-                if array.base is not None:
-                    buffer = cast(NDArray[np.float32], array.base)
-                    self._lent -= buffer.size
-                    self._free.append(buffer)
-            self._trim()
+        for array in arrays:
+            if array.base is not None:
+                self._returned.put(cast(Buffer, array.base))
+
+    def _settle(self) -> None:
+        while not self._returned.empty():
+            buffer = self._returned.get()
+            self._lent -= buffer.size
+            self._free.append(buffer)
 
     def _trim(self) -> None:
         """The smallest go first: a larger one can stand in for them."""
