@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import nn
 
@@ -24,7 +25,7 @@ from .layers import Decoder, DecoderLayer, Encoder, EncoderLayer
 from .masks import HIDDEN
 from .model import Transformer
 from .positions import Rotation, rotate
-from .primitives import Op, name_parameters, scoped
+from .primitives import Op, name_parameters, scoped, table
 from .taps import Tap, no_tap, within
 
 DOMAIN = "com.microsoft"
@@ -40,21 +41,45 @@ class Sources:
     """(N,) place of each token in the flattened (B, S)."""
     slots: ir.Value
     """(B, S) row of each place; any row on padding."""
+    hidden: ir.Value
+    """(B, 1, 1, S) added to the scores of keys: `HIDDEN` on padding."""
+    heads: int
+    head_slots: ir.Value
+    """(B, H, S) the same as `slots`, in rows split by head (N*H,)."""
+    head_tokens: ir.Value
+    """(N, H) place of each token's heads in the flattened (B, H, S)."""
 
     @classmethod
-    def of(cls, op: Op, attention_mask: ir.Value) -> Sources:
+    def of(cls, op: Op, attention_mask: ir.Value, heads: int) -> Sources:
         flat = op.Reshape(attention_mask, [-1])
         tokens = op.Squeeze(op.NonZero(flat), [0])
-        slots = op.Max(op.Sub(op.CumSum(flat, 0), 1), 0)
-        return cls(op.Cast(attention_mask, to=ir.DataType.INT32), tokens, op.Reshape(slots, op.Shape(attention_mask)))
+        slots = op.Reshape(op.Max(op.Sub(op.CumSum(flat, 0), 1), 0), op.Shape(attention_mask))
+        mask = op.Cast(attention_mask, to=ir.DataType.INT32)
+        hidden = op.Unsqueeze(op.Where(op.Cast(attention_mask, to=ir.DataType.BOOL), 0.0, HIDDEN), [1, 2])
+        head = table(op, "heads", lambda: np.arange(heads)[None])  # (1, H)
+        head_slots = op.Add(op.Unsqueeze(op.Mul(slots, heads), [1]), op.Unsqueeze(head, [2]))
+        # Token s of sentence b is at b*S + s, its head h at (b*H + h)*S + s.
+        length = op.Shape(attention_mask, start=1)
+        before = op.Mul(op.Sub(tokens, op.Mod(tokens, length)), heads - 1)
+        head_tokens = op.Add(op.Unsqueeze(op.Add(tokens, before), [1]), op.Mul(head, length))
+        return cls(mask, tokens, slots, hidden, heads, head_slots, head_tokens)
 
-    def rows(self, op: Op, x: ir.Value, width: int | None = None) -> ir.Value:
-        """Padded (B, S, D), or with no width (B, S), to rows (N, D) or (N,)."""
-        return op.Gather(op.Reshape(x, [-1] if width is None else [-1, width]), self.tokens, axis=0)
+    def rows(self, op: Op, x: ir.Value) -> ir.Value:
+        """Padded (B, S) to rows (N,)."""
+        return op.Gather(op.Reshape(x, [-1]), self.tokens, axis=0)
 
     def padded(self, op: Op, x: ir.Value) -> ir.Value:
         """Rows (N, D) to (B, S, D)."""
         return op.Gather(x, self.slots, axis=0)
+
+    def by_head(self, op: Op, x: ir.Value, width: int) -> ir.Value:
+        """Rows (N, H*d) to (B, H, S, d), d = width: padding and the transposition in one go."""
+        return op.Gather(op.Reshape(x, [-1, width]), self.head_slots, axis=0)
+
+    def from_heads(self, op: Op, x: ir.Value, width: int) -> ir.Value:
+        """(B, H, S, d) to rows (N, H*d)."""
+        rows = op.Gather(op.Reshape(x, [-1, width]), self.head_tokens, axis=0)
+        return op.Reshape(rows, [-1, self.heads * width])
 
 
 @dataclass(frozen=True)
@@ -97,15 +122,16 @@ class RowsAttention(Attention):
     @scoped
     def attend(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: Any, rotation: Rotation = None) -> ir.Value:
         """Tokens of a source (N, D) over those of the same source. mask: `Sources`."""
-        q, k, v = (mask.padded(op, rows) for rows in (self.queries(op, x, rotation), k, v))
-        y = self.fused(op, q, k, v, mask.mask)
-        return self.output(op, mask.rows(op, y, self.heads * self.d))
+        q, k, v = (mask.by_head(op, rows, self.d) for rows in (self.queries(op, x, rotation), k, v))
+        scores = op.FusedMatMul(q, k, transB=1, alpha=self.d_k**-0.5, _domain=DOMAIN)
+        weights = op.Softmax(op.Add(typed(scores, rank=4), mask.hidden), axis=-1)
+        return self.output(op, mask.from_heads(op, op.MatMul(weights, v), self.d))
 
     @scoped
     def attend_cross(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
         """Rows (R, D) over their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32."""
         by_sentence = op.Concat(op.Shape(mask, start=0, end=1), [-1, self.heads * self.d], axis=0)
-        y = self.fused(op, op.Reshape(self.queries(op, x), by_sentence), k, v, mask)
+        y = typed(op.MultiHeadAttention(op.Reshape(self.queries(op, x), by_sentence), k, v, None, mask, **self.said))
         return self.output(op, op.Reshape(y, [-1, self.heads * self.d]))
 
     @scoped
@@ -121,10 +147,6 @@ class RowsAttention(Attention):
             **self.said,
         )
         return self.output(op, op.Reshape(typed(y), [-1, self.heads * self.d])), (keys, values)
-
-    def fused(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value) -> ir.Value:
-        """softmax(Q K^T / sqrt(d_k)) V: q (B, T, H*d) -> (B, T, H*d); mask (B, S) int32."""
-        return typed(op.MultiHeadAttention(q, k, v, None, mask, **self.said))
 
     @property
     def said(self) -> dict[str, Any]:
@@ -153,10 +175,10 @@ class RowsAttention(Attention):
         return op.Reshape(copies, [-1, self.heads * self.d])
 
 
-def typed(y: ir.Value) -> ir.Value:
+def typed(y: ir.Value, rank: int = 3) -> ir.Value:
     """A result of ONNX Runtime's own operators, (B, T, H*d), whose type nobody infers. Untyped, what follows would cast
     its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5 instead."""
-    y.type, y.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([None, None, None])
+    y.type, y.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([None] * rank)
     return y
 
 
@@ -230,12 +252,9 @@ class RowsTransformer(Transformer):
 
     def cross_keys_values(self, op: Op, memory: ir.Value, sources: Sources) -> list[KeyValues]:
         """Every layer's keys and values of the memory (N, D), by sentence: (B, H, S, d)."""
-        heads, d = self.config.heads, head_width(self.config)
-
-        def by_head(x: ir.Value) -> ir.Value:
-            return op.Transpose(op.Reshape(sources.padded(op, x), [0, 0, heads, d]), perm=[0, 2, 1, 3])
-
-        return [(by_head(k), by_head(v)) for k, v in self.decoder.cross_keys_values(op, memory)]
+        d = head_width(self.config)
+        pairs = self.decoder.cross_keys_values(op, memory)
+        return [(sources.by_head(op, k, d), sources.by_head(op, v, d)) for k, v in pairs]
 
     def step_rows(
         self,

@@ -60,7 +60,7 @@ def encoder_rows(config: TransformerConfig) -> Graph:
     input_ids = g.ids("input_ids", SENTENCES, SOURCE)
     attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
     model = RowsTransformer(config)
-    sources = Sources.of(g.op, attention_mask)
+    sources = Sources.of(g.op, attention_mask, config.heads)
     memory = model.encode_rows(g.op, input_ids, sources, tap=g.tap)
     for i, pair in enumerate(model.cross_keys_values(g.op, memory, sources)):
         g.put_pair(config, f"cross.{i}", pair, SENTENCES, SOURCE)

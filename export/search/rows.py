@@ -67,7 +67,7 @@ class RowsTreeDecoder(TreeDecoder):
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
         self.model, d = TreeTransformer(self.config), head_width(self.config)
         self.cached = self.config.heads, d, d
-        sources = Sources.of(op, tokens)
+        sources = Sources.of(op, tokens, self.config.heads)
         memory = self.model.encode_rows(op, input_ids, sources)
         return self.model.cross_keys_values(op, memory, sources), sources.mask
 

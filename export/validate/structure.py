@@ -33,7 +33,7 @@ MLX_COUNTS = {
 }
 QUANTISED = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits")
 ONNX_COUNTS = (
-    dict.fromkeys(("MatMul", "Gemm", *QUANTISED), (1, 0))
+    dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", *QUANTISED), (1, 0))
     | {"Softmax": (0, 1)}
     | dict.fromkeys(
         ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
