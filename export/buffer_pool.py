@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import cast
@@ -25,7 +26,7 @@ class BufferPool:
     """Lends float32 arrays, from any thread. It never holds more than was lent at one time."""
 
     def __init__(self) -> None:
-        self._free: list[Buffer] = []
+        self._free: list[Buffer] = []  # smallest first
         self._lent = self._most = 0  # elements: lent now, and at the most
         self._lock = threading.Lock()
         # Python may finalize a decoder in the middle of `take`, in the very thread that holds the lock: what comes back
@@ -40,11 +41,8 @@ class BufferPool:
         with self._lock:
             self._settle()
             # The smallest that is large enough; what of it isn't asked for stays untouched.
-            fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= count]
-            if fitting:
-                buffer = self._free.pop(min(fitting, key=lambda i: self._free[i].size))
-            else:
-                buffer = np.empty(count, np.float32)
+            place = bisect_left(self._free, count, key=_size)
+            buffer = self._free.pop(place) if place < len(self._free) else np.empty(count, np.float32)
             self._lent += buffer.size
             self._most = max(self._most, self._lent)
             self._trim()
@@ -60,11 +58,14 @@ class BufferPool:
         while not self._returned.empty():
             buffer = self._returned.get()
             self._lent -= buffer.size
-            self._free.append(buffer)
+            insort(self._free, buffer, key=_size)
 
     def _trim(self) -> None:
         """The smallest go first: a larger one can stand in for them."""
-        free = sum(buffer.size for buffer in self._free)
-        self._free.sort(key=lambda buffer: buffer.size, reverse=True)
+        free = sum(map(_size, self._free))
         while self._free and self._lent + free > self._most:
-            free -= self._free.pop().size
+            free -= self._free.pop(0).size
+
+
+def _size(buffer: Buffer) -> int:
+    return buffer.size

@@ -22,7 +22,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from .attention import Attention
 from .cache import KeyValues
 from .layers import Decoder, DecoderLayer, Encoder, EncoderLayer
-from .masks import HIDDEN
+from .masks import HIDDEN, padding_mask
 from .model import Transformer
 from .positions import Rotation, rotate
 from .primitives import Op, name_parameters, scoped, table
@@ -55,7 +55,7 @@ class Sources:
         tokens = op.Squeeze(op.NonZero(flat), [0])
         slots = op.Reshape(op.Max(op.Sub(op.CumSum(flat, 0), 1), 0), op.Shape(attention_mask))
         mask = op.Cast(attention_mask, to=ir.DataType.INT32)
-        hidden = op.Unsqueeze(op.Where(op.Cast(attention_mask, to=ir.DataType.BOOL), 0.0, HIDDEN), [1, 2])
+        hidden = padding_mask(op, attention_mask)
         head = table(op, "heads", lambda: np.arange(heads)[None])  # (1, H)
         head_slots = op.Add(op.Unsqueeze(op.Mul(slots, heads), [1]), op.Unsqueeze(head, [2]))
         # Token s of sentence b is at b*S + s, its head h at (b*H + h)*S + s.
@@ -176,8 +176,8 @@ class RowsAttention(Attention):
 
 
 def typed(y: ir.Value, rank: int = 3) -> ir.Value:
-    """A result of ONNX Runtime's own operators, (B, T, H*d), whose type nobody infers. Untyped, what follows would cast
-    its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5 instead."""
+    """A result of ONNX Runtime's own operators, of so many axes, whose type nobody infers. Untyped, what follows would
+    cast its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5 instead."""
     y.type, y.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([None] * rank)
     return y
 

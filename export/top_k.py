@@ -27,7 +27,7 @@ def top_k(op: Op, x: ir.Value, count: ir.Value, width: int) -> tuple[ir.Value, i
     block = block_size(width)
     if block is None:
         return op.TopK(x, count, _outputs=2)
-    found = Shortlist.of(op, x, op.Min(count, [width // block]), width, block)
+    found = Shortlist.of(op, x, op.Min(count, [width // block]), block)
     values, place = op.TopK(op.Flatten(found.values), count, _outputs=2)
     return values, found.places(op, place)
 
@@ -40,7 +40,7 @@ def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -
     block = block_size(width)
     if block is None:
         return op.ArgMax(op.Add(x, offsets), axis=-1, keepdims=1)
-    found = Shortlist.of(op, x, [excluded + 1], width, block)
+    found = Shortlist.of(op, x, [excluded + 1], block)
     own = op.Gather(op.Reshape(offsets, [-1, block]), found.blocks, axis=0)
     return found.places(op, op.ArgMax(op.Flatten(op.Add(found.values, own)), axis=-1, keepdims=1))
 
@@ -65,9 +65,9 @@ class Shortlist:
     """W"""
 
     @classmethod
-    def of(cls, op: Op, x: ir.Value, count: ir.Value | list[int], width: int, block: int) -> Shortlist:
+    def of(cls, op: Op, x: ir.Value, count: ir.Value | list[int], block: int) -> Shortlist:
         """Enough for the `count` (1,) largest values of each row of x (R, V): as many blocks."""
-        blocks = op.Reshape(x, [-1, width // block, block])
+        blocks = op.Reshape(x, [0, -1, block])
         _, best = op.TopK(op.ReduceMax(blocks, [2], keepdims=0), count, _outputs=2)
         best, _ = op.TopK(best, count, largest=0, _outputs=2)
         return cls(op.GatherND(blocks, op.Unsqueeze(best, [2]), batch_dims=1), best, block)
