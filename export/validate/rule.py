@@ -12,7 +12,9 @@ precision has a larger u, and e32 is taken to be larger by as much.
 
 One token of a narrow model is a small sample: by luck its e32 may be a tenth of what float32 usually does there. So
 rms(e32) and max|e32| of an input are taken to be at least those of the same tap over all inputs of the run (absolute or
-relative to rms(t64), whichever is larger), and one token of it may be as bad as the worst one anywhere.
+relative to rms(t64), whichever is larger), and one token of it may be as bad as the worst one anywhere. Where a whole
+input hangs on one sensitive token, that isn't enough: a point over its budget by little gets a second look at what
+float32 does there, from several draws of its rounding errors (`second_look.py`).
 Only valid positions count: what a padding token's row holds is nobody's business.
 """
 
@@ -120,6 +122,14 @@ class Natural:
             for name in ("rms", "size")
         )
         return cls(rms, max(part.max for part in parts), size, tokens, max(part.worst for part in parts))
+
+    @classmethod
+    def drawn(cls, draws: Sequence[Natural]) -> Natural:
+        """Of one input from several draws of rounding errors: their quadratic mean."""
+        rms, largest, worst = (
+            float(np.sqrt(np.mean([getattr(draw, name) ** 2 for draw in draws]))) for name in ("rms", "max", "worst")
+        )
+        return cls(rms, largest, draws[0].size, draws[0].tokens, worst)
 
     def limits(self, pool: Natural, unit: float = UNIT) -> tuple[float, float]:
         """The two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
