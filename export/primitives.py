@@ -9,7 +9,8 @@ Shapes: L positions, D width in, O width out, V vocabulary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,18 +37,25 @@ def name_parameters(model: nn.Module) -> None:
         parameter.name = name
 
 
+@contextmanager
+def scope(op: Op, name: str, kind: str) -> Iterator[None]:
+    """Nodes that are added inside are named within `name`, something of the given kind."""
+    op.builder.push_module(name, kind)
+    try:
+        yield
+    finally:
+        op.builder.pop_module()
+
+
 def scoped(method: Callable[..., Any]) -> Callable[..., Any]:
     """For methods other than `forward`: nodes and parameters are named within the module, as `forward`'s are."""
 
     @functools.wraps(method)
     def call(self: nn.Module, op: Op, *args: Any, **named: Any) -> Any:
-        op.builder.push_module(self.name or "", type(self).__qualname__)
-        try:
+        with scope(op, self.name or "", type(self).__qualname__):
             for parameter in self.parameters(recurse=False):
                 parameter._realize(op.builder)
             return method(self, op, *args, **named)
-        finally:
-            op.builder.pop_module()
 
     return call
 

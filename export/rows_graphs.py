@@ -19,7 +19,7 @@ from .cache import KeyValues
 from .folder import DECODER_ROWS, ENCODER_ROWS
 from .gemm import use_gemm
 from .graphs import Graph
-from .primitives import Op
+from .primitives import Op, scope
 from .rows import DOMAIN, Buffers, RowsTransformer, Sources, head_width
 from .top_k import largest, top_k
 
@@ -133,10 +133,8 @@ class Chooser:
 
         def branch(name: str, values: Callable[[Op], tuple[ir.Value, ir.Value]]) -> ir.Graph:
             def named(op: Op) -> tuple[ir.Value, ir.Value]:
-                op.builder.push_module(name, "If")
-                found = values(op)
-                op.builder.pop_module()
-                return found
+                with scope(op, name, "If"):
+                    return values(op)
 
             outputs = [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
             return self.g.builder.subgraph(named, [], outputs, name=name)

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from random_models import random_weights
+from random_models import write_model
 from rich.console import Console
 
-from export import export_onnx
 from export.precision import PRECISIONS
 from export.validate import Report, compare
-from mlx_transformer.nn.quantize import quantize_checkpoint
-from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import BITS, Scheme
@@ -77,18 +74,6 @@ def random_options(config: TransformerConfig, rng: np.random.Generator) -> dict[
     return {"target": target, "precision": precision}
 
 
-def write(
-    config: TransformerConfig, folder: Path, rng: np.random.Generator, options: dict[str, Any]
-) -> tuple[Path, Path]:
-    """Checkpoint and ONNX folder; for precision packed the checkpoint is one quantised by MLX."""
-    checkpoint = folder / "model"
-    save_checkpoint(checkpoint, config, random_weights(config, int(rng.integers(1 << 31))))
-    if options.get("precision") == "packed":
-        quantize_checkpoint(checkpoint, folder / "quantised", Scheme(GROUP, int(rng.choice(BITS))))
-        checkpoint = folder / "quantised"
-    return checkpoint, export_onnx(checkpoint, folder / "onnx", **options)
-
-
 def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, Report]]:
     """(config, what else was chosen, report)"""
     rng = np.random.default_rng(seed)
@@ -98,7 +83,8 @@ def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, Report
         level, threads = LEVELS[i % len(LEVELS)], 1 + i // len(LEVELS) % 2
         chosen = ["mlx", "reference", f"onnxruntime:cpu:{level}:{options.get('precision', 'float32')}"]
         with tempfile.TemporaryDirectory(prefix="false-alarms-") as folder:
-            models = write(config, Path(folder), rng, options)
+            scheme = Scheme(GROUP, int(rng.choice(BITS))) if options.get("precision") == "packed" else None
+            models = write_model(config, Path(folder), int(rng.integers(1 << 31)), scheme, **options)
             report = compare(*models, chosen, int(rng.integers(1 << 31)), threads=threads)
             yield config, f"{', '.join(options.values())}, {level}, {threads} threads", report
 

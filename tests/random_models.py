@@ -9,6 +9,7 @@ from export.package import export_onnx
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.quantization import Scheme
 
 
 def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
@@ -27,7 +28,15 @@ def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray
     return weights
 
 
-def write_model(config: TransformerConfig, folder: Path, seed: int = 0, **options: Any) -> tuple[Path, Path]:
-    """(checkpoint folder, ONNX folder); options: of `export_onnx`."""
-    save_checkpoint(folder / "model", config, random_weights(config, seed))
-    return folder / "model", export_onnx(folder / "model", folder / "onnx", **options)
+def write_model(
+    config: TransformerConfig, folder: Path, seed: int = 0, scheme: Scheme | None = None, **options: Any
+) -> tuple[Path, Path]:
+    """(checkpoint folder, ONNX folder); `scheme`: the checkpoint is quantised by MLX; options: of `export_onnx`."""
+    checkpoint = folder / "model"
+    save_checkpoint(checkpoint, config, random_weights(config, seed))
+    if scheme is not None:
+        from mlx_transformer.nn.quantize import quantize_checkpoint  # not at the top: most models need no MLX
+
+        quantize_checkpoint(checkpoint, folder / "quantised", scheme)
+        checkpoint = folder / "quantised"
+    return checkpoint, export_onnx(checkpoint, folder / "onnx", **options)

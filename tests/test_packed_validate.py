@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from quantized_models import NAMES, SCHEMES, wide
-from random_models import random_weights
+from random_models import random_weights, write_model
 
 from export import export_onnx
 from export.mlx_blocks import from_bytes, in_bytes, matrix_of
@@ -21,10 +21,7 @@ from mlx_transformer.spec.quantization import Scheme
 
 
 def written(folder: Path, scheme: Scheme, target: str, precision="packed", **changes) -> tuple[Path, Path]:
-    config = wide(**changes)
-    save_checkpoint(folder / "plain", config, random_weights(config, 3))
-    quantize_checkpoint(folder / "plain", folder / "q", scheme)
-    return folder / "q", export_onnx(folder / "q", folder / target, precision=precision, target=target)
+    return write_model(wide(**changes), folder, 3, scheme, precision=precision, target=target)
 
 
 EACH = list(zip(SCHEMES[::4], cycle(["portable", "cpu"]), strict=False))

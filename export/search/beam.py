@@ -18,7 +18,7 @@ from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 
 from ..graphs import BATCH
-from ..primitives import Op, size, table
+from ..primitives import Op, scope, size, table
 from .loop import Carried, State
 from .options import OptionInputs
 from .sampling import Sampling
@@ -141,11 +141,9 @@ def _paths(op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.V
     end, one parent a step."""
 
     def body(op: Op, slot: ir.Value, chosen: ir.Value, t: ir.Value) -> list[ir.Value]:
-        op.builder.push_module("paths", "Paths")
-        before, here = op.Less(t, step), op.GatherElements(chosen, slot, axis=1)
-        outputs = [op.Where(before, op.Div(here, v), slot), op.Where(before, op.Mod(here, v), last)]
-        op.builder.pop_module()
-        return outputs
+        with scope(op, "paths", "Paths"):
+            before, here = op.Less(t, step), op.GatherElements(chosen, slot, axis=1)
+            return [op.Where(before, op.Div(here, v), slot), op.Where(before, op.Mod(here, v), last)]
 
     integer = ir.TensorType(ir.DataType.INT64)
     axes = {"slot": (BATCH, "n_best"), "chosen": (BATCH, "beam"), "t": ()}

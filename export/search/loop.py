@@ -14,7 +14,7 @@ from typing import Protocol
 import onnx_ir as ir
 
 from ..graphs import BATCH
-from ..primitives import Op, size
+from ..primitives import Op, scope, size
 
 DROP_BELOW = (3, 4)
 """Drop finished sentences when at most this share of the phase's is open: what is kept has to be copied."""
@@ -168,9 +168,8 @@ def _loop(
     """At most so many iterations: the last values of what was carried, and what was stacked (int64)."""
 
     def traced(op: Op, iteration: ir.Value, _: ir.Value, *values: ir.Value) -> list[ir.Value]:
-        op.builder.push_module(name, "Loop")
-        more, after, pieces = body(op, {"iteration": iteration, **dict(zip(carried, values, strict=True))})
-        op.builder.pop_module()
+        with scope(op, name, "Loop"):
+            more, after, pieces = body(op, {"iteration": iteration, **dict(zip(carried, values, strict=True))})
         return [more, *(after[key] for key in carried), *pieces]
 
     inputs = [

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
-from ..primitives import Op
+from ..primitives import Op, scope
 from ..top_k import top_k
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
@@ -98,13 +98,11 @@ def either(op: Op, condition: ir.Value, name: str, dtype: ir.DataType, yes, no) 
     """One value from `yes(op)` or `no(op)`, lists of it; only the branch that is wanted runs."""
 
     def branch(make, kind: str) -> ir.Graph:
-        def scoped(op: Op) -> list[ir.Value]:
-            op.builder.push_module(f"{name}.{kind}", "If")
-            found = make(op)
-            op.builder.pop_module()
-            return found
+        def named(op: Op) -> list[ir.Value]:
+            with scope(op, f"{name}.{kind}", "If"):
+                return make(op)
 
         output = ir.Value(name=f"{name}.{kind}", type=ir.TensorType(dtype))
-        return op.builder.subgraph(scoped, [], [output], name=f"{name}.{kind}")
+        return op.builder.subgraph(named, [], [output], name=f"{name}.{kind}")
 
     return op.If(condition, then_branch=branch(yes, "drawn"), else_branch=branch(no, "best"))
