@@ -7,7 +7,7 @@ import pytest
 from toy_model import Toy, close, exhaustive, penalty, plain_beam
 
 from mlx_transformer.generation.arrays import NumpyArrays, first_of, top_k
-from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.options import Options, expected_tokens
 from mlx_transformer.generation.search import batches, generate, search
 from mlx_transformer.spec.errors import UserError
 
@@ -133,7 +133,7 @@ def test_batches_change_nothing(options):
     found = search(together, rows, prefix, max_new_tokens=25, **options)
     assert together.batches == [40]
     apart = Toy(seed=1, eos_bias=1.0)
-    assert search(apart, rows, prefix, max_new_tokens=25, batch_tokens=100, **options) == found
+    assert search(apart, rows, prefix, max_new_tokens=25, batch_tokens=40, **options) == found
     assert len(apart.batches) > 8
     if not options.get("sample"):  # a draw belongs to its row number
         alone = [
@@ -165,14 +165,33 @@ def test_finished_rows_leave_the_batch():
 def test_batches_hold_the_budget_and_everything_once():
     lengths = np.random.default_rng(1).integers(1, 60, 500)
     limits, options = lengths + 50, Options(beam=2, batch_tokens=2000)
-    found = list(batches(lengths, limits, options))
+    found = list(batches(lengths, lengths + 10, limits, options))
     assert sorted(np.concatenate(found).tolist()) == list(range(500))
     for index in found:
-        assert len(index) * 2 * (lengths[index].max() + limits[index].max()) <= 2000
-    assert len(found) < 80
-    assert [len(index) for index in batches(np.array([5000]), np.array([5000]), options)] == [1]
-    bounded = list(batches(np.array([900, 5]), np.array([10, 55]), Options(batch_tokens=10**6), positions=920))
+        assert len(index) * 2 * (2 * lengths[index].max() + 10) <= 2000
+    assert len(found) < 50
+    assert [len(index) for index in batches(*[np.array([5000])] * 3, options)] == [1]
+    limits = np.array([10, 55])
+    bounded = list(batches(np.array([900, 5]), limits, limits, Options(batch_tokens=10**6), positions=920))
     assert [index.tolist() for index in bounded] == [[0], [1]]
+
+
+def test_batches_are_planned_for_translations_as_long_as_their_sources():
+    lengths, limits, prefix = np.array([9, 9, 9, 60]), np.array([59, 59, 59, 40]), [[], [4] * 20, [], []]
+    prefix = [np.array(row, int) for row in prefix]
+    assert expected_tokens(lengths, limits, Options(), prefix).tolist() == [9, 20, 9, 40]
+    assert expected_tokens(lengths, limits, Options(min_new_tokens=12), prefix).tolist() == [12, 20, 12, 40]
+    assert expected_tokens(lengths, limits, Options()).tolist() == [9, 9, 9, 40]
+    rows = []
+
+    class Watched(Toy):
+        def start(self, sources):
+            rows.append(len(sources))
+            return super().start(sources)
+
+    for options in ({}, {"max_new_tokens": 60}, {"min_new_tokens": 30}):
+        generate(Watched(seed=2), [[3, 4, 2]] * 20, batch_tokens=120, **options)
+    assert rows == [20, 20, *[3] * 6, 2]  # 3 source tokens and 3 new ones, or 30
 
 
 def test_nothing_in_nothing_out():

@@ -74,8 +74,8 @@ REQUESTS = [
     {"beam": 4, "n_best": 4},
     {"beam": 4, "early_stopping": True, "length_penalty": -0.5},
     {"beam": 8, "n_best": 8, "max_new_tokens": 5},
-    {"beam": 3, "n_best": 3, "penalty_form": "length", "batch_tokens": 150},
-    {"min_new_tokens": 6, "batch_tokens": 100},
+    {"beam": 3, "n_best": 3, "penalty_form": "length", "batch_tokens": 50},
+    {"min_new_tokens": 6, "batch_tokens": 40},
     {"sample": True, "seed": 3, "temperature": 0.9},
     {"sample": True, "seed": 4, "top_k": 5, "top_p": 0.9},
 ]
@@ -204,7 +204,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
     for small, threads in ((1e9, 3), (0, 1)):
         monkeypatch.setattr(export.opening, "SMALL", small)
         model = OnnxTransformer(three.folder, threads=3)
-        for batch_tokens in (8192, 400):
+        for batch_tokens in (8192, 150):
             used, begun = set(), threading.Barrier(threads)
             assert model.generate(rows, batch_tokens=batch_tokens, **options) == expected
             assert len(used) == threads

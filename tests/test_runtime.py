@@ -138,7 +138,7 @@ def test_text(translating):
     model, folder = translating
     onnx = OnnxTransformer(folder, threads=1)
     mlx = MlxTranslator(model, TOKENIZER)
-    for options in ({"min_new_tokens": 6}, {"beam": 3, "min_new_tokens": 6}, {"beam": 3, "batch_tokens": 60}):
+    for options in ({"min_new_tokens": 6}, {"beam": 3, "min_new_tokens": 6}, {"beam": 3, "batch_tokens": 24}):
         found = onnx.translate(LINES, **options)
         assert found == mlx.translate(LINES, **options)
         assert found[1] == ""

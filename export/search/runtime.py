@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from mlx_transformer.generation.options import EXTRA_TOKENS, Hypothesis, Ids, Options, check_ids, length_limits
+from mlx_transformer.generation.options import (
+    EXTRA_TOKENS,
+    Hypothesis,
+    Ids,
+    Options,
+    check_ids,
+    expected_tokens,
+    length_limits,
+)
 from mlx_transformer.generation.search import batches
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
@@ -74,7 +82,8 @@ class SearchModel:
         rows = check_ids(ids, self.config.source_vocab_size)
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
         found: list[list[Hypothesis]] = [[] for _ in rows]
-        for index in batches(np.array([len(row) for row in rows], int), limits, chosen):
+        lengths = np.array([len(row) for row in rows], int)
+        for index in batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen):
             hypotheses = self._run(index, [rows[i] for i in index], limits[index], chosen)
             for i, best in zip(index, hypotheses, strict=True):
                 found[i] = best
@@ -97,7 +106,8 @@ class SearchModel:
         limit = np.array([chosen.max_new_tokens or 0])
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
         found: list[list[Translation]] = [[] for _ in lines]
-        for index in batches(sizes, sizes + EXTRA_TOKENS, chosen):
+        limits = sizes + EXTRA_TOKENS
+        for index in batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen):
             text = np.array([lines[i] for i in index], object)
             feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": index}
             texts, scores = self._outputs(["translations", "scores"], feeds)

@@ -42,7 +42,8 @@ class Options:
     sample: draw each token; `temperature` divides the logits, then only the `top_k` likeliest tokens stay (0: all),
         then the likeliest whose probabilities reach `top_p` together. `seed` with the row's index decides the draw, so
         it does not depend on the batch or the runtime.
-    batch_tokens: bound on rows * beam * (source + new tokens) of one batch, and so on the memory of its caches.
+    batch_tokens: bound on rows * beam * (source + new tokens) of one batch, and so on the memory of its caches, for
+        translations as long as their sources (or as they must be); for a decoder alone, as long as they may become.
     """
 
     beam: int = 1
@@ -166,6 +167,15 @@ def length_limits(
         if len(row) > limits[i]:
             raise UserError(f"prefix row {i}: {len(row)} tokens, but max_new_tokens is {limits[i]}: raise it")
     return limits
+
+
+def expected_tokens(
+    lengths: np.ndarray, limits: np.ndarray, options: Options, prefix: Sequence[np.ndarray] = ()
+) -> np.ndarray:
+    """New tokens (N,) that translations of sources of these lengths are likely to have: about as many, within what they
+    must and may have. A batch is planned by them, as a limit is seldom reached: it would be a third of the size."""
+    least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)
+    return np.minimum(np.maximum(lengths, np.maximum(least, options.min_new_tokens)), limits)
 
 
 def _whole(name: str, value: object, least: int) -> None:

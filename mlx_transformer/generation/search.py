@@ -14,7 +14,7 @@ from mlx_transformer.spec.errors import UserError
 
 from .beam import Beam
 from .greedy import Greedy
-from .options import Hypothesis, Ids, Options, check_ids, check_prefix, length_limits
+from .options import Hypothesis, Ids, Options, check_ids, check_prefix, expected_tokens, length_limits
 from .steps import Batch, Model, Strategy, run
 
 
@@ -51,7 +51,9 @@ def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored:
     sources, forced, limits = checked(model, ids, prefix, chosen)
     found: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
-    indices = batches(np.array([len(row) for row in sources], int), limits, chosen, shared)
+    lengths = np.array([len(row) for row in sources], int)
+    expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
+    indices = batches(lengths, expected, limits, chosen, shared)
     work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i]) for i in indices]
     for batch, hypotheses in run_all(model, work, chosen, scored):
         for i, best in zip(batch.index, hypotheses, strict=True):
@@ -84,24 +86,25 @@ def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> S
 
 
 def batches(
-    lengths: np.ndarray, limits: np.ndarray, options: Options, positions: int | None = None
+    lengths: np.ndarray, expected: np.ndarray, limits: np.ndarray, options: Options, positions: int | None = None
 ) -> Iterator[np.ndarray]:
     """Indices of the inputs that are decoded together: neighbours in length, the longest first.
 
-    A batch holds at most `batch_tokens` positions of cache if every output grows to its limit, and at least one input.
-    positions: most positions of the padded prompt and its continuation (decoder-only models with a position table).
+    A batch holds at most `batch_tokens` positions of cache if its outputs are as long as `expected`, and at least one
+    input. positions: most positions of the padded prompt and its continuation, should that reach its limit
+    (decoder-only models with a position table).
     """
     order = np.lexsort((limits, lengths))[::-1]
     begin = 0
     while begin < len(order):
-        longest, limit = int(lengths[order[begin]]), 0
+        longest, usual, limit = int(lengths[order[begin]]), 0, 0
         end = begin
         while end < len(order):
-            widest = max(limit, int(limits[order[end]]))
-            too_large = (end - begin + 1) * options.beam * (longest + widest) > options.batch_tokens
-            too_long = positions is not None and longest + widest - 1 > positions
+            usual, limit = max(usual, int(expected[order[end]])), max(limit, int(limits[order[end]]))
+            too_large = (end - begin + 1) * options.beam * (longest + usual) > options.batch_tokens
+            too_long = positions is not None and longest + limit - 1 > positions
             if end > begin and (too_large or too_long):
                 break
-            limit, end = widest, end + 1
+            end += 1
         yield order[begin:end]
         begin = end
