@@ -144,6 +144,10 @@ class RowsDecoder:
         self.own = [graphs.memory.take(shape) for _ in graphs.own]
         weakref.finalize(self, graphs.memory.give_back, self.own).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
+        self.binding = graphs.decoder.io_binding()
+        kept = {"past_length": self.past_length, "beam_width": self.beam_width, "bans": self.bans}
+        for name, x in (kept | {"candidates": self.candidates}).items():
+            self.binding.bind_cpu_input(name, x)
         self._bind()
 
     def step(self, ids: NDArray) -> Any:
@@ -198,7 +202,7 @@ class RowsDecoder:
             self.graphs.memory.give_back([old])
 
     def _bind(self) -> None:
-        """Show the graph where everything is; needed again whenever an array was replaced."""
+        """Show the graph where the arrays are that are replaced now and then; needed again whenever one was."""
         rows, config, beams = len(self.own[0]), self.graphs.config, int(self.beam_width[0])
         self.ids = np.zeros(rows, np.int64)
         self.sums = np.zeros((rows, 1), np.float32)
@@ -214,12 +218,8 @@ class RowsDecoder:
         self.found = tuple(np.empty(*made[name]) for name in self.outputs)
         inputs = {
             "input_ids": self.ids,
-            "past_length": self.past_length,
-            "beam_width": self.beam_width,
             "cache_indirection": self.cache_indirection,
             "source_mask": self.source_mask,
-            "bans": self.bans,
-            "candidates": self.candidates,
             "by_sentence": np.array([-1, of_sentence]),
             "extensions": np.array([extensions]),
             "log_p": self.sums,
@@ -228,7 +228,6 @@ class RowsDecoder:
         }
         outputs = dict(zip(self.outputs, self.found, strict=True))
         # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
-        self.binding = self.graphs.decoder.io_binding()
         for name, x in inputs.items():
             self.binding.bind_cpu_input(name, x)
         for name, x in outputs.items():
