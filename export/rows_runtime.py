@@ -145,9 +145,8 @@ class RowsDecoder:
         weakref.finalize(self, graphs.memory.give_back, self.own).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self.binding = graphs.decoder.io_binding()
-        kept = {"past_length": self.past_length, "beam_width": self.beam_width, "bans": self.bans}
-        for name, x in (kept | {"candidates": self.candidates}).items():
-            self.binding.bind_cpu_input(name, x)
+        for name in ("past_length", "beam_width", "candidates", "bans"):
+            self.binding.bind_cpu_input(name, getattr(self, name))
         self._bind()
 
     def step(self, ids: NDArray) -> Any:
