@@ -47,6 +47,16 @@ def scope(op: Op, name: str, kind: str) -> Iterator[None]:
         op.builder.pop_module()
 
 
+def branch(op: Op, name: str, outputs: Sequence[ir.Value], values: Callable[[Op], Sequence[ir.Value]]) -> ir.Graph:
+    """A branch of an If: what `values` adds, named within `name`."""
+
+    def named(op: Op) -> Sequence[ir.Value]:
+        with scope(op, name, "If"):
+            return values(op)
+
+    return op.builder.subgraph(named, [], outputs, name=name)
+
+
 def scoped(method: Callable[..., Any]) -> Callable[..., Any]:
     """For methods other than `forward`: nodes and parameters are named within the module, as `forward`'s are."""
 

@@ -8,8 +8,6 @@ Shapes: see rows.py; V vocabulary, C candidates of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import onnx_ir as ir
 
 from mlx_transformer.generation.steps import EXCLUDED
@@ -19,7 +17,7 @@ from .cache import KeyValues
 from .folder import DECODER_ROWS, ENCODER_ROWS
 from .gemm import use_gemm
 from .graphs import Graph
-from .primitives import Op, scope
+from .primitives import Op, branch
 from .rows import DOMAIN, Buffers, RowsTransformer, Sources, head_width
 from .top_k import largest, top_k
 
@@ -131,14 +129,6 @@ class Chooser:
     def __call__(self, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
         """logits (R, V). An If, because a runtime computes all of a graph, whatever outputs it is asked for."""
 
-        def branch(name: str, values: Callable[[Op], tuple[ir.Value, ir.Value]]) -> ir.Graph:
-            def named(op: Op) -> tuple[ir.Value, ir.Value]:
-                with scope(op, name, "If"):
-                    return values(op)
-
-            outputs = [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
-            return self.g.builder.subgraph(named, [], outputs, name=name)
-
         def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
             return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, self.bans, EXCLUDED, self.vocab_size)
 
@@ -151,8 +141,12 @@ class Chooser:
 
         op = self.g.op
         several = op.Greater(op.Squeeze(self.candidates, [0]), 1)
-        branches = {"then_branch": branch("beam", beam), "else_branch": branch("greedy", greedy)}
-        return op.If(several, **branches, _outputs=2)
+
+        def pair(name: str) -> list[ir.Value]:
+            return [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
+
+        then, otherwise = branch(op, "beam", pair("beam"), beam), branch(op, "greedy", pair("greedy"), greedy)
+        return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
 
 
 BUILDERS = {ENCODER_ROWS: encoder_rows, DECODER_ROWS: decoder_rows}

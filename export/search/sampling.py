@@ -13,7 +13,7 @@ import onnx_ir as ir
 from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
-from ..primitives import Op, scope
+from ..primitives import Op, branch
 from ..top_k import top_k
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
@@ -97,12 +97,6 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
 def either(op: Op, condition: ir.Value, name: str, dtype: ir.DataType, yes, no) -> ir.Value:
     """One value from `yes(op)` or `no(op)`, lists of it; only the branch that is wanted runs."""
 
-    def branch(make, kind: str) -> ir.Graph:
-        def named(op: Op) -> list[ir.Value]:
-            with scope(op, f"{name}.{kind}", "If"):
-                return make(op)
-
-        output = ir.Value(name=f"{name}.{kind}", type=ir.TensorType(dtype))
-        return op.builder.subgraph(named, [], [output], name=f"{name}.{kind}")
-
-    return op.If(condition, then_branch=branch(yes, "drawn"), else_branch=branch(no, "best"))
+    drawn, best = (ir.Value(name=f"{name}.{kind}", type=ir.TensorType(dtype)) for kind in ("drawn", "best"))
+    then, otherwise = branch(op, f"{name}.drawn", [drawn], yes), branch(op, f"{name}.best", [best], no)
+    return op.If(condition, then_branch=then, else_branch=otherwise)
