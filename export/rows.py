@@ -221,6 +221,12 @@ class RowsDecoderLayer(DecoderLayer):
         tap("self_attention", y)
         return y
 
+    @scoped
+    def cross_keys_values(self, op: Op, memory: ir.Value) -> KeyValues:
+        """The keys divided by sqrt(d_k), as `RowsAttention.attend_cross` wants them."""
+        k, v = self.cross_attention.keys_values(op, memory)
+        return op.Mul(k, self.cross_attention.scale), v
+
     def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Any, tap: Tap) -> ir.Value:
         y = self.cross_attention.attend_cross(op, x, *cross, mask)
         tap("cross_attention", y)
@@ -256,10 +262,10 @@ class RowsTransformer(Transformer):
         return self.encoder(op, x, position_ids, sources, within(tap, "encoder"))
 
     def cross_keys_values(self, op: Op, memory: ir.Value, sources: Sources) -> list[KeyValues]:
-        """Every layer's keys, divided by sqrt(d_k), and values of the memory (N, D), by sentence: (B, H, S, d)."""
-        d, scale = head_width(self.config), self.config.d_k**-0.5
+        """Every layer's keys and values of the memory (N, D), by sentence: (B, H, S, d)."""
+        d = head_width(self.config)
         pairs = self.decoder.cross_keys_values(op, memory)
-        return [(sources.by_head(op, op.Mul(k, scale), d), sources.by_head(op, v, d)) for k, v in pairs]
+        return [(sources.by_head(op, k, d), sources.by_head(op, v, d)) for k, v in pairs]
 
     def step_rows(
         self,
