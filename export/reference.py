@@ -288,15 +288,19 @@ class Reference:
 
     def _classify(self, x: Array, tap: Tap | None) -> Array:
         """Logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where tied."""
-        logits = x @ self.weights[output_weight_name(self.config)].T
+        logits = self._product(x, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]
         return _show(tap, "logits", logits)
 
     def _linear(self, name: str, x: Array) -> Array:
-        y = x @ self.weights[f"{name}.weight"].T
+        y = self._product(x, f"{name}.weight")
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias
+
+    def _product(self, x: Array, weight: str) -> Array:
+        """x W^T"""
+        return x @ self.weights[weight].T
 
     def _look(self, tap: Tap | None, scope: str) -> Look:
         """Of the points inside `scope`, where anybody wants to see them."""

@@ -9,10 +9,8 @@ import pytest
 
 from export.reference import Reference
 from export.validate import threads
-from export.validate.cases import grid
 from export.validate.decoding import Hypothesis, Sentence, beam_search, judge_beam, judge_greedy, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, Measurement, Natural, Truth, budget_for
-from export.validate.second_look import DRAWS, Reordered, SecondLook
 from export.validate.threads import one_blas_thread
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -109,22 +107,6 @@ def test_a_small_sample_leans_on_all_inputs() -> None:
     assert rms == pytest.approx((1e-14 + 9e-14) ** 0.5, rel=1e-2)  # one token, as bad as the worst of them
     assert largest == 4e-7
     assert usual.limits(pool)[0] == pytest.approx(1e-7, rel=2e-2)  # a large sample stands on its own
-
-
-def test_a_second_look_draws_float32s_own_errors_anew(model: Reference) -> None:
-    case = grid(model.config, seed=3)[2]
-    ids = case.ids, case.target_ids, case.mask
-    truth, single = model(*ids), Reference(model.config, model.weights, np.float32)
-    assert np.abs(Reordered(model.config, model.weights, np.float64)(*ids) - truth).max() < 1e-12  # the same function
-    reordered = Reordered(model.config, model.weights, np.float32)
-    errors = [single(*ids) - truth, *(reordered(*ids) - truth for _ in range(DRAWS))]
-    sizes = [float(np.sqrt(np.mean(error**2))) for error in errors]
-    assert len(set(sizes)) == len(sizes)
-    found = SecondLook(model.config, model.weights)(case, "logits")
-    assert found.rms == pytest.approx(float(np.sqrt(np.mean(np.square(sizes[1:])))))
-    assert found.max == pytest.approx(float(np.sqrt(np.mean([np.abs(error).max() ** 2 for error in errors[1:]]))))
-    assert min(sizes) < found.rms < max(sizes) < 4 * found.rms
-    assert (found.size, found.tokens) == (pytest.approx(float(np.sqrt(np.mean(truth**2)))), ids[1].size)
 
 
 def test_a_budget_that_nobody_calibrated_is_an_error() -> None:

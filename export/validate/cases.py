@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from export.reference import Reference
 
 Array = NDArray
 Bits = NDArray[np.bool_]
@@ -76,6 +80,13 @@ class Case:
     def rows(self) -> list[list[int]]:
         """The tokens of each source row without its padding."""
         return [row[real].tolist() for row, real in zip(self.ids, self.source_real, strict=True)]
+
+
+def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
+    """Every tap of one input, in the order of the data."""
+    found: dict[str, Array] = {}
+    reference(case.ids, case.target_ids, case.mask, tap=found.__setitem__)
+    return found
 
 
 def fresh_seed() -> int:

@@ -25,7 +25,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.spec.versions import versions
 
 from .agreement import Agreement
-from .cases import Case, fresh_seed, grid, tokenised
+from .cases import Case, fresh_seed, grid, reference_taps, tokenised
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .foreign import ForeignEngine, is_foreign
 from .free_running import Words, attempt, free_running, most_positions, words_of
@@ -216,12 +216,10 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
 
 def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
     """Every tap of one input as the reference sees it, in the order of the data."""
-    taps: list[dict[str, Array]] = [{}, {}]
-    for reference, found in zip((truth64, truth32), taps, strict=True):
-        reference(case.ids, case.target_ids, case.mask, tap=found.__setitem__)
+    single = reference_taps(truth32, case)
     return {
-        name: Truth.of(t64, taps[1][name], case.valid(name), exact=name.endswith(".embedding"))
-        for name, t64 in taps[0].items()
+        name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
+        for name, t64 in reference_taps(truth64, case).items()
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference import Reference, Tap
-from export.validate.cases import Case
+from export.validate.cases import Case, reference_taps
 from export.validate.decoding import beam_search, token_by_token
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -41,9 +41,7 @@ class ReferenceEngine:
             yield "arrays in memory", name, array
 
     def taps(self, case: Case) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        self.model(case.ids, case.target_ids, case.mask, tap=found.__setitem__)
-        return found
+        return reference_taps(self.model, case)
 
     def logits(self, case: Case) -> Array:
         return self.model(case.ids, case.target_ids, case.mask)
