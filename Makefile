@@ -77,10 +77,10 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
 
 mutations: $(VENV)/.installed-dev
-	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/mutation_run.py $(ARGS)
+	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/mutations/mutation_run.py $(ARGS)
 
 false-alarms: $(VENV)/.installed-dev
-	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/false_alarms.py $(ARGS)
+	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/mutations/false_alarms.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .
@@ -153,7 +153,7 @@ $(CONSUMERS_MODEL): | $(VENV)/.installed-dev
 # brings both kinds, so the CPU's are taken out and the others written again. With REQUIRE_CUDA=1 the tests fail where
 # CUDA doesn't run. Linux x86-64, a driver for CUDA 13.
 CUDA_VENV := .venv-cuda
-CUDA_TESTS := tests/test_validate_everywhere.py
+CUDA_TESTS := tests/export/validate/test_everywhere.py
 CUDA_PACKAGES := -e '.[cuda]' pytest hypothesis
 WHEELS ?=
 FROM_WHEELS = $(if $(WHEELS),--no-index --find-links '$(WHEELS)')

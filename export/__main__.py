@@ -11,7 +11,7 @@ from mlx_transformer.generation.options import PENALTY_OFFSETS, Options
 from mlx_transformer.generation.translate import Overlong, translate_stream
 from mlx_transformer.spec.errors import UserError
 
-from .precision import PRECISIONS
+from .precision.table import PRECISIONS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _build(checkpoint: Path, out: Path, precision: list[str] | None, search: bool, text: bool, **options: Any) -> None:
     from .package import export_onnx
-    from .quality import recorded
+    from .package.quality import recorded
 
     if search or text:
         from .search import export_search

@@ -1,4 +1,4 @@
-"""The command line; with `commands/` and quickstart.py the one place that joins the MLX side and the ONNX side.
+"""The command line; with `commands/` the one place that joins the MLX side and the ONNX side.
 
 Each command imports what it needs when it runs, so `--help` is instant and the ONNX commands work without MLX.
 """

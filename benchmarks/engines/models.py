@@ -64,7 +64,7 @@ class Preparation:
         return folder
 
     def _export(self, spec: Spec, folder: Path) -> None:
-        """In a process of its own, from the repository's root: beside `translate.py`, `export` would be `export.py`."""
+        """In a process of its own, from the repository's root."""
         function, out = ("export_onnx", folder) if spec.family == "ours" else ("export_search", folder / "search.onnx")
         given = "*sys.argv[1:3], target=sys.argv[3], precision=sys.argv[4], force=True"
         code = f"import sys, export; export.{function}({given})"

@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, spec: Spec, python: str, folder: Path, threads: int):
         self.spec = spec
         self.errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by close()
-        paths = os.pathsep.join([str(BENCHMARKS.parent), str(BENCHMARKS)])  # in this order: both have an `export`
+        paths = os.pathsep.join([str(BENCHMARKS.parent), str(BENCHMARKS)])
         environment = os.environ | spec.environment | {"PYTHONPATH": paths}
         self.process = subprocess.Popen(
             [python, "-m", "engines.worker", spec.text, str(folder.absolute()), str(threads)],

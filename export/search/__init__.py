@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .package import export_search
     from .runtime import SearchModel
+    from .write import export_search
 
 # Loaded on first use: building needs no ONNX Runtime, running no onnx.
-_HOMES = {"export_search": "package", "SearchModel": "runtime"}
+_HOMES = {"export_search": "write", "SearchModel": "runtime"}
 __all__ = ["export_search", "SearchModel"]
 
 

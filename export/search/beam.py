@@ -14,14 +14,14 @@ from copy import copy
 import numpy as np
 import onnx_ir as ir
 
+from export.nn.primitives import Op, scope, size, table
+from export.targets.portable.graphs import BATCH
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 
-from ..graphs import BATCH
-from ..primitives import Op, scope, size, table
-from .loop import Carried, State
 from .options import OptionInputs
 from .sampling import Sampling
+from .steps import Carried, State
 
 
 class Beam:

@@ -16,14 +16,14 @@ from copy import copy
 
 import onnx_ir as ir
 
+from export.nn.cache import Cache, KeyValues, LayerCache
+from export.nn.masks import HIDDEN
+from export.nn.model import Transformer
+from export.nn.primitives import Op
+from export.targets.portable.graphs import BATCH
 from mlx_transformer.spec.config import TransformerConfig
 
-from ..cache import Cache, KeyValues, LayerCache
-from ..graphs import BATCH
-from ..masks import HIDDEN
-from ..model import Transformer
-from ..primitives import Op
-from .loop import Carried, State
+from .steps import Carried, State
 
 
 class TreeCache(Cache):

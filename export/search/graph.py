@@ -9,18 +9,18 @@ import json
 
 import onnx_ir as ir
 
+from export.targets.cpu.gemm import use_gemm
+from export.targets.cpu.network import DOMAIN
+from export.targets.portable.graphs import BATCH, Graph
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
-from ..gemm import use_gemm
-from ..graphs import BATCH, Graph
-from ..rows import DOMAIN
 from .beam import Beam
 from .decoder import TreeDecoder
+from .decoder_cpu import RowsTreeDecoder
 from .interface import CONFIG
-from .loop import run
 from .options import OptionInputs, set_defaults
-from .rows import RowsTreeDecoder
+from .steps import run
 from .text import TextOps
 
 SOURCE = "source_length"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from export.nn.primitives import Op
+from export.targets.portable.graphs import Graph
 from mlx_transformer.generation.options import EXTRA_TOKENS
 from mlx_transformer.spec.config import TransformerConfig
 
-from ..graphs import Graph
-from ..primitives import Op
 from .interface import DEFAULTS
 
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from export.nn.primitives import Op, table
 from mlx_transformer.generation.philox import MULTIPLIERS, ROUNDS, SPARE_BITS, STEP, WEYL, WORD
-
-from ..primitives import Op, table
 
 HALF = 1 << 16
 

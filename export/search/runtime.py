@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from export.runtime.sessions import CPU, SLOW_FUSIONS, session_options
+from export.targets.portable.runtime import padded
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
@@ -29,8 +31,6 @@ from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
-from ..opening import CPU, SLOW_FUSIONS, session_options
-from ..sessions import padded
 from .interface import CONFIG, DEFAULTS, TEXT_DOMAIN
 
 if TYPE_CHECKING:

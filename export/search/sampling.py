@@ -10,11 +10,11 @@ from copy import copy
 
 import onnx_ir as ir
 
+from export.nn.primitives import Op, branch
+from export.targets.top_k import top_k
 from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
-from ..primitives import Op, branch
-from ..top_k import top_k
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
 

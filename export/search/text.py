@@ -15,12 +15,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from export.nn.primitives import Op, table
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import EOS, MIN_VOCAB_SIZE, PAD, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 
-from ..primitives import Op, table
 from . import utf8
 from .interface import TEXT_DOMAIN
 

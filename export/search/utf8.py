@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..primitives import Op, table
+from export.nn.primitives import Op, table
 
 SEPARATOR = 256
 """Not a byte: stands between two texts."""

@@ -12,7 +12,7 @@ from typing import cast
 
 import uvicorn
 
-from export.folder import open_folder
+from export.runtime.folder import open_folder
 from mlx_transformer.spec.errors import UserError
 
 from .app import App

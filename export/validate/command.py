@@ -11,7 +11,7 @@ from mlx_transformer.spec.errors import UserError
 
 from .compare import compare
 from .engines import Unavailable
-from .foreign import parse_names
+from .engines.foreign_engine import parse_names
 from .report import EXIT_BAD_INPUT, EXIT_UNAVAILABLE
 
 

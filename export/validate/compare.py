@@ -19,22 +19,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.folder import precisions
 from export.reference import Reference
+from export.runtime.folder import precisions
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.spec.versions import versions
 
-from .agreement import Agreement
 from .cases import Case, fresh_seed, grid, reference_taps, tokenised
+from .checks.agreement import Agreement
+from .checks.free_running import Words, attempt, free_running, most_positions, words_of
+from .checks.gradients import Gradient, check_gradients
+from .checks.second_look import FAR, SecondLook
+from .checks.structure import structures
 from .engines import DEFAULT, Engine, Unavailable, open_engine
-from .foreign import ForeignEngine, is_foreign
-from .free_running import Words, attempt, free_running, most_positions, words_of
-from .gradients import Gradient, check_gradients
-from .isolate import Culprit, isolable, isolate
+from .engines.foreign_engine import ForeignEngine, is_foreign
+from .locate.isolate import Culprit, isolable, isolate
 from .report import PLAIN, TAPPED, Point, Report, Runtime, Weights
 from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
-from .second_look import FAR, SecondLook
-from .structure import structures
 from .threads import one_blas_thread
 
 Array = NDArray
@@ -67,8 +67,8 @@ def compare(
     `runtimes`: names as `engines.open_engine` knows them; by default MLX and ONNX Runtime, and one of them that isn't
     installed is listed in the report. A named one that isn't there raises `Unavailable`. `seed` repeats a run;
     `longest` bounds the longest input, `threads` those of ONNX Runtime. `gradients`: MLX's are checked too.
-    Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see `foreign.py`).
-    Raises `UserError` for folders that are no such models.
+    Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see
+    `engines/foreign_engine.py`). Raises `UserError` for folders that are no such models.
     """
     opened = open_checkpoint(checkpoint)
     engines, absent = [], []

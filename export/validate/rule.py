@@ -14,7 +14,7 @@ One token of a narrow model is a small sample: by luck its e32 may be a tenth of
 rms(e32) and max|e32| of an input are taken to be at least those of the same tap over all inputs of the run (absolute or
 relative to rms(t64), whichever is larger), and one token of it may be as bad as the worst one anywhere. Where a whole
 input hangs on one sensitive token, that isn't enough: a point over its budget by little gets a second look at what
-float32 does there, from several draws of its rounding errors (`second_look.py`).
+float32 does there, from several draws of its rounding errors (`checks/second_look.py`).
 Only valid positions count: what a padding token's row holds is nobody's business.
 """
 

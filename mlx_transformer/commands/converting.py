@@ -15,7 +15,7 @@ def import_command(
     out: Annotated[Path, typer.Argument(help="The checkpoint folder to write.")],
 ) -> None:
     """Make a checkpoint of a model that `transformers` has saved."""
-    from ..convert import import_huggingface
+    from mlx_transformer.convert import import_huggingface
 
     notes = import_huggingface(folder, out)
     print("; ".join([f"{out}: imported", *notes]))
@@ -26,7 +26,7 @@ def to_huggingface_command(
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.")],
 ) -> None:
     """Write a checkpoint as a Marian model for `transformers`, and so for PyTorch, Optimum and CTranslate2."""
-    from ..convert import to_huggingface
+    from mlx_transformer.convert import to_huggingface
 
     print(f"{to_huggingface(checkpoint, out)}: written; pad its inputs on the right")
 
@@ -38,7 +38,7 @@ def quantize(
     group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
-    from ..nn.quantize import quantize_checkpoint
-    from ..spec.quantization import Scheme
+    from mlx_transformer.nn.quantize import quantize_checkpoint
+    from mlx_transformer.spec.quantization import Scheme
 
     print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits))}")

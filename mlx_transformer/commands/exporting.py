@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..spec.errors import UserError
+from mlx_transformer.spec.errors import UserError
+
 from .arguments import Checkpoint, Onnx, Threads
 
 
@@ -39,7 +40,7 @@ def export(
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
-    from export.quality import recorded
+    from export.package.quality import recorded
 
     gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference, "force": force}
     if search or text:
@@ -116,9 +117,9 @@ def validate(
 
 def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder or an ONNX folder.")]) -> None:
     """Describe a folder: what it is, its config, sizes and parameters."""
-    from export.inspect import graph_facts
+    from export.package.facts import graph_facts
 
-    from ..info import describe
+    from .info import describe
 
     console = Console(highlight=False)
     with console.capture() as text:  # rich would end the process by itself when nobody reads

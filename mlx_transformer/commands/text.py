@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..spec.errors import UserError
+from mlx_transformer.spec.errors import UserError
+
 from .arguments import (
     Backend,
     BackendOption,
@@ -53,8 +54,8 @@ def translate(
     precision: Precision = None,
 ) -> None:
     """Translate text: one line in, one line out."""
-    from ..generation.options import Options
-    from ..generation.translate import translate_stream
+    from mlx_transformer.generation.options import Options
+    from mlx_transformer.generation.translate import translate_stream
 
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best}
     options |= {"early_stopping": early_stopping, "penalty_form": penalty_form.value}
@@ -79,9 +80,9 @@ def evaluate(
     precision: Precision = None,
 ) -> None:
     """Score translations: JSON with sacreBLEU (and its signature), chrF and exact match."""
-    from ..data.corpus import read_parallel
-    from ..generation.options import Options
-    from ..scoring import score
+    from mlx_transformer.data.corpus import read_parallel
+    from mlx_transformer.generation.options import Options
+    from mlx_transformer.scoring import score
 
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
     options |= {"penalty_form": penalty_form.value}
@@ -113,7 +114,7 @@ def serve(
 
 def _translator(model: Path, backend: Backend | None, threads: int | None, precision: str | None) -> Any:
     """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
-    from ..spec.folders import is_onnx_folder
+    from mlx_transformer.spec.folders import is_onnx_folder
 
     if model.is_file():
         raise UserError(f"{model}: is a file; give a folder (export.SearchModel runs what `export --search` wrote)")
@@ -129,7 +130,7 @@ def _translator(model: Path, backend: Backend | None, threads: int | None, preci
     for name, value in (("threads", threads), ("precision", precision)):
         if value is not None:
             raise UserError(f"{model}: is a checkpoint; --{name} is for ONNX folders")
-    from ..generation.with_mlx import MlxTranslator
-    from ..nn.loading import load
+    from mlx_transformer.generation.with_mlx import MlxTranslator
+    from mlx_transformer.nn.loading import load
 
     return MlxTranslator(*load(model))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..spec.errors import UserError
+from mlx_transformer.spec.errors import UserError
 
 
 def quickstart(
@@ -17,7 +17,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seed of corpus, weights and dropout.")] = 1,
 ) -> None:
     """The whole path in minutes: corpus, training, score, ONNX, proof, translations from both runtimes."""
-    from ..quickstart import run
+    from .quickstart import run
 
     raise typer.Exit(run(out, minutes, seed))
 
@@ -40,8 +40,8 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
 ) -> None:
     """Train an encoder-decoder on parallel text or on the built-in corpus."""
-    from ..training.recipe import load_recipe
-    from ..training.trainer import Trainer
+    from mlx_transformer.training.recipe import load_recipe
+    from mlx_transformer.training.trainer import Trainer
 
     if corpus is not None and (source is not None or target is not None):
         raise UserError("--corpus and --source/--target exclude each other")

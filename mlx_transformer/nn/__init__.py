@@ -1,4 +1,4 @@
-"""The network in MLX, file by file the twin of `export/`."""
+"""The network in MLX, file by file the twin of `export/nn`."""
 
 from mlx_transformer.blas import use_fast_blas
 

@@ -8,12 +8,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..data import cldr
-from ..data.batches import TokenBatches
-from ..data.corpus import ParallelText, read_parallel
-from ..data.sorted_batches import SortedBatches
-from ..spec.errors import UserError
-from ..spec.tokenizer import Tokenizer
+from mlx_transformer.data import cldr
+from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.corpus import ParallelText, read_parallel
+from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
 from .recipe import Recipe
 
 

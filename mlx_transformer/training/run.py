@@ -21,11 +21,11 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from ..spec import checkpoint
-from ..spec.config import TransformerConfig
-from ..spec.durable import clear_leftovers, remove_folder, write_text
-from ..spec.errors import UserError
-from ..spec.versions import versions
+from mlx_transformer.spec import checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.durable import clear_leftovers, remove_folder, write_text
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.versions import versions
 
 RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
 # What may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their

@@ -15,9 +15,10 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map
 
-from ..blas import set_blas_threads
-from ..data.batches import Batch
-from ..nn import Transformer
+from mlx_transformer.blas import set_blas_threads
+from mlx_transformer.data.batches import Batch
+from mlx_transformer.nn import Transformer
+
 from .loss import label_smoothed_loss
 
 Gradients = Any

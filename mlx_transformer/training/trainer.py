@@ -14,19 +14,20 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..blas import use_fast_blas
-from ..data.batches import Batch
-from ..generation.with_mlx import MlxTranslator
-from ..nn import Transformer
-from ..progress import Reporter
-from ..scoring import score
-from ..spec.checkpoint import save_checkpoint
-from ..spec.config import TransformerConfig
-from ..spec.durable import write_text
-from ..spec.errors import UserError
-from ..spec.parameters import parameter_count
-from ..spec.tokenizer import Tokenizer
+from mlx_transformer.blas import use_fast_blas
+from mlx_transformer.data.batches import Batch
+from mlx_transformer.generation.with_mlx import MlxTranslator
+from mlx_transformer.nn import Transformer
+from mlx_transformer.scoring import score
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.durable import write_text
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.spec.tokenizer import Tokenizer
+
 from .data import RunData, load_data, make_batches, train_tokenizer
+from .progress import Reporter
 from .recipe import Recipe
 from .run import STATE, Run, check_folder
 from .schedule import cooldown, noam

@@ -13,7 +13,8 @@ from imports import ROOT
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer
-from export.package import data_owners, export_onnx
+from export.package import export_onnx
+from export.package.write import data_owners
 from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError, load
 from mlx_transformer.data import cldr
 from mlx_transformer.spec.checkpoint import save_checkpoint

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import pytest
-from consumers import cases
 
 from mlx_transformer import UserError
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from consumers.cases import BATCH, LOWER_PHRASES, NEW_TOKENS, Lower, run
-from consumers.test_consumers import differing, new_tokens
+from cases import BATCH, LOWER_PHRASES, NEW_TOKENS, Lower, run
+from test_consumers import differing, new_tokens
 
-from export.precision import PRECISIONS
+from export.precision.table import PRECISIONS
 
 pytestmark = pytest.mark.consumers
 

@@ -6,7 +6,7 @@ Shapes: B batch, L positions, V vocabulary.
 import mlx.core as mx
 import numpy as np
 import pytest
-from consumers.cases import ARCHITECTURES, BATCH, NEW_TOKENS, RANDOM, RANDOM_NEW_TOKENS, SPECIAL_TEXT, TEXTS, Trained
+from cases import ARCHITECTURES, BATCH, NEW_TOKENS, RANDOM, RANDOM_NEW_TOKENS, SPECIAL_TEXT, TEXTS, Trained
 
 pytestmark = pytest.mark.consumers
 

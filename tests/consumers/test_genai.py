@@ -5,7 +5,7 @@ Its tokenizer can't read ours (a regular expression with counted repetition), so
 
 import mlx.core as mx
 import pytest
-from consumers.cases import RANDOM, RANDOM_NEW_TOKENS, RandomModel, run
+from cases import RANDOM, RANDOM_NEW_TOKENS, RandomModel, run
 
 pytestmark = pytest.mark.consumers
 

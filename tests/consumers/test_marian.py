@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from consumers.cases import HERE, MODEL, PYTHON
+from cases import HERE, MODEL, PYTHON
 from small_models import encoder_decoder, random_weights
 
 from export.reference import Reference

@@ -1,10 +1,10 @@
 """Files of lower precision, found by their suffixes: consumers give the tokens of our own runtime on the same files."""
 
 import pytest
-from consumers.cases import LOWER, LOWER_PHRASES, NEW_TOKENS, Lower, Trained, run
-from consumers.test_consumers import new_tokens
+from cases import LOWER, LOWER_PHRASES, NEW_TOKENS, Lower, Trained, run
+from test_consumers import new_tokens
 
-from export.precision import PRECISIONS
+from export.precision.table import PRECISIONS
 
 pytestmark = pytest.mark.consumers
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from consumers.cases import HERE, PYTHON
+from cases import HERE, PYTHON
 from small_models import encoder_decoder, random_weights
 
 from export.__main__ import main

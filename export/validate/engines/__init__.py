@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from export.folder import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS, has_graph
+from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS, has_graph
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError

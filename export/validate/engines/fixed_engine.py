@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.fixed_runtime import FixedDecoderGraphs, FixedEncoderGraphs, FixedGraph
-from export.folder import DECODER_FIXED, ENCODER_FIXED
-from export.sessions import Session
+from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED
+from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs, FixedGraph
+from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
 

@@ -19,12 +19,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.folder import ENCODER, FIRST, MERGED, OnnxFolder, open_folder
-from export.graphs import add_taps
-from export.mlx_blocks import matrices, matrix_of
-from export.precision import PRECISIONS
-from export.sessions import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
-from export.stored import RoundTrip, restored
+from export.precision.packed import matrices, matrix_of
+from export.precision.table import PRECISIONS
+from export.runtime.folder import ENCODER, FIRST, MERGED, OnnxFolder, open_folder
+from export.targets.portable.graphs import add_taps
+from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
 from export.validate.rule import stored_as
@@ -32,6 +31,8 @@ from mlx_transformer.generation.search import search
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
+
+from .stored import RoundTrip, restored
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel

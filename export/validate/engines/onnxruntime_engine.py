@@ -18,8 +18,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.opening import open_session, session_options
-from export.precision import PRECISIONS
+from export.precision.table import PRECISIONS
+from export.runtime.sessions import open_session, session_options
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions

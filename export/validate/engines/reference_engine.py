@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from export.reference import Reference, Tap
 from export.validate.cases import Case, reference_taps
-from export.validate.decoding import beam_search, token_by_token
+from export.validate.checks.decoding import beam_search, token_by_token
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 

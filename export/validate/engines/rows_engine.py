@@ -1,7 +1,8 @@
 """Packages of the target `cpu` as an engine: `RowsGraphs`, as it translates, held against the same reference.
 
 The decoder takes one token a run, so each pass over a target is a cached one already. A product that starts from the
-residual (`gemm.py`) leaves no value of the sub-layer's own output: `unseen` names the taps that aren't there.
+residual (`targets/cpu/gemm.py`) leaves no value of the sub-layer's own output: `unseen` names the taps that are not
+there.
 
 Shapes: N tokens of the sources, B sentences, S source, T target, D model, V vocabulary.
 """
@@ -16,10 +17,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.folder import DECODER_ROWS, ENCODER_ROWS
-from export.graphs import add_taps
-from export.rows_runtime import RowsGraphs
-from export.sessions import Session
+from export.runtime.folder import DECODER_ROWS, ENCODER_ROWS
+from export.targets.cpu.runtime import RowsGraphs
+from export.targets.portable.graphs import add_taps
+from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
 from mlx_transformer.generation.search import generate

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.opening import session_options
+from export.runtime.sessions import session_options
 from export.search.interface import CONFIG, PRECISION
 from export.search.runtime import SearchModel
 from export.validate.cases import Case

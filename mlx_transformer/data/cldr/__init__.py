@@ -4,7 +4,7 @@
 exact and exact match is a meaningful score.
 """
 
-from mlx_transformer.data.cldr.build import DEFAULT_KIND_WEIGHTS, KINDS, CldrCorpus, build, write
-from mlx_transformer.data.cldr.locales import parse_spec
+from .build import DEFAULT_KIND_WEIGHTS, KINDS, CldrCorpus, build, write
+from .locales import parse_spec
 
 __all__ = ["DEFAULT_KIND_WEIGHTS", "KINDS", "CldrCorpus", "build", "parse_spec", "write"]

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from mlx_transformer.data.cldr import measures, names, numbers, times
-from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, parse_spec
 from mlx_transformer.data.corpus import ParallelText, write_lines
 from mlx_transformer.spec.errors import UserError
+
+from . import measures, names, numbers, times
+from .locales import Draw, Pair, Phrase, parse_spec
 
 # How often a kind comes in training. Names have hundreds of entries to learn by heart, numbers a few rules.
 DEFAULT_KIND_WEIGHTS = {

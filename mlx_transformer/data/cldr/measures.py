@@ -8,8 +8,8 @@ from random import Random
 from babel import Locale
 from babel.numbers import format_decimal
 
-from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, Styles, join_list
-from mlx_transformer.data.cldr.numbers import choose, random_decimal
+from .locales import Draw, Pair, Phrase, Styles, join_list
+from .numbers import choose, random_decimal
 
 UNITS = (
     "acceleration-g-force", "acceleration-meter-per-square-second", "angle-degree", "angle-radian", "area-acre",

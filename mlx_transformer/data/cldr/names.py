@@ -6,19 +6,10 @@ from random import Random
 
 from babel.dates import get_day_names, get_month_names, get_quarter_names
 
-from mlx_transformer.data.cldr.locales import (
-    Draw,
-    Pair,
-    Phrase,
-    Styles,
-    apply_pattern,
-    common_names,
-    join_list,
-    unambiguous,
-)
-from mlx_transformer.data.cldr.measures import available, format_measure
-from mlx_transformer.data.cldr.numbers import choose, random_decimal
-from mlx_transformer.data.cldr.times import common_pattern, random_moment
+from .locales import Draw, Pair, Phrase, Styles, apply_pattern, common_names, join_list, unambiguous
+from .measures import available, format_measure
+from .numbers import choose, random_decimal
+from .times import common_pattern, random_moment
 
 NO_TERRITORIES = ("ZZ", "XA", "XB")  # unknown, pseudo-accents, pseudo-bidi
 NO_LANGUAGES = ("und", "mul", "zxx", "mis")  # unknown, several, none, uncoded

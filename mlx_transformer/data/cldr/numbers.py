@@ -18,7 +18,7 @@ from babel.numbers import (
     get_currency_symbol,
 )
 
-from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, Styles, common_names
+from .locales import Draw, Pair, Phrase, Styles, common_names
 
 Length = Literal["long", "short"]
 COMPACT_POWERS = range(3, 13)  # thousands to trillions

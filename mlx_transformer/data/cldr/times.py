@@ -7,7 +7,7 @@ from random import Random
 
 from babel import Locale
 
-from mlx_transformer.data.cldr.locales import Draw, Pair, Phrase, Styles, apply_pattern, determines, fields
+from .locales import Draw, Pair, Phrase, Styles, apply_pattern, determines, fields
 
 FIRST_DAY, LAST_DAY = datetime.date(1900, 1, 1).toordinal(), datetime.date(2099, 12, 31).toordinal()
 DATE_WIDTHS = {"full": 2.0, "long": 2.0, "medium": 2.0, "short": 2.0}  # weight in the draw

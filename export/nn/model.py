@@ -1,0 +1,108 @@
+"""The Transformer (Vaswani et al. 2017, figure 1), and its encoder-only and decoder-only shapes.
+
+Shapes: B batch, S source, T target, L either, D model, V vocabulary.
+
+    source ids -> embedding -> Encoder ---- memory ----+
+    target ids -> embedding -> Decoder (shifted right) -+-> classifier -> logits (B, T, V)
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.parameters import output_weight_name, source_embedding_name, target_embedding_name
+
+from .cache import Cache
+from .layers import Decoder, Encoder
+from .masks import padding_mask
+from .positions import positions_after, positions_of
+from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
+from .taps import Tap, no_tap, within
+
+
+class Transformer(nn.Module):
+    """Made from a config; its parameters are filled from a checkpoint when the graph is written (`package/write.py`).
+
+    Ids are (B, L) int64, masks (B, L) int64 with 1 on tokens and 0 on padding, on either side.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        if config.tie_embeddings == "all":
+            self.embedding = Embedding(config.vocab_size, config.d_model)
+        else:
+            if config.has_encoder:
+                self.source_embedding = Embedding(config.source_vocab_size, config.d_model)
+            if config.has_decoder:
+                self.target_embedding = Embedding(config.vocab_size, config.d_model)
+        if config.has_encoder:
+            self.encoder = Encoder(config)
+        if config.has_decoder:
+            self.decoder = Decoder(config)
+        if config.tie_embeddings == "none":
+            self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias)
+        elif config.output_bias:
+            self.output_proj = OutputBias(config)
+        name_parameters(self)
+
+    def encode(self, op: Op, source_ids: ir.Value, source_mask: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
+        """Encoder's output, the memory (B, S, D)."""
+        x = self.embed_source(op, source_ids)
+        mask = padding_mask(op, source_mask)
+        position_ids = positions_of(op, size(op, source_ids, 1), source_mask)
+        return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
+
+    def step(
+        self, op: Op, ids: ir.Value, cache: Cache, *, position_ids: ir.Value | None = None, tap: Tap = no_tap
+    ) -> ir.Value:
+        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `position_ids` (B, L)."""
+        length = size(op, ids, 1)
+        x = self.embed_target(op, ids)
+        mask = cache.self_mask(op, length)
+        if position_ids is None:
+            offset = cache.offset
+            position_ids = positions_of(op, length) if offset is None else positions_after(op, offset, length)
+        scope = within(tap, "decoder")
+        x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
+        return self.logits(op, x, tap=tap)
+
+    def logits(self, op: Op, hidden: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
+        if self.config.tie_embeddings == "none":
+            y = self.output_proj(op, hidden)
+        else:
+            y = self._output().as_linear(op, hidden)
+            y = self.output_proj(op, y) if self.config.output_bias else y
+        tap("logits", y)
+        return y
+
+    def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
+        """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
+        return self._embed(op, source_embedding_name(self.config), ids)
+
+    def embed_target(self, op: Op, ids: ir.Value) -> ir.Value:
+        return self._embed(op, target_embedding_name(self.config), ids)
+
+    def _embed(self, op: Op, name: str, ids: ir.Value) -> ir.Value:
+        x = getattr(self, name.removesuffix(".weight"))(op, ids)
+        return op.Mul(x, math.sqrt(self.config.d_model)) if self.config.scale_embeddings else x
+
+    def _output(self) -> Embedding:
+        """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
+        return getattr(self, output_weight_name(self.config).removesuffix(".weight"))
+
+
+class OutputBias(nn.Module):
+    """The classifier's bias where its matrix is an embedding."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.bias = Parameter([config.vocab_size])
+
+    def forward(self, op: Op, y: ir.Value) -> ir.Value:
+        return op.Add(y, self.bias)

@@ -1,0 +1,209 @@
+"""The quality gate: what a lower precision changes in translations, before anybody gets the package.
+
+On text that is given (`Text`), or on held-out phrases where the model's run says that it was trained on the built-in
+corpus, the package is compared with the same model in float32:
+
+    agreement       share of the positions, teacher-forced on float32's translations, with the same best token
+    same            share of the sentences with the same greedy translation to the letter
+    bleu, exact     of both against the references, if there are some: sacreBLEU and exact match in percent
+
+Rounding moves some tokens in any model; the limits bound how much, and a package beyond them is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlx_transformer.data.corpus import read_lines, read_parallel
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC
+
+if TYPE_CHECKING:
+    from export.runtime import OnnxTransformer
+
+PHRASES = 200
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`agreement`: at least this share. `bleu`, `exact`: at most so many points below float32 on 1000 sentences; on n
+    sqrt(1000 / n) times as many, for the fewer there are the more is chance."""
+
+    agreement: float
+    bleu: float
+    exact: float
+
+
+# Sixteen bits: what rounding alone may do. int8, int4: BLEU's loss is what translations may suffer; a model whose best
+# tokens differ more often than that has been damaged even where BLEU doesn't show it.
+LIMITS: dict[str, Limits] = {
+    "float16": Limits(0.99, 0.1, 0.5),
+    "bfloat16": Limits(0.97, 0.3, 1.0),
+    "int8": Limits(0.95, 0.3, 1.0),
+    "int8-weights": Limits(0.95, 0.3, 1.0),
+    "int4": Limits(0.85, 0.5, 2.0),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences to translate, their references if there are any, and where they come from."""
+
+    source: list[str]
+    reference: list[str] | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What one precision did on a text. BLEU and exact match are percentages; None without references."""
+
+    precision: str
+    text: str
+    sentences: int
+    agreement: float
+    same: float
+    bleu: float | None = None
+    bleu_float32: float | None = None
+    exact: float | None = None
+    exact_float32: float | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What is beyond the limits, in words."""
+        limits, found = LIMITS[self.precision], []
+        if self.agreement < limits.agreement:
+            found.append(f"{self.agreement:.1%} of the best tokens are float32's, the limit is {limits.agreement:.0%}")
+        for (name, got, wide), points in zip(self._scores(), (limits.bleu, limits.exact), strict=False):
+            limit = points * (1000 / self.sentences) ** 0.5
+            if wide - got > limit:
+                found.append(f"{name} falls from {wide:.2f} to {got:.2f}, the limit is {limit:.2f} points")
+        return found
+
+    def _scores(self) -> list[tuple[str, float, float]]:
+        """(name, here, in float32)"""
+        pairs = (("BLEU", self.bleu, self.bleu_float32), ("exact match", self.exact, self.exact_float32))
+        return [(name, got, wide) for name, got, wide in pairs if got is not None and wide is not None]
+
+    def __str__(self) -> str:
+        parts = [f"{self.agreement:.2%} of the best tokens and {self.same:.1%} of the sentences as in float32"]
+        parts += [f"{name} {got:.2f} ({got - wide:+.2f})" for name, got, wide in self._scores()]
+        return f"{self.precision}: {', '.join(parts)}; {self.sentences} sentences of {self.text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "precision" and value is not None}
+
+
+def gate_text(checkpoint: Checkpoint, source: str | Path | None, reference: str | Path | None) -> Text | None:
+    """The text to judge on: the files given, or the built-in corpus's held-out phrases if the run around the checkpoint
+    was trained on it; None if there is neither. Raises `UserError` for files that can't be read, and for a model that
+    can't translate them."""
+    translates = checkpoint.config.architecture == "encoder-decoder" and checkpoint.tokenizer_path is not None
+    if (source is not None or reference is not None) and not translates:
+        raise UserError(
+            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer"
+        )
+    if source is not None and reference is not None:
+        text = read_parallel(source, reference)
+        return Text(list(text.source), list(text.target), str(source))
+    if source is not None:
+        return Text([line for line in read_lines(source) if line.strip()], None, str(source))
+    if reference is not None:
+        raise UserError("a reference for the quality gate needs its source")
+    corpus = _corpus(checkpoint.folder.parent / "run.json")
+    if corpus is None or not translates:
+        return None
+    from mlx_transformer.data import cldr
+
+    held_out = cldr.build(corpus).held_out.select(list(range(PHRASES)))  # all kinds take turns
+    return Text(list(held_out.source), list(held_out.target), f"{corpus}, held out")
+
+
+def _corpus(file: Path) -> str | None:
+    try:
+        corpus = json.loads(file.read_text(encoding="utf-8"))["recipe"]["data"]["corpus"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return corpus if isinstance(corpus, str) and corpus.startswith("cldr:") else None
+
+
+def judge(folder: Path, plain: Path, precisions: Sequence[str], text: Text) -> list[Quality]:
+    """Compare a package's precisions with float32.
+
+    `folder`: the package; `plain`: the same model as a portable package with float32 and these precisions, whose graphs
+    show logits, which those of other targets don't.
+    """
+    from export.runtime import OnnxTransformer
+
+    wide = OnnxTransformer(plain)
+    tokenizer = wide.translator.tokenizer
+    rows = tokenizer.encode_batch(text.source)
+    expected = wide.generate(rows)
+    best = _best_tokens(wide, rows, expected)
+    found = []
+    for precision in precisions:
+        narrow = OnnxTransformer(plain, precision=precision)
+        counts = [a == b for a, b in zip(best, _best_tokens(narrow, rows, expected), strict=True)]
+        got = OnnxTransformer(folder, precision=precision).generate(rows)
+        same = sum(a == b for a, b in zip(got, expected, strict=True)) / len(rows)
+        scores = _scores(tokenizer.decode_batch(got), tokenizer.decode_batch(expected), text.reference)
+        agreement = float(np.concatenate(counts).mean())
+        found.append(Quality(precision, text.origin, len(rows), agreement, same, **scores))
+    return found
+
+
+def record(folder: Path, found: Sequence[Quality]) -> None:
+    """Write it into a package's mlx_transformer.json, beside the precision's suffix."""
+    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    for quality in found:
+        spec["precisions"][quality.precision]["quality"] = quality.to_dict()
+    (folder / SPEC).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def recorded(folder: Path) -> list[Quality]:
+    """What `record` wrote into a package."""
+    precisions = json.loads((folder / SPEC).read_text(encoding="utf-8"))["precisions"]
+    return [Quality(name, **entry["quality"]) for name, entry in precisions.items() if "quality" in entry]
+
+
+def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Any]:
+    """Of each row: the best token after the start token and each further one of its output."""
+    config = model.config
+    found: list[Any] = [None] * len(rows)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    for begin in range(0, len(order), BATCH):
+        chosen = order[begin : begin + BATCH]
+        ids, mask = _padded([rows[i] for i in chosen], config.pad_id)
+        target, _ = _padded([[config.bos_id, *outputs[i]][: config.max_positions] for i in chosen], config.pad_id)
+        best = model.decode(target, model.encode(ids, mask), mask).argmax(axis=-1)
+        for i, row in zip(chosen, best, strict=True):
+            found[i] = row[: len(outputs[i]) + 1]
+    return found
+
+
+def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    from export.targets.portable.runtime import padded
+
+    return padded([np.asarray(row, np.int64) for row in rows], pad_id)
+
+
+def _scores(got: list[str], expected: list[str], reference: list[str] | None) -> dict[str, float]:
+    if reference is None:
+        return {}
+    from mlx_transformer.scoring import score
+
+    narrow, wide = score(got, reference), score(expected, reference)
+    return {
+        "bleu": narrow["bleu"],
+        "bleu_float32": wide["bleu"],
+        "exact": narrow["exact_match"],
+        "exact_float32": wide["exact_match"],
+    }

@@ -1,0 +1,136 @@
+"""External data: initializers go from the checkpoint to one data file, one by one; memory holds one tensor at a time.
+
+An initializer is a parameter, an array that a recipe makes from parameters (`primitives.derived`), or a constant of the
+builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.nn.primitives import RECIPE, extent
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+
+ALIGNMENT = 64
+CONSTANT = 64
+"""Bytes. The builder's own constants (shapes, scalars) are smaller; their names mean something else in each graph."""
+
+
+def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, threshold: int) -> bool:
+    """Give every initializer of these graphs its value; False if none was large enough for a file.
+
+    Tensors of more than `threshold` bytes are appended to the file `data`, once however many graphs use them and in
+    however many shapes; the graphs, to be saved beside it, refer to it. Smaller ones stay in the graph. Raises
+    `UserError` for a parameter that isn't float32 and finite, or a full disk (as `OSError`).
+    """
+    users: dict[str, list[ir.Value]] = {}
+    large = max(threshold, CONSTANT)
+    for model in models:
+        for name, value in model.graph.initializers.items():
+            if value.const_value is None or nbytes(value) > large:
+                users.setdefault(str(name), []).append(value)
+    external = any(nbytes(values[0]) > large for values in users.values())
+    made = _Made(checkpoint)
+    places: dict[tuple[str, int], tuple[int, int]] = {}
+    with data.open("wb") if external else nullcontext() as file:
+        for values in _by_recipe(users).values():
+            array = made(values[0])
+            place = None
+            if file is not None and nbytes(values[0]) > large:
+                made_as = _made_as(values[0])
+                place = places[made_as] if made_as in places else places.setdefault(made_as, _append(file, array))
+            for value in values:
+                value.const_value = _inside(value, array) if place is None else _outside(value, data, place)
+    return external
+
+
+class _Made:
+    """Arrays of initializers. Those of one recipe are made together and kept until another is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self.key: str | None = None
+        self.arrays: list[NDArray] = []
+
+    def __call__(self, value: ir.Value) -> NDArray:
+        if value.const_value is not None:
+            return value.const_value.numpy()
+        if RECIPE not in value.meta:
+            return _parameter(self.checkpoint, str(value.name))
+        recipe, index = value.meta[RECIPE]
+        if recipe.key != self.key:
+            self.arrays = []  # before the next ones are made
+            self.key, self.arrays = (
+                recipe.key,
+                recipe.make(*(_parameter(self.checkpoint, p) for p in recipe.parameters)),
+            )
+        array = self.arrays[index]
+        if array.nbytes != nbytes(value):
+            raise ValueError(f"{value.name}: its recipe made {array.nbytes} bytes, {value.shape} is {nbytes(value)}")
+        return array
+
+
+def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
+    """The same, with the results of one recipe side by side."""
+    first: dict[str, int] = {}
+    for i, values in enumerate(users.values()):
+        first.setdefault(_made_as(values[0])[0], i)
+    return dict(sorted(users.items(), key=lambda item: first[_made_as(item[1][0])[0]]))
+
+
+def _made_as(value: ir.Value) -> tuple[str, int]:
+    """What two initializers have in common that are the same bytes, of one shape or two."""
+    if RECIPE not in value.meta:
+        return str(value.name), 0
+    recipe, index = value.meta[RECIPE]
+    return recipe.key, index
+
+
+def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
+    """(offset, length) of the array's bytes in the file."""
+    file.write(b"\0" * (-file.tell() % ALIGNMENT))
+    place = file.tell(), array.nbytes
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
+    return place
+
+
+def _outside(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.ExternalTensor:
+    assert value.dtype is not None
+    assert value.shape is not None
+    return ir.ExternalTensor(
+        data.name, *place, value.dtype, shape=value.shape, name=str(value.name), base_dir=data.parent
+    )
+
+
+def _inside(value: ir.Value, array: NDArray) -> ir.TensorProtocol:
+    assert value.dtype is not None
+    dims = [extent(value, axis) for axis in range(len(value.shape or []))]
+    proto = onnx.TensorProto(data_type=value.dtype, dims=dims, raw_data=array.tobytes(), name=value.name)
+    return ir.from_proto(proto)
+
+
+def _parameter(checkpoint: Checkpoint, name: str) -> NDArray:
+    array = checkpoint.tensor(name)
+    if array.dtype != np.float32:
+        raise UserError(
+            f"{checkpoint.folder}: {name} is {array.dtype}; export writes float32: save it in that precision"
+        )
+    return array
+
+
+def nbytes(value: ir.Value) -> int:
+    """Size of an initializer, filled or not."""
+    if value.const_value is not None:
+        return value.const_value.nbytes
+    assert value.dtype is not None
+    return math.ceil(value.dtype.itemsize * math.prod(extent(value, axis) for axis in range(len(value.shape or []))))

@@ -1,0 +1,173 @@
+"""The folder that consumers load, written from a checkpoint with NumPy alone.
+
+    OUT/config.json, generation_config.json            for Optimum and transformers.js (`consumers.py`)
+    OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer
+    OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
+    OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
+
+All graphs of a precision share one data file, so that nothing is stored twice: model.onnx_data. Only a browser fetches
+one file a graph, named after it, so target web has two: encoder_model.onnx_data, and decoder_model_merged.onnx_data,
+which the other two decoder graphs share. Names of a lower precision's files have its suffix before the dot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from export.precision.mlx_integers import keep_packed
+from export.precision.packed import check_integers, use_blocks
+from export.precision.table import PRECISIONS, change, check_precisions
+from export.targets.coreml.shape import FixedShape
+from export.targets.table import target_of
+from mlx_transformer.spec.checkpoint import MANIFEST, WEIGHTS, Checkpoint, open_checkpoint, write_manifest
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.durable import replace_folder
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.spec.huggingface import tokenizer_config
+from mlx_transformer.spec.versions import versions
+
+from . import consumers
+from .quality import LIMITS, gate_text, judge, record
+from .weights import fill
+
+FORMAT = 1
+FILE_PER_GRAPH = ("web",)
+GRAPHS = "onnx"
+
+
+def export_onnx(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    target: str = "portable",
+    precision: str | Sequence[str] = "float32",
+    fixed_shape: str | None = None,
+    external_threshold: int = 1024,
+    gate_source: str | Path | None = None,
+    gate_reference: str | Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
+
+    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `fixed_shape`: for target coreml,
+    such as "1x64x64" (`coreml/shape.py`). `out` is new, or replaced if it is empty or an earlier export; it appears
+    only when it is complete. Tensors of more than `external_threshold` bytes are stored in data files beside the
+    graphs. Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
+
+    Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
+    held-out phrases of the built-in corpus if the run was trained on it; what is found stands in mlx_transformer.json.
+    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`.
+    """
+    target_of(target)
+    precisions = check_precisions(precision)
+    opened = open_checkpoint(checkpoint)
+    check_integers(opened, precisions)
+    out = Path(out)
+    _check_free(out)
+    target_of(target).shape_of(fixed_shape, opened.config)
+    judged = [name for name in precisions if name in LIMITS]
+    text = gate_text(opened, gate_source, gate_reference) if judged else None
+    with replace_folder(out, "ONNX folder") as folder:
+        _write(opened, folder, target, precisions, fixed_shape, external_threshold)
+        if text is not None:
+            with TemporaryDirectory() as plain:
+                _write(opened, Path(plain), "portable", ["float32", *judged])
+                found = judge(folder, Path(plain), judged, text)
+            problems = [f"{quality.precision}: {problem}" for quality in found for problem in quality.problems]
+            if problems and not force:
+                raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); force writes it in spite")
+            record(folder, found)
+    return out
+
+
+def _write(
+    opened: Checkpoint,
+    folder: Path,
+    target: str,
+    precisions: Sequence[str],
+    fixed_shape: str | None = None,
+    external_threshold: int = 1024,
+) -> None:
+    """Fill an empty folder."""
+    config = opened.config
+    shape = target_of(target).shape_of(fixed_shape, config)
+    graphs = folder / GRAPHS
+    graphs.mkdir()
+    external = [
+        name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, shape, p)
+    ]
+    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
+    if opened.tokenizer_path:
+        tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
+    texts[SPEC] = {
+        "format": FORMAT,
+        "config": config.to_dict(),
+        "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
+        "target": target,
+        **({"fixed_shape": fixed_shape} if fixed_shape else {}),
+        "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
+        "versions": versions(),
+    }
+    for name, values in texts.items():
+        (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_manifest(graphs)
+
+
+def _write_graphs(
+    checkpoint: Checkpoint, folder: Path, external_threshold: int, target: str, shape: FixedShape | None, precision: str
+) -> list[str]:
+    """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
+    external = []
+    suffix = PRECISIONS[precision].suffix
+    for owner, names in data_owners(checkpoint.config, target).items():
+        models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name, shape) for name in names}
+        for model in models.values():
+            change(model, precision, target)
+            if precision == "packed":
+                use_blocks(model, checkpoint)
+            keep_packed(model, checkpoint)
+        if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
+            external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]
+        for name, model in models.items():
+            path = folder / f"{name}.onnx"
+            path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+            onnx.checker.check_model(path, full_check=True)
+    return external
+
+
+def data_owners(config: TransformerConfig, target: str = "portable") -> dict[str, list[str]]:
+    """{graph whose name the data file has, or "model" for all of them: graphs that use this file}."""
+    names = target_of(target).graph_names(config)
+    if len(names) == 1 or target not in FILE_PER_GRAPH:
+        return {"model": names}
+    return {"encoder_model": names[:1], "decoder_model_merged": names[1:]}
+
+
+def _default(precisions: Sequence[str]) -> str:
+    return "float32" if "float32" in precisions else precisions[0]
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give a folder to write the ONNX models to")
+    if out.is_dir() and any(out.iterdir()) and not (out / SPEC).is_file():
+        raise UserError(f"{out}: holds files that are no earlier export; give another folder, or empty this one")
+
+
+def _digest(checkpoint: Path) -> str:
+    """SHA-256 of the weights: the manifest's, which opening the checkpoint has verified, if there is one."""
+    if (checkpoint / MANIFEST).exists():
+        return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"][WEIGHTS]["sha256"]
+    with (checkpoint / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

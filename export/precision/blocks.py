@@ -1,0 +1,118 @@
+"""Weight-only quantisation in blocks of a row: 4 or 8 bits, one scale a block; activations stay float32.
+
+    portable      W (D, O) --> DequantizeLinear(block_size, axis 0) --> MatMul      opset 21; ONNX Runtime fuses the two
+    cpu, web      MatMulNBits(x, W, scales)                                         ONNX Runtime's own operator
+
+Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in
+`int8.py`, except for target web, where GatherBlockQuantized and MatMulNBits read the same bytes.
+
+Shapes: D width in, O width out, V entries of a table, G blocks of a row, b values of a block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.nn.primitives import extent, recipe_value
+from export.validate.engines.stored import BLOCK
+
+from .int8 import CONTRIB, then, to_int8
+from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
+from .rounding import block_rows, packed
+from .table import STANDARD
+
+ACCURACY = 4
+"""MatMulNBits: activations are quantised to int8 a block, as DynamicQuantizeLinear would a tensor; the fastest form."""
+
+
+def weight_only(model: ir.Model, bits: int, target: str) -> None:
+    """Change a built graph, before its weights are filled, by `bits` for what isn't a table."""
+    looked_up = lookups(model)
+    tables = {lookup.table.name for lookup in looked_up} | {"output_proj.weight"}
+    products = linears(model)
+    of_tables = [linear for linear in products if linear.weight.name in tables]
+    if target == "web":
+        for lookup in looked_up:
+            _look_up(model, lookup)
+        for linear in of_tables:
+            _matmul_n_bits(model, linear, 8)
+    else:
+        to_int8(model, of_tables, looked_up, fused=target == "cpu")
+    for linear in products:
+        if linear.weight.name not in tables:
+            if target in STANDARD:
+                _dequantize(model, linear, bits)
+            else:
+                _matmul_n_bits(model, linear, bits)
+    RemoveUnusedNodesPass()(model)
+
+
+def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int) -> None:
+    out, width = _sizes(linear)
+    groups = -(-width // BLOCK)
+
+    def make(w: NDArray) -> tuple[NDArray, NDArray]:
+        q, scale = block_rows(w if linear.rows else w.T, bits, BLOCK)
+        return packed(q, bits), scale
+
+    recipe = then(linear.weight, make, f"blocks{bits}")
+    name = f"{linear.weight.name}.uint{bits}"
+    q = initializer(model, recipe_value(name, recipe, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8))
+    scale = initializer(model, recipe_value(f"{name}_scale", recipe, 1, (out, groups), ir.DataType.FLOAT))
+    rewrite = Rewriter(model, linear.node)
+    sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACCURACY}
+    y = rewrite("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes)
+    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+
+
+def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
+    out, width = _sizes(linear)
+    groups = -(-width // BLOCK)
+
+    def make(w: NDArray) -> tuple[NDArray, NDArray]:
+        q, scale = block_rows(w if linear.rows else w.T, bits, BLOCK)
+        signed = (q.reshape(out, -1)[:, :width] ^ np.uint8(1 << (bits - 1))).T & np.uint8((1 << bits) - 1)
+        return packed(np.ascontiguousarray(signed), bits), np.ascontiguousarray(scale.T)
+
+    recipe = then(linear.weight, make, f"columns{bits}")
+    name = f"{linear.weight.name}.int{bits}_blocks"
+    kind = ir.DataType.INT4 if bits == 4 else ir.DataType.INT8
+    q = initializer(model, recipe_value(name, recipe, 0, (width, out), kind))
+    scale = initializer(model, recipe_value(f"{name}_scale", recipe, 1, (groups, out), ir.DataType.FLOAT))
+    rewrite = Rewriter(model, linear.node)
+    # ONNX Runtime fuses the two, and would look in a branch for weights that are outside it.
+    y = rewrite("MatMul", linear.x, rewrite.outside("DequantizeLinear", q, scale, axis=0, block_size=BLOCK))
+    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+
+
+def _look_up(model: ir.Model, lookup: Lookup) -> None:
+    size, width = extent(lookup.table, 0), extent(lookup.table, 1)
+    groups = -(-width // BLOCK)
+    if width % BLOCK:
+        return  # the operator knows no last block that is shorter: such a table stays float32
+    recipe = then(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
+    # The bytes of _matmul_n_bits in another shape; the file holds them once.
+    q = recipe_value(f"{lookup.table.name}.uint8_rows", recipe, 0, (size, width), ir.DataType.UINT8)
+    scale = recipe_value(f"{lookup.table.name}.uint8_scale", recipe, 1, (size, groups), ir.DataType.FLOAT)
+    rewrite = Rewriter(model, lookup.node)
+    row = rewrite(
+        "GatherBlockQuantized",
+        initializer(model, q),
+        lookup.ids,
+        initializer(model, scale),
+        domain=CONTRIB,
+        bits=8,
+        block_size=BLOCK,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    rewrite.replace(row)
+
+
+def _sizes(linear: Linear) -> tuple[int, int]:
+    """(O, D)"""
+    out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
+    return out, width

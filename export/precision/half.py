@@ -1,0 +1,138 @@
+"""float16 and bfloat16: weights and activations of sixteen bits, or weights alone; inputs and outputs as in float32.
+
+    float32 input --> Cast --> sixteen bits ... --> Cast --> float32 output
+
+RMSNorm's chain stays float32, for a square overflows float16 at 256; LayerNormalization and Softmax accumulate in
+float32 by themselves. A mask's -1e9 is infinite in float16: there it is -6e4, and e^(score - 6e4) is 0 as well.
+Parameters keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.nn.primitives import RECIPE
+from mlx_transformer.spec.errors import UserError
+
+from .int8 import then
+
+HIDDEN = -6e4
+# With an Add on a ReduceMean: the square root's epsilon.
+WIDE = frozenset({"Pow", "ReduceMean", "Sqrt", "Div"})
+TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16}
+
+
+def half(model: ir.Model, kind: ir.DataType) -> None:
+    """Change a built graph, before its weights are filled. `kind`: FLOAT16 or BFLOAT16."""
+    wide = [node for node in model.graph.all_nodes() if _is_wide(node)]
+    constants = {x for node in wide for x in node.inputs if x is not None and x.is_initializer()}
+    for value in model.graph.initializers.values():
+        if value.dtype == ir.DataType.FLOAT and value not in constants:
+            _narrow(value, kind)
+    for value in list(model.graph.inputs):
+        if value.dtype == ir.DataType.FLOAT:
+            _cast_after(model.graph, value, kind)
+    for node in wide:
+        _keep_wide(node, kind)
+    for graph in _branches(model):
+        for value in graph.outputs:
+            if value.dtype == ir.DataType.FLOAT:
+                value.type = ir.TensorType(kind)
+    for i, value in enumerate(model.graph.outputs):
+        if value.dtype == ir.DataType.FLOAT:
+            model.graph.outputs[i] = _cast_output(model.graph, value)
+
+
+def stored_half(model: ir.Model, kind: ir.DataType) -> None:
+    """Sixteen bits in the file alone: each parameter is cast to float32, once, when a runtime loads the graph. For
+    runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
+    for value in list(model.graph.initializers.values()):
+        if value.dtype == ir.DataType.FLOAT and value.const_value is None:
+            users = list(value.uses())
+            _narrow(value, kind)
+            cast = _cast(value, f"{value.name}/Cast", ir.DataType.FLOAT)
+            model.graph.insert_before(model.graph[0], cast)
+            for user, i in users:
+                user.replace_input_with(i, cast.outputs[0])
+
+
+def _is_wide(node: ir.Node) -> bool:
+    producers = (x.producer() for x in node.inputs if x is not None)
+    epsilon = node.op_type == "Add" and any(p is not None and p.op_type == "ReduceMean" for p in producers)
+    return node.op_type in WIDE or epsilon
+
+
+def _narrow(value: ir.Value, kind: ir.DataType) -> None:
+    name = str(value.name)
+
+    def make(array: NDArray) -> list[NDArray]:
+        with np.errstate(over="ignore"):  # the next line's business
+            narrow = array.astype(TYPES[kind])
+        if not np.isfinite(narrow).all():
+            raise UserError(f"{name} has values beyond {kind.name.lower()}'s range; export it in another precision")
+        return [narrow]
+
+    if value.const_value is None:
+        value.meta[RECIPE] = then(value, make, kind.name), 0
+    else:
+        array = value.const_value.numpy()
+        if kind == ir.DataType.FLOAT16:
+            array = np.maximum(array, np.float32(HIDDEN))
+        value.const_value = ir.tensor(make(array)[0], name=name)
+    value.type = ir.TensorType(kind)
+
+
+def _cast(value: ir.Value, name: str, to: ir.DataType) -> ir.Node:
+    node = ir.node("Cast", [value], {"to": to}, name=name)
+    node.outputs[0].name = f"{name}.0"
+    return node
+
+
+def _cast_after(graph: ir.Graph, value: ir.Value, kind: ir.DataType) -> None:
+    users = list(value.uses())
+    cast = _cast(value, f"{value.name}/Cast", kind)
+    for user, i in users:
+        user.replace_input_with(i, cast.outputs[0])
+    graph.insert_before(graph[0], cast)
+
+
+def _keep_wide(node: ir.Node, kind: ir.DataType) -> None:
+    """Casts where float32 begins and ends; an int64 input (axes) and a constant are what they are."""
+    assert node.graph is not None
+    for i, value in enumerate(node.inputs):
+        producer = None if value is None else value.producer()
+        if value is not None and not value.is_initializer() and (producer is None or not _is_wide(producer)):
+            cast = _cast(value, f"{node.name}/Cast_{i}", ir.DataType.FLOAT)
+            node.graph.insert_before(node, cast)
+            node.replace_input_with(i, cast.outputs[0])
+    found = node.outputs[0]
+    narrow = [(user, i) for user, i in found.uses() if not _is_wide(user) and user.op_type != "Cast"]
+    if narrow:
+        cast = _cast(found, f"{node.name}/Cast_y", kind)
+        node.graph.insert_after(node, cast)
+        for user, i in narrow:
+            user.replace_input_with(i, cast.outputs[0])
+
+
+def _branches(model: ir.Model) -> Iterator[ir.Graph]:
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield attribute.as_graph()
+
+
+def _cast_output(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """A float32 output of the same name, behind the value, which takes another."""
+    name = str(value.name)
+    value.name = f"{name}.narrow"
+    cast = _cast(value, f"{name}/Cast", ir.DataType.FLOAT)
+    output = cast.outputs[0]
+    output.name, output.shape, output.type = name, value.shape, ir.TensorType(ir.DataType.FLOAT)
+    value.shape = value.type = None
+    graph.append(cast)
+    return output

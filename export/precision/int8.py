@@ -1,0 +1,103 @@
+"""int8: signed weights with one scale an output, activations quantised as they come (dynamic uint8, a scale a tensor).
+
+    x --> DynamicQuantizeLinear --+--> MatMulInteger --> Cast --> Mul --> [Add] --> y
+                       W int8 ----+            scale(x) * scale(W) -^
+
+One DynamicQuantizeLinear serves all products with the same x. Target cpu has ONNX Runtime's MatMulIntegerToFloat for
+what follows it. An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers.
+
+Shapes: D width in, O width out, V entries of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.nn.primitives import RECIPE, Recipe, extent, recipe_value
+
+from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
+from .rounding import int8_rows
+
+CONTRIB = "com.microsoft"
+
+
+def int8(model: ir.Model, fused: bool) -> None:
+    """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
+    to_int8(model, linears(model), lookups(model), fused)
+    RemoveUnusedNodesPass()(model)
+
+
+def to_int8(model: ir.Model, products: Sequence[Linear], looked_up: Sequence[Lookup], fused: bool) -> None:
+    """The same for these products and lookups alone."""
+    tables = {lookup.table.name for lookup in looked_up}
+    quantised: dict[tuple[ir.Graph | None, str], tuple[ir.Value, ...]] = {}
+    for lookup in looked_up:
+        _look_up(model, lookup)
+    for linear in products:
+        rewrite = Rewriter(model, linear.node)
+        key = linear.node.graph, str(linear.x.name)
+        if key not in quantised:
+            quantised[key] = rewrite("DynamicQuantizeLinear", linear.x, outputs=3)
+            rewrite.before()
+        _multiply(rewrite, linear, quantised[key], fused, linear.weight.name in tables)
+
+
+def _multiply(rewrite: Rewriter, linear: Linear, x: tuple[ir.Value, ...], fused: bool, shared: bool) -> None:
+    """`shared`: the integers stay (O, D), as the lookup needs them; otherwise (D, O), as the product does."""
+    integers, scale, zero = x
+    weight, weight_scale = _weight(rewrite.model, linear, shared)
+    if shared:
+        weight = rewrite("Transpose", weight, perm=[1, 0])
+    if fused:
+        bias = linear.addend if linear.addend is not None and _is_vector(linear.addend) else None
+        y = rewrite("MatMulIntegerToFloat", integers, weight, scale, weight_scale, zero, None, bias, domain=CONTRIB)
+        addend = None if bias is not None else linear.addend
+    else:
+        y = rewrite("Cast", rewrite("MatMulInteger", integers, weight, zero), to=ir.DataType.FLOAT)
+        y = rewrite("Mul", y, rewrite("Mul", scale, weight_scale))
+        addend = linear.addend
+    rewrite.replace(y if addend is None else rewrite("Add", y, addend))
+
+
+def _weight(model: ir.Model, linear: Linear, shared: bool) -> tuple[ir.Value, ir.Value]:
+    out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
+
+    def make(w: NDArray) -> tuple[NDArray, NDArray]:
+        q, scale = int8_rows(w if linear.rows else w.T)
+        return q if shared else np.ascontiguousarray(q.T), scale
+
+    recipe = then(linear.weight, make, "int8")
+    shape = (out, width) if shared else (width, out)
+    kind = "int8_rows" if shared else "int8"
+    q = recipe_value(f"{linear.weight.name}.{kind}", recipe, 0, shape, ir.DataType.INT8)
+    scale = recipe_value(f"{linear.weight.name}.scale", recipe, 1, (out,), ir.DataType.FLOAT)
+    return initializer(model, q), initializer(model, scale)
+
+
+def _look_up(model: ir.Model, lookup: Lookup) -> None:
+    rewrite = Rewriter(model, lookup.node)
+    size, width = extent(lookup.table, 0), extent(lookup.table, 1)
+    recipe = then(lookup.table, int8_rows, "int8")
+    q = initializer(model, recipe_value(f"{lookup.table.name}.int8_rows", recipe, 0, (size, width), ir.DataType.INT8))
+    # The same numbers as a product's scales, as a column: rows of it broadcast over the rows of the table.
+    scale = initializer(model, recipe_value(f"{lookup.table.name}.scales", recipe, 1, (size, 1), ir.DataType.FLOAT))
+    row = rewrite("Cast", rewrite("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
+    rewrite.replace(rewrite("Mul", row, rewrite("Gather", scale, lookup.ids, axis=0)))
+
+
+def then(weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str) -> Recipe:
+    """The recipe that makes further arrays from one initializer, be it a parameter or made itself."""
+    key = f"{weight.name}|{kind}"
+    if RECIPE not in weight.meta:
+        return Recipe((str(weight.name),), make, key)
+    before, index = weight.meta[RECIPE]
+    return Recipe(before.parameters, lambda *arrays: make(before.make(*arrays)[index]), key)
+
+
+def _is_vector(value: ir.Value) -> bool:
+    return len(value.shape or [0, 0]) == 1 and value.is_initializer()

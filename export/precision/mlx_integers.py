@@ -1,0 +1,120 @@
+"""Matrices that MLX has quantised go into the graphs as the integers that they are; nothing is quantised again.
+
+A parameter that the checkpoint stores as integers with a scale and a bias a group (`spec/quantization.py`) is replaced
+by operations whose result has its name, standard ones of opset 20: any runtime computes, bit for bit, `mx.dequantize`.
+
+    NAME.q4 (O, 1, D/2) uint8 --> shift, mask --> Reshape --> Cast --> Mul --> Add --> Reshape --> NAME.weight (O, D)
+    NAME.scales (O, G, 1) ----------------------------------------------^       ^
+    NAME.biases (O, G, 1) ------------------------------------------------------/
+
+The file holds every value in its own number of bits, 3, 5 and 6 as the sum of two powers of two. ONNX Runtime folds the
+operations when it loads a graph: from then on it is a float32 model. (A blocked DequantizeLinear, scale * (q - zero),
+rounds differently: that isn't the same matrix.)
+
+Shapes: O rows, D columns, G groups of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.convenience import replace_all_uses_with
+
+from export.nn.primitives import Recipe, extent, recipe_value
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.quantization import Scheme
+
+PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+"""How many bits of each value the stored parts hold: a byte must be a whole number of them."""
+
+
+def keep_packed(model: ir.Model, checkpoint: Checkpoint) -> None:
+    """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
+    for name, scheme in checkpoint.quantization.items():
+        if name in model.graph.initializers:
+            _replace(model.graph, name, scheme, checkpoint)
+
+
+def _replace(graph: ir.Graph, name: str, scheme: Scheme, checkpoint: Checkpoint) -> None:
+    parameter = graph.initializers.pop(name)
+    rows, width = extent(parameter, 0), extent(parameter, 1)
+    groups = width // scheme.group_size
+    path = name.removesuffix(".weight")
+    parts = PARTS[scheme.bits]
+
+    def stored() -> Sequence[NDArray]:
+        packed = checkpoint.packed(name)
+        return *planes(packed.integers(), parts), packed.scales, packed.biases
+
+    inputs = {f"{path}.q{bits}": ((rows, 1, width * bits // 8), ir.DataType.UINT8) for bits in parts}
+    inputs |= {f"{path}.{part}": ((rows, groups, 1), ir.DataType.FLOAT) for part in ("scales", "biases")}
+    recipe = Recipe((), stored, f"{path}.packed")
+    values = [recipe_value(key, recipe, i, *kind) for i, (key, kind) in enumerate(inputs.items())]
+    for value in values:
+        graph.initializers[str(value.name)] = value
+    *packed, scales, biases = values
+
+    add = _Nodes(graph, name)
+    grouped = add.constant(np.array([rows, groups, scheme.group_size]))
+    q = add("Reshape", _unpacked(add, packed[0], parts[0]), grouped)
+    if len(parts) > 1:
+        high = add("Reshape", _unpacked(add, packed[1], parts[1]), grouped)
+        shift = add.constant(np.array(parts[0], np.uint8))
+        q = add("BitwiseOr", q, add("BitShift", high, shift, direction="LEFT"))
+    w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), biases)
+    w = add("Reshape", w, add.constant(np.array([rows, width])))
+    w.name, w.shape, w.type = name, parameter.shape, parameter.type
+    replace_all_uses_with(parameter, w)
+    graph.insert_before(graph[0], add.nodes)
+
+
+def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]]:
+    """Integers (O, D) -> for each part of their bits, the lowest first, (O, 1, D * part / 8) bytes.
+
+    Byte i of a row of width W has values i, i + W, i + 2 W, ..., the first in its lowest bits: unpacked by operations
+    on whole rows, which runtimes do fast.
+    """
+    found, shift = [], 0
+    for bits in parts:
+        part = (q >> shift & (2**bits - 1)).reshape(len(q), 8 // bits, -1)
+        places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+        found.append(np.bitwise_or.reduce(part << places, axis=1, keepdims=True))
+        shift += bits
+    return found
+
+
+def _unpacked(add: _Nodes, packed: ir.Value, bits: int) -> ir.Value:
+    """The reverse: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
+    if bits == 8:
+        return packed
+    places = add.constant(np.arange(0, 8, bits, dtype=np.uint8)[:, None])
+    shifted = add("BitShift", packed, places, direction="RIGHT")
+    return add("BitwiseAnd", shifted, add.constant(np.array(2**bits - 1, np.uint8)))
+
+
+class _Nodes:
+    """New nodes of one parameter, named after it; equal constants of a graph are one initializer."""
+
+    def __init__(self, graph: ir.Graph, name: str):
+        self.graph, self.name = graph, name
+        self.nodes: list[ir.Node] = []
+
+    def __call__(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        node = ir.node(operator, inputs, attributes, name=f"{self.name}/{operator}_{len(self.nodes)}")
+        node.outputs[0].name = f"{node.name}/output"
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def constant(self, array: NDArray) -> ir.Value:
+        kind = "x".join(map(str, array.shape)) or "scalar"
+        name = f"quantised.{array.dtype.name}.{kind}.{'_'.join(map(str, array.ravel()))}"
+        if name not in self.graph.initializers:
+            tensor = ir.tensor(array, name=name)
+            self.graph.initializers[name] = ir.Value(
+                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+        return self.graph.initializers[name]

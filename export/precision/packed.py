@@ -1,0 +1,172 @@
+"""The integers of a checkpoint quantised by MLX in ONNX Runtime's block operators: weights stay packed in memory too.
+
+    MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)      activations as int8
+    Gather(W, ids)     GatherBlockQuantized(B (V, D * bits / 8), ids, scales (V, G), zero points)
+
+w = scale * (q - zero) there, and scale * q + bias in MLX: the same numbers, up to the rounding of one sum, if
+zero = -bias / scale is a whole number that q's type can hold. MLX chooses its scales so, unless it computed them in a
+lower precision or a group's weights are all far from zero; a matrix with such a group keeps its exact form
+(`mlx_integers.py`), as does one that is read otherwise. Integers of 3 bits are stored as 4, those of 5 and 6 as 8.
+
+Two threads of a CPU with AVX2, 512 x 2048, 4 bits, microseconds against float32: 1 row of activations 47 to 96, 8 rows
+115 to 127, 256 rows 3107 to 2862.
+
+Shapes: O rows, D columns, G groups of b columns in a row, V entries of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from export.nn.primitives import Recipe, extent, recipe_value
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.quantization import Packed
+
+from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
+
+CONTRIB = "com.microsoft"
+HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
+"""Bits of a stored value: the operators know three kinds."""
+INT8_ACTIVATIONS = 4
+"""MatMulNBits' accuracy_level; 1, float32 activations, is slower than a float32 matrix in every size."""
+ROUNDING_ONLY = ("int4", "int8-weights")
+"""Precisions that differ from `packed` in nothing but whose integers they are."""
+TOLERANCE = 2.0**-21
+"""Of the biases: float32's rounding and a little more."""
+
+
+def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
+    """Raise `UserError` for precisions that a checkpoint's matrices, quantised or not, can't be exported in."""
+    folder, quantized = checkpoint.folder, checkpoint.quantization
+    if again := [name for name in precisions if name in ROUNDING_ONLY and quantized]:
+        raise UserError(f"{folder}: is quantised; {again[0]} would round again: packed keeps its integers")
+    if "packed" in precisions and not quantized:
+        raise UserError(f"{folder}: isn't quantised; packed is for what mlx-transformer quantize writes")
+    if "packed" in precisions and all(zero_points(checkpoint.packed(name)) is None for name in quantized):
+        raise UserError(f"{folder}: no matrix has whole zero points: export it in float32, which is as small")
+
+
+def use_blocks(model: ir.Model, checkpoint: Checkpoint) -> None:
+    """Change a built graph, before its weights are filled, for the quantised matrices whose zero points are whole."""
+    known: dict[str, bool] = {}
+
+    def fits(weight: ir.Value) -> bool:
+        name = str(weight.name)
+        if name not in known:
+            found = name in checkpoint.quantization and weight is model.graph.initializers.get(name)
+            known[name] = found and zero_points(checkpoint.packed(name)) is not None
+        return known[name]
+
+    for lookup in lookups(model):
+        if fits(lookup.table):
+            _look_up(model, lookup, checkpoint)
+    for linear in linears(model):
+        if linear.rows and fits(linear.weight):
+            _multiply(model, linear, checkpoint)
+    RemoveUnusedNodesPass()(model)
+
+
+def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
+    """(O, G), so that scale * (q - zero) = scale * q + bias; None if a group has none."""
+    scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
+    zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
+    exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
+    held = (zero >= 0) & (zero < 2 ** HELD_IN[packed.scheme.bits])
+    return zero.astype(np.uint8) if (exact & held).all() else None
+
+
+def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint) -> None:
+    rewrite = Rewriter(model, linear.node)
+    rows, width = extent(linear.weight, 0), extent(linear.weight, 1)
+    scheme = checkpoint.quantization[str(linear.weight.name)]
+    bits, groups = HELD_IN[scheme.bits], width // scheme.group_size
+    blocks = _stored(model, linear.weight, checkpoint, "blocks", (rows, groups, scheme.group_size * bits // 8))
+    options = {"K": width, "N": rows, "bits": bits, "block_size": scheme.group_size}
+    y = rewrite("MatMulNBits", linear.x, *blocks, domain=CONTRIB, accuracy_level=INT8_ACTIVATIONS, **options)
+    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+
+
+def _look_up(model: ir.Model, lookup: Lookup, checkpoint: Checkpoint) -> None:
+    rewrite = Rewriter(model, lookup.node)
+    rows, width = extent(lookup.table, 0), extent(lookup.table, 1)
+    scheme = checkpoint.quantization[str(lookup.table.name)]
+    bits = HELD_IN[scheme.bits]
+    data, *numbers = _stored(model, lookup.table, checkpoint, "rows", (rows, width * bits // 8))
+    options = {"bits": bits, "block_size": scheme.group_size, "gather_axis": 0, "quantize_axis": 1}
+    rewrite.replace(rewrite("GatherBlockQuantized", data, lookup.ids, *numbers, domain=CONTRIB, **options))
+
+
+def _stored(
+    model: ir.Model, weight: ir.Value, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]
+) -> list[ir.Value]:
+    """Integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are once."""
+    name = str(weight.name)
+    scheme = checkpoint.quantization[name]
+    recipe = Recipe((), lambda: blocks(checkpoint.packed(name)), f"{name}.blocks")
+    rows, groups = extent(weight, 0), extent(weight, 1) // scheme.group_size
+    zeros = -(-groups * HELD_IN[scheme.bits] // 8)
+    made = [
+        recipe_value(f"{name}.{kind}", recipe, 0, shape, ir.DataType.UINT8),
+        recipe_value(f"{name}.scales", recipe, 1, (rows, groups), ir.DataType.FLOAT),
+        recipe_value(f"{name}.zeros", recipe, 2, (rows, zeros), ir.DataType.UINT8),
+    ]
+    return [initializer(model, value) for value in made]
+
+
+def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+    """Bytes (O, D * bits / 8), the first value in the lowest bits, scales (O, G) and zero points packed likewise."""
+    zero = zero_points(packed)
+    assert zero is not None
+    bits = HELD_IN[packed.scheme.bits]
+    return in_bytes(packed.integers(), bits), packed.scales, in_bytes(zero, bits)
+
+
+def matrices(
+    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it) of those in `names`, parameters
+    with their shapes."""
+    for tensor, data in tensors.items():
+        name, _, kind = tensor.rpartition(".")
+        if name in names and kind in ("blocks", "rows"):
+            rows, width = names[name]
+            bits, scales = data.size * 8 // (rows * width), tensors[f"{name}.scales"]
+            zeros = from_bytes(tensors[f"{name}.zeros"].reshape(rows, -1), bits)[:, : scales.shape[1]]
+            yield name, kind, _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
+
+
+def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding. If it
+    isn't, `dense` itself."""
+    zero = zero_points(packed)
+    if zero is None:
+        return dense
+    found = _matrix(packed.integers(), packed.scales, zero)
+    largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits
+    near = np.abs(found - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
+    return found if near.all() else dense
+
+
+def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8]) -> NDArray[np.float32]:
+    group = q.shape[1] // scales.shape[1]
+    difference = q.astype(np.float32) - np.repeat(zeros, group, axis=1).astype(np.float32)
+    return difference * np.repeat(scales, group, axis=1)
+
+
+def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """(O, N) -> (O, N * bits / 8, rounded up): neighbours share a byte, the first in its lowest bits."""
+    each = 8 // bits
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(len(values), -1, each)
+    return np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=2)
+
+
+def from_bytes(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The reverse (O, N * 8 / bits)."""
+    shifted = packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)
+    return (shifted & np.uint8(2**bits - 1)).reshape(len(packed), -1)

@@ -1,0 +1,181 @@
+"""An exported folder, opened: which graphs it has, what model they are, where its tokenizer is.
+
+Reads our own folders and those that Optimum writes for Marian models: config.json, tokenizer.json and, in `onnx/` or
+beside them, encoder_model.onnx with either decoder_model.onnx and decoder_with_past_model.onnx, or
+decoder_model_merged.onnx.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.precision.table import PRECISIONS, check_precisions
+from export.targets.coreml.shape import FixedShape
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC, is_onnx_folder
+from mlx_transformer.spec.parameters import parameter_shapes
+
+ENCODER, FIRST, NEXT, MERGED = "encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"
+ALONE = "model"
+ENCODER_ROWS, DECODER_ROWS = "encoder_rows", "decoder_rows"
+ENCODER_FIXED, DECODER_FIXED = "encoder_fixed", "decoder_fixed"
+
+
+@dataclass(frozen=True)
+class OnnxFolder:
+    """`graphs`: name -> file, those that are needed to run the model and no others."""
+
+    path: Path
+    config: TransformerConfig
+    graphs: dict[str, Path]
+    precision: str = "float32"
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        path = self.path / "tokenizer.json"
+        return path if path.is_file() else None
+
+    @property
+    def weights(self) -> Path | None:
+        """The data file that all graphs share, if there is one."""
+        name = f"model{PRECISIONS[self.precision].suffix}.onnx_data"
+        files = {file for graph in self.graphs.values() if (file := graph.with_name(name)).is_file()}
+        return files.pop() if files else None
+
+    @property
+    def weights_size(self) -> int:
+        """Bytes of that file; 0 without it."""
+        return self.weights.stat().st_size if self.weights else 0
+
+    @property
+    def has_float32_matrices(self) -> bool:
+        """The data file holds every matrix as it is used; none is computed from fewer bits."""
+        matrices = (math.prod(shape) for shape in parameter_shapes(self.config).values() if len(shape) > 1)
+        return self.weights_size >= 4 * sum(matrices)
+
+
+def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
+    """Find the graphs and the config; `UserError` says what is missing or of the wrong kind.
+
+    `precision`: which of the folder's; default: float32 if it is there, else the only one.
+    """
+    path = Path(path)
+    if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
+        path = path.parent
+    if not is_onnx_folder(path):
+        raise UserError(
+            f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: python -m export build {path} OUT"
+        )
+    config = _config(path)
+    place = path / "onnx" if (path / "onnx").is_dir() else path
+    precision = _precision(place, precision)
+    suffix = PRECISIONS[precision].suffix
+    files = {
+        name: place / f"{name}{suffix}.onnx"
+        for name in (ENCODER, FIRST, NEXT, MERGED, ALONE, ENCODER_ROWS, DECODER_ROWS, ENCODER_FIXED, DECODER_FIXED)
+    }
+    there = {name for name, file in files.items() if file.is_file()}
+    if there & {ENCODER_FIXED, DECODER_FIXED}:
+        needed = [ENCODER_FIXED] * config.has_encoder + [DECODER_FIXED] * config.has_decoder
+    elif config.architecture != "encoder-decoder":
+        needed = [ALONE]
+    elif there & {ENCODER_ROWS, DECODER_ROWS}:
+        needed = [ENCODER_ROWS, DECODER_ROWS]
+    # The pair computes the source's keys and values once and shares them among beams; the merged graph copies them.
+    elif there >= {FIRST, NEXT} or MERGED not in there:
+        needed = [ENCODER, FIRST, NEXT]
+    else:
+        needed = [ENCODER, MERGED]
+    missing = [files[name].name for name in needed if name not in there]
+    if missing:
+        raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
+    return OnnxFolder(path, config, {name: files[name] for name in needed}, precision)
+
+
+def precisions(path: str | Path) -> list[str]:
+    """Those of a folder's graphs, as their file names tell."""
+    place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
+    names = (ENCODER, ENCODER_ROWS, ALONE, ENCODER_FIXED, DECODER_FIXED)
+    return [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
+
+
+def has_graph(path: str | Path, name: str) -> bool:
+    """In whichever precision."""
+    place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
+    return any((place / f"{name}{entry.suffix}.onnx").is_file() for entry in PRECISIONS.values())
+
+
+def _precision(place: Path, wanted: str | None) -> str:
+    there = precisions(place)
+    if wanted is not None:
+        if check_precisions(wanted)[0] not in there and there:
+            raise UserError(f"{place}: holds {' and '.join(there)}, not {wanted}: choose one of them, or export it")
+        return wanted
+    if len(there) > 1 and "float32" not in there:
+        raise UserError(f"{place}: holds {' and '.join(there)}; choose with precision")
+    return there[0] if len(there) == 1 else "float32"
+
+
+def _config(path: Path) -> TransformerConfig:
+    for file in (path / SPEC, path / "onnx" / SPEC):
+        if file.is_file():
+            try:
+                return _of_fixed_shape(json.loads(_read(file)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{file}: damaged ({error}); export the model again") from error
+    file = path / "config.json"
+    try:
+        values = json.loads(_read(file))
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error})") from error
+    return _from_marian(file, values)
+
+
+def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
+    """The config of our own description, with no more positions than its graphs have."""
+    config = TransformerConfig.from_dict(values["config"])
+    if values.get("fixed_shape") is None:
+        return config
+    return dataclasses.replace(config, max_positions=FixedShape.parse(values["fixed_shape"], config).positions)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read ({error})") from error
+
+
+def _from_marian(file: Path, values: Any) -> TransformerConfig:
+    """What running needs of a Hugging Face Marian config: ids, sizes, positions. The graphs hold all the rest."""
+    if not isinstance(values, dict) or values.get("model_type") != "marian":
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        raise UserError(
+            f"{file}: model_type {kind!r} can't be run here: export with `python -m export build` (or Marian)"
+        )
+    try:
+        return TransformerConfig(
+            vocab_size=values.get("decoder_vocab_size") or values["vocab_size"],
+            source_vocab_size=values["vocab_size"],
+            d_model=values["d_model"],
+            encoder_layers=values["encoder_layers"],
+            decoder_layers=values["decoder_layers"],
+            heads=values["decoder_attention_heads"],
+            d_ff=values["decoder_ffn_dim"],
+            positions="sinusoidal_concat",
+            max_positions=values["max_position_embeddings"],
+            tie_embeddings="none",
+            pad_id=values["pad_token_id"],
+            bos_id=values["decoder_start_token_id"],
+            eos_id=values["eos_token_id"],
+        )
+    except KeyError as error:
+        raise UserError(f"{file}: {error.args[0]} is missing") from error
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error

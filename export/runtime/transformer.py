@@ -1,0 +1,161 @@
+"""An exported model, run by ONNX Runtime: ids to ids, text to text. Needs numpy, onnxruntime and tokenizers.
+
+    model = OnnxTransformer("onnx-folder")
+    model.translate(["Good morning."], beam=4)
+
+Shapes: B batch, S source, T target, L either, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs
+from export.targets.cpu.runtime import RowsGraphs
+from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
+from mlx_transformer.generation.search import generate, search
+from mlx_transformer.spec.errors import UserError
+
+from . import sessions as opening
+from .folder import DECODER_FIXED, DECODER_ROWS, ENCODER_FIXED, ENCODER_ROWS, OnnxFolder, open_folder
+from .sessions import Opener
+
+if TYPE_CHECKING:
+    # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
+    from mlx_transformer.generation.translate import Overlong, Translation, Translator
+
+
+class OnnxTransformer:
+    """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one.
+
+    Its methods may be called from several threads at once: what belongs to a call is nowhere but in that call.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        providers: Sequence[Any] | None = None,
+        threads: int | None = None,
+        precision: str | None = None,
+    ):
+        """providers: ONNX Runtime's execution providers, default CPU. threads: see `session_options`. precision: one of
+        the folder's; default: float32, or the only one."""
+        self.folder: OnnxFolder = open_folder(folder, precision)
+        self.config = self.folder.config
+        self._open = Opener(self.folder, providers)
+        self.sessions = self._open(threads)
+        self.graphs = self._graphs(threads)
+
+    def _graphs(self, threads: int | None) -> Any:
+        sessions: Any = self.sessions
+        if DECODER_FIXED in sessions:
+            return FixedDecoderGraphs(self.config, sessions)
+        if ENCODER_FIXED in sessions:
+            return FixedEncoderGraphs(self.config, sessions)
+        if ENCODER_ROWS not in sessions:
+            kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
+            return kinds[self.config.architecture](self.config, sessions)
+
+        def rows_graphs(sessions: dict[str, Any], **given: Any) -> RowsGraphs:
+            return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS], **given)
+
+        cores = threads or os.cpu_count() or 1
+        if cores == 1 or self.folder.weights_size > opening.SMALL:
+            return rows_graphs(self.sessions)
+        return rows_graphs(self.sessions, threads=cores, apart=lambda: rows_graphs(self._open(1)))
+
+    def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+        """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
+        return generate(self.graphs, ids, prefix, **options)  # type: ignore[arg-type] - an encoder alone is refused there
+
+    def search(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+        """The n best outputs of each input with their scores."""
+        return search(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+
+    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
+        """One translation for each line, in order; an empty line stays empty. options: as for `generate`."""
+        return self.translator.translate(lines, overlong=overlong, **options)
+
+    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
+        """The `n_best` translations of each line with their scores."""
+        return self.translator.n_best(lines, **options)
+
+    def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
+        """The new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
+        from mlx_transformer.generation.stream import stream_ids
+
+        return stream_ids(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+
+    def stream(self, line: str, *, overlong: Overlong = "error", **options: Any) -> Iterator[str]:
+        """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""
+        from mlx_transformer.generation.stream import stream
+
+        return stream(self.graphs, self.translator, line, overlong=overlong, **options)  # type: ignore[arg-type]
+
+    @cached_property
+    def translator(self) -> Translator:
+        from mlx_transformer.generation.translate import Translator
+        from mlx_transformer.spec.tokenizer import Tokenizer
+
+        path = self.folder.tokenizer_path
+        tokenizer = Tokenizer.load(path) if path else None
+        return Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
+
+    def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""
+        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, FixedDecoderGraphs)
+        ids = self._ids(ids, self.config.source_vocab_size)
+        return graphs.encode(ids, _mask(mask, ids))
+
+    def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
+        """Teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
+        ids = self._ids(target_ids, self.config.vocab_size)
+        return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden[..., 0]))
+
+    def logits(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
+        """Logits (B, L, V) of an encoder alone or a decoder alone (padding on the left)."""
+        graphs = self._of(EncoderGraphs, CausalGraphs)
+        ids = self._ids(ids, self.config.vocab_size)
+        return graphs.logits(ids, _mask(mask, ids))
+
+    def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
+        """A cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
+        if hidden is None:
+            if mask is None:
+                raise UserError("start: a decoder alone needs the mask of its first tokens (all ones without padding)")
+            return self._of(CausalGraphs).begin(np.asarray(mask).astype(np.int64))
+        return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden[..., 0]))
+
+    def step(self, ids: Any, cache: OnnxCache) -> NDArray[np.float32]:
+        """Logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
+        return self._of(EncoderDecoderGraphs, CausalGraphs).step(self._ids(ids, self.config.vocab_size), cache)
+
+    def _of(self, *kinds: type) -> Any:
+        if not isinstance(self.graphs, kinds):
+            raise UserError(f"{self.folder.path}: architecture={self.config.architecture!r} has no such pass")
+        return self.graphs
+
+    def _ids(self, ids: Any, vocab_size: int) -> NDArray[np.int64]:
+        rows = check_ids(ids, vocab_size, "ids")
+        if len({len(row) for row in rows}) != 1:
+            raise UserError("ids: rows have different lengths; pad them and pass a mask")
+        if len(rows[0]) > self.config.max_positions:
+            raise UserError(f"ids: {len(rows[0])} tokens, the model takes at most {self.config.max_positions}")
+        return np.stack(rows)
+
+
+def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:
+    if mask is None:
+        return np.ones(like.shape, np.int64)
+    mask = np.asarray(mask).astype(np.int64)
+    if mask.shape != like.shape:
+        raise UserError(f"mask: its shape {mask.shape} differs from that of the ids, {like.shape}")
+    return mask

@@ -1,0 +1,192 @@
+"""The loop that every kind of search shares, in standard `Loop`s: run the decoder one step, choose tokens, until all
+sentences are finished; drop the finished ones on the way. `generation/steps.py` is the same on the host.
+
+Shapes: B sentences, b those of a phase, K hypotheses of a sentence, h those before a step (1 before the first, then K),
+V vocabulary, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import onnx_ir as ir
+
+from export.nn.primitives import Op, scope, size
+from export.targets.portable.graphs import BATCH
+
+DROP_BELOW = (3, 4)
+"""Drop finished sentences when at most this share of the phase's is open: what is kept has to be copied."""
+
+
+STEPS = "steps"
+"""Name of the innermost graph, which runs once a token."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one iteration hands to the next: its value before the first, and axes (a name: may grow or differ)."""
+
+    start: ir.Value
+    dtype: ir.DataType
+    axes: tuple[str | int, ...]
+
+
+State = dict[str, ir.Value]
+"""The carried values within the loop's body, by name."""
+
+
+class Decoder(Protocol):
+    """A batch in decoding, of whatever operators. What it reads of the source comes from outside the loop."""
+
+    def initial(self, op: Op) -> dict[str, Carried]:
+        """The caches before the first token, outside the loop."""
+        ...
+
+    def at(self, op: Op, index: ir.Value) -> Decoder:
+        """The same for the sentences `index` (b,) of the batch alone."""
+        ...
+
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
+        """Last tokens (b, h), number t (scalar) of them -> logits (b, h, V) of the next ones, the caches after it."""
+        ...
+
+    def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
+        """Hypothesis k of a sentence goes on from its hypothesis parents[:, k]; (b, K), each 0 to h - 1."""
+        ...
+
+
+class Strategy(Protocol):
+    """How the next tokens are chosen, and what is known of each sentence."""
+
+    steps: ir.Value
+    """Most steps (scalar)."""
+    size: ir.Value
+    """B (1,)."""
+    found: tuple[str, ...]
+    """What of the state is the result, (B, K) each: it no longer changes once a sentence is finished."""
+
+    def initial(self, op: Op) -> dict[str, Carried]:
+        """`ids` (B, 1), the start tokens, `open` (B,), true until a sentence is finished, and what else it needs."""
+        ...
+
+    def at(self, op: Op, index: ir.Value) -> Strategy:
+        """The same for the sentences `index` (b,) of the batch alone."""
+        ...
+
+    def choose(self, op: Op, logits: ir.Value, state: State, t: ir.Value) -> tuple[State, ir.Value, ir.Value]:
+        """Logits (b, h, V) of new token number t -> the state with the new `ids` (b, K), parents (b, K), and what to
+        write down for the end (b, K)."""
+        ...
+
+
+def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, ir.Value]:
+    """Decode to the end: the results of the strategy (B, K) by name, and what was written down at each step (T, B, K).
+
+    index (b,), t0, caches, ids, ... --> phase: steps with these b sentences --> results of theirs, at their places
+          ^                                                |                     written down (T, B, K)
+          +-------- those of the open sentences -----------+
+    """
+    kept, caches = strategy.initial(op), decoder.initial(op)
+    states: Mapping[str, Carried] = {**kept, **caches}
+    count = op.Squeeze(strategy.size, [0])
+    none = op.Reshape(kept[strategy.found[0]].start, [0, -1])  # (B, K), whatever is in it
+    integer = ir.DataType.INT64
+    carried = {
+        "index": Carried(op.Range(0, count, 1), integer, ("phase",)),
+        "t": Carried(op.Sub(count, count), integer, ()),
+        "written": Carried(op.Expand(0, op.Concat([0], op.Shape(none), axis=0)), integer, ("steps", BATCH, "beam")),
+        **{f"all.{name}": replace(states[name], axes=(BATCH, "beam")) for name in strategy.found},
+        **states,
+    }
+
+    def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
+        index = values["index"]
+        before = {name: replace(entry, start=values[name]) for name, entry in states.items()}
+        here = decoder.at(op, index), strategy.at(op, index)
+        after, written = _phase(op, *here, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
+        place = op.Unsqueeze(index, [1])
+        results = {f"all.{n}": op.ScatterND(values[f"all.{n}"], place, after[n]) for n in strategy.found}
+        # Each sentence's column of what was written, or for those no longer here a column of zeros behind the last.
+        b = op.Shape(index)
+        column = op.ScatterElements(op.Expand(b, strategy.size), index, op.Range(0, op.Squeeze(b, [0]), 1))
+        spread = op.Gather(op.Pad(written, [0, 0, 0, 0, 1, 0]), column, axis=1)
+        keep = op.Squeeze(op.NonZero(after["open"]), [0])
+        going = {name: op.Gather(after[name], keep, axis=0) for name in states}
+        moved = {
+            "index": op.Gather(index, keep),
+            "t": op.Add(values["t"], size(op, written, 0)),
+            "written": op.Concat(values["written"], spread, axis=0),
+        }
+        return op.Cast(op.Size(keep), to=ir.DataType.BOOL), {**moved, **results, **going}, []
+
+    found, _ = _loop(op, "phases", strategy.steps, carried, body)
+    return {name: found[f"all.{name}"] for name in strategy.found}, found["written"]
+
+
+def _phase(
+    op: Op,
+    decoder: Decoder,
+    strategy: Strategy,
+    carried: dict[str, Carried],
+    caches: tuple[str, ...],
+    t0: ir.Value,
+    steps: ir.Value,
+    count: ir.Value,
+) -> tuple[State, ir.Value]:
+    """Steps from number t0 on, until some of the b = `count` sentences are worth dropping; what was written (T, b, K).
+
+    t --------------------------------+-------------+
+    ids, caches --> decoder.step --> logits --> strategy.choose --> ids, parents --> decoder.reorder --> caches
+    scores, ends, open -------------------------^   |   \\--> open: enough sentences left? -> next iteration
+                                                    \\--> written down (b, K): the Loop stacks them (T, b, K)
+    """
+    enough = op.Div(op.Mul(count, DROP_BELOW[0]), DROP_BELOW[1])
+
+    def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
+        t = op.Add(t0, values["iteration"])
+        held = {name: values[name] for name in caches}
+        logits, decoded = decoder.step(op, values["ids"], held, t)
+        rest = {name: values[name] for name in carried if name not in caches}
+        chosen, parents, written = strategy.choose(op, logits, rest, t)
+        decoded = decoder.reorder(op, decoded, parents)
+        left = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
+        return op.Greater(left, enough), {**chosen, **decoded}, [written]
+
+    found, (written,) = _loop(op, STEPS, op.Sub(steps, t0), carried, body, ["written"])
+    return found, written
+
+
+Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]
+"""Carried values by name, and `iteration` -> whether to go on, the values for the next iteration, values to stack."""
+
+
+def _loop(
+    op: Op, name: str, most: ir.Value, carried: Mapping[str, Carried], body: Body, stacked: Sequence[str] = ()
+) -> tuple[State, list[ir.Value]]:
+    """At most so many iterations: the last values of what was carried, and what was stacked (int64)."""
+
+    def traced(op: Op, iteration: ir.Value, _: ir.Value, *values: ir.Value) -> list[ir.Value]:
+        with scope(op, name, "Loop"):
+            more, after, pieces = body(op, {"iteration": iteration, **dict(zip(carried, values, strict=True))})
+        return [more, *(after[key] for key in carried), *pieces]
+
+    inputs = [
+        _value(f"{name}.iteration", ir.DataType.INT64),
+        _value(f"{name}.continue", ir.DataType.BOOL),
+        *(_value(f"{name}.{key}", entry.dtype, entry.axes) for key, entry in carried.items()),
+    ]
+    types = {"continue": ir.DataType.BOOL, **{key: entry.dtype for key, entry in carried.items()}}
+    types |= {f"stacked.{key}": ir.DataType.INT64 for key in stacked}
+    outputs = [ir.Value(name=f"{name}.{key}.next", type=ir.TensorType(dtype)) for key, dtype in types.items()]
+    graph = op.builder.subgraph(traced, inputs, outputs, name=name)
+    starts = [entry.start for entry in carried.values()]
+    found = op.Loop(most, True, *starts, body=graph, _outputs=len(carried) + len(stacked))
+    for value, entry in zip(found, carried.values(), strict=False):
+        value.type, value.shape = ir.TensorType(entry.dtype), ir.Shape(entry.axes)
+    return dict(zip(carried, found, strict=False)), list(found[len(carried) :])
+
+
+def _value(name: str, dtype: ir.DataType, axes: tuple[str | int, ...] = ()) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(axes))

@@ -1,0 +1,109 @@
+"""A checkpoint as one ONNX file that holds encoder, decoder and search, and if wanted the tokenizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from export.package import export_onnx
+from export.package.quality import LIMITS, gate_text
+from export.package.weights import fill, nbytes
+from export.precision.mlx_integers import keep_packed
+from export.precision.packed import check_integers, use_blocks
+from export.precision.table import change, check_precisions
+from export.targets.table import target_of
+from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.spec.durable import clear_leftovers
+from mlx_transformer.spec.errors import UserError
+
+from .graph import TARGETS, search_model
+from .interface import PRECISION
+from .placement import move_inside
+from .steps import STEPS
+
+EVERYTHING_INSIDE = 1 << 62
+PROTOBUF_LIMIT = 2_000_000_000  # bytes of one file; the format's own limit is 2^31
+EXTERNAL_THRESHOLD = 1024
+
+
+def export_search(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    target: str = "portable",
+    precision: str = "float32",
+    text: bool = False,
+    external: bool = False,
+    gate_source: str | Path | None = None,
+    gate_reference: str | Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
+
+    target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster there.
+    text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
+    external: weights in a second file, OUT_data; always so for weights of more than 2 GB. An existing file is
+    replaced, when the new one is complete. Lower precisions are judged as by `export_onnx`, on a package of the same.
+    Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
+    """
+    target_of(target)
+    if target not in TARGETS:
+        raise UserError(f"search in the graph: target {target!r} has none; choose one of {', '.join(TARGETS)}")
+    (precision,) = check_precisions(precision)
+    out = Path(out)
+    if out.suffix != ".onnx" or out.is_dir():
+        raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
+    opened = open_checkpoint(checkpoint)
+    tokenizer = None
+    if text:
+        if opened.tokenizer_path is None:
+            raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
+        tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+    check_integers(opened, [precision])
+    model = search_model(opened.config, target, tokenizer)
+    # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
+    change(model, precision, "cpu" if precision in ("float16", "bfloat16") else target)
+    model.metadata_props[PRECISION] = precision
+    if precision == "packed":
+        use_blocks(model, opened)
+    keep_packed(model, opened)
+    if precision in LIMITS and not force and gate_text(opened, gate_source, gate_reference) is not None:
+        _judge(checkpoint, out, precision, gate_source, gate_reference)
+    external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
+    temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
+    try:
+        clear_leftovers(out.parent, out.name)
+        temporary.mkdir(parents=True)
+        data, file = temporary / f"{out.name}_data", temporary / out.name
+        external = fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
+        move_inside(model, STEPS)
+        file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+        if not text:  # the checker knows no operators but ONNX's and ONNX Runtime's
+            onnx.checker.check_model(file, full_check=True)
+        if external:
+            os.replace(data, out.with_name(data.name))
+        os.replace(file, out)
+    except OSError as error:
+        raise UserError(f"{out}: could not be written ({error}); look for free space and permissions there") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _judge(
+    checkpoint: str | Path, out: Path, precision: str, source: str | Path | None, reference: str | Path | None
+) -> None:
+    """`UserError` if a package of this precision would be refused."""
+    with TemporaryDirectory() as folder:
+        package = Path(folder) / "package"
+        gate: dict[str, Any] = {"gate_source": source, "gate_reference": reference}
+        try:
+            export_onnx(checkpoint, package, precision=precision, **gate)
+        except UserError as error:
+            raise UserError(str(error).replace(str(package), str(out))) from None

@@ -1,0 +1,1 @@
+"""Target `coreml`: graphs of fixed shape."""

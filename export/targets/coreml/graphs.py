@@ -1,0 +1,211 @@
+"""The graphs of the target `coreml`: every extent is known and no operator computes one.
+
+    encoder_fixed     source to memory and to every decoder layer's keys and values of it (an encoder alone: to logits)
+    decoder_fixed     one token of each row, at that row's own position, over buffers of fixed length
+
+They are built from the same modules as the others. CoreML's provider leaves what it hasn't (`OPERATORS`) to the CPU and
+splits the graph there, so masks, positions and the place in a buffer are arithmetic on `position_ids`: no Where, no
+Range, no comparison, no If; embeddings are read by GatherND.
+
+Shapes: B rows, S source and T target positions, all fixed; K key-value heads, d one head, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
+from onnxscript import optimizer
+
+from export.nn.cache import Cache, KeyValues, LayerCache
+from export.nn.masks import Mask
+from export.nn.model import Transformer
+from export.nn.primitives import Op, table
+from export.nn.taps import within
+from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED
+from export.targets.portable.graphs import IR_VERSION, Graph
+from mlx_transformer.spec.config import TransformerConfig
+
+from .shape import FixedShape
+
+HIDDEN = -3e4
+"""Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
+
+# What CoreML's execution provider takes in an ML program: onnxruntime's list coreml_supported_mlprogram_ops.md (main,
+# commit 04f568d869ec, before 1.31), as far as it is used here.
+OPERATORS = frozenset(
+    "Add Cast Clip Concat Div Gelu GatherND Identity LayerNormalization MatMul Mul Pow ReduceMean Relu Reshape Sigmoid "
+    "Softmax Split Sqrt Sub Transpose Unsqueeze".split()
+)
+
+
+class FixedLayerCache(LayerCache):
+    """Buffers (B, K, T, d); `extend` writes at one position of each row and hands on the whole buffers."""
+
+    def __init__(self, keys: ir.Value, values: ir.Value, here: ir.Value, elsewhere: ir.Value):
+        super().__init__(keys, values)
+        self.here, self.elsewhere = here, elsewhere
+
+    def extend(self, op: Op, k: ir.Value, v: ir.Value) -> KeyValues:
+        """Write (B, K, 1, d); returns (B, K, T, d)."""
+        keys, values = self.held()
+        self.keys = op.Add(op.Mul(keys, self.elsewhere), op.Mul(k, self.here))
+        self.values = op.Add(op.Mul(values, self.elsewhere), op.Mul(v, self.here))
+        return self.keys, self.values
+
+
+class FixedCache(Cache):
+    """Of buffers, whose mask is made from the rows' positions."""
+
+    def __init__(self, layers: Sequence[LayerCache], mask: Mask, cross: Sequence[KeyValues] | None, cross_mask: Mask):
+        self.layers, self.mask, self.cross, self.cross_mask = layers, mask, cross, cross_mask
+        self.offset = self.tokens = None
+
+    def self_mask(self, op: Op, length: ir.Value) -> Mask:
+        return self.mask
+
+
+class FixedGraph(Graph):
+    """A graph whose inputs have known extents, so that everything about shapes is a constant."""
+
+    def integers(self, name: str, *axes: int) -> ir.Value:
+        return self.builder.input(name, ir.DataType.INT64, axes)
+
+    def model(self) -> ir.Model:
+        fold_shapes(self.graph, self.tapped)
+        return super().model()
+
+
+def encoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
+    """
+    input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D) --> present.N.encoder.{key,value}
+    attention_mask (B, S) ----> mask -------^               \\--> logits (B, S, V)                      (B, K, S, d)
+
+    Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone.
+    """
+    g = FixedGraph(ENCODER_FIXED)
+    model, rows, length = Transformer(config), shape.rows, shape.source
+    input_ids = g.integers("input_ids", rows, length)
+    mask = padding_mask(g.op, g.integers("attention_mask", rows, length))
+    position_ids = table(g.op, "positions.source", lambda: np.arange(length))
+    x = model.embed_source(g.op, input_ids)
+    hidden = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
+    g.output("last_hidden_state", hidden, rows, length, config.d_model)
+    if config.has_decoder:
+        for i, pair in enumerate(model.decoder.cross_keys_values(g.op, hidden)):
+            _put(g, config, f"present.{i}.encoder", pair, rows, length)
+    else:
+        g.output("logits", model.logits(g.op, hidden, tap=g.tap), rows, length, config.vocab_size)
+    return g
+
+
+def decoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
+    """
+    input_ids (B, 1) ----------------------------------> embedding --> Decoder --> classifier --> logits (B, 1, V)
+    position_ids (B, 1) --------------------------> positions, mask --^  ^  ^ \\--> present.N.decoder.{key,value}
+    past_key_values.N.decoder.{key,value} (B, K, T, d) -----------------/  |                         (B, K, T, d)
+    past_key_values.N.encoder.{key,value} (B, K, S, d), encoder_attention_mask (B, S)
+
+    A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}. What lies behind a row's position in a
+    buffer is not seen. Writing at a position again replaces what it held.
+    """
+    g = FixedGraph(DECODER_FIXED)
+    model, rows, length = Transformer(config), shape.rows, shape.target
+    input_ids = g.integers("input_ids", rows, 1)
+    position_ids = g.integers("position_ids", rows, 1)
+    here, elsewhere, mask = _at(g.op, position_ids, length)
+    part = ".decoder" if config.has_encoder else ""
+    layers: list[LayerCache] = []
+    cross: list[KeyValues] | None = [] if config.has_encoder else None
+    for i in range(config.decoder_layers):
+        own = _take(g, config, f"past_key_values.{i}{part}", rows, length)
+        layers.append(FixedLayerCache(*own, here, elsewhere))
+        if cross is not None:
+            cross.append(_take(g, config, f"past_key_values.{i}.encoder", rows, shape.source))
+    cross_mask = None
+    if cross is not None:
+        cross_mask = padding_mask(g.op, g.integers("encoder_attention_mask", rows, shape.source))
+    cache = FixedCache(layers, mask, cross, cross_mask)
+    logits = model.step(g.op, input_ids, cache, position_ids=position_ids, tap=g.tap)
+    g.output("logits", logits, rows, 1, config.vocab_size)
+    for i, layer in enumerate(layers):
+        _put(g, config, f"present.{i}{part}", layer.held(), rows, length)
+    return g
+
+
+BUILDERS: dict[str, dict[str, Callable[[TransformerConfig, FixedShape], Graph]]] = {
+    "encoder-decoder": {ENCODER_FIXED: encoder_fixed, DECODER_FIXED: decoder_fixed},
+    "decoder": {DECODER_FIXED: decoder_fixed},
+    "encoder": {ENCODER_FIXED: encoder_fixed},
+}
+
+
+def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
+    """tokens (B, S), 1 on tokens -> (B, 1, 1, S): 0 on tokens, HIDDEN on padding."""
+    hidden = op.Sub(1.0, op.Cast(tokens, to=ir.DataType.FLOAT))
+    return op.Unsqueeze(op.Mul(hidden, HIDDEN), [1, 2])
+
+
+def _at(op: Op, position_ids: ir.Value, length: int) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Rows' positions (B, 1): 1 there and 0 elsewhere (B, 1, T, 1), the opposite, and a mask (B, 1, 1, T)."""
+    position = op.Unsqueeze(op.Cast(position_ids, to=ir.DataType.FLOAT), [2, 3])
+    places = table(op, "positions.places", lambda: np.arange(length, dtype=np.float32)[:, None])
+    after = op.Sub(places, position)
+    elsewhere = op.Clip(op.Mul(after, after), 0.0, 1.0)
+    hidden = op.Mul(op.Clip(after, 0.0, 1.0), HIDDEN)
+    return op.Sub(1.0, elsewhere), elsewhere, op.Transpose(hidden, perm=[0, 1, 3, 2])
+
+
+def _take(g: Graph, config: TransformerConfig, name: str, rows: int, length: int) -> KeyValues:
+    keys = g.floats(f"{name}.key", rows, config.key_value_heads, length, config.d_k)
+    return keys, g.floats(f"{name}.value", rows, config.key_value_heads, length, config.d_v)
+
+
+def _put(g: Graph, config: TransformerConfig, name: str, pair: KeyValues, rows: int, length: int) -> None:
+    for part, value, width in zip(("key", "value"), pair, (config.d_k, config.d_v), strict=True):
+        g.output(f"{name}.{part}", value, rows, config.key_value_heads, length, width)
+
+
+def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:
+    """What is computed from known extents becomes a constant; rows of tables are read by GatherND, in place. A Reshape
+    that changes nothing goes; the name of its output stays if it is one of the `named`."""
+    made = [(x.producer(), x) for x in named]
+    reshaped = [(node.inputs[0], x) for node, x in made if node is not None and node.op_type == "Reshape"]
+    model = ir.Model(graph, ir_version=IR_VERSION)
+    optimizer.fold_constants(model)
+    for node in graph:  # the builder's guesses, made before anything was folded
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+    ShapeInferencePass(data_prop=False)(model)
+    optimizer.fold_constants(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True)(model)
+    for node in list(graph):
+        if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+            _gather_nd(graph, node)
+        elif node.op_type == "Reshape":
+            before, after = node.inputs[0], node.outputs[0]
+            if before is not None and before.shape is not None and before.shape == after.shape:
+                ir.convenience.replace_all_uses_with(after, before, replace_graph_outputs=True)
+    for before, after in reshaped:
+        if before is not None and not after.uses() and not after.is_graph_output():
+            before.name, after.name = after.name, f"{after.name}/replaced"
+
+
+def _gather_nd(graph: ir.Graph, node: ir.Node) -> None:
+    """Gather(rows, ids (...)) as GatherND(rows, ids (..., 1))."""
+    rows, ids = node.inputs
+    axes = ir.Value(name=f"{node.name}/axes", const_value=ir.tensor(np.array([-1])))
+    axes.shape, axes.type = ir.Shape([1]), ir.TensorType(ir.DataType.INT64)
+    graph.register_initializer(axes)
+    each = ir.node("Unsqueeze", [ids, axes], name=f"{node.name}/Unsqueeze")
+    found = ir.node("GatherND", [rows, *each.outputs], name=f"{node.name}/GatherND")
+    each.outputs[0].name = f"{node.outputs[0].name}/ids"
+    old, new = node.outputs[0], found.outputs[0]
+    new.shape, new.type = old.shape, old.type
+    new.name, old.name = old.name, f"{old.name}/replaced"
+    graph.insert_before(node, [each, found])
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)

@@ -1,0 +1,152 @@
+"""The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place.
+
+    encoder_rows        once a batch
+    decoder_rows        once a token, with every buffer bound as input and as output
+
+Shapes: see network.py; V vocabulary, C candidates of a row.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from export.nn.cache import KeyValues
+from export.nn.primitives import Op, branch
+from export.runtime.folder import DECODER_ROWS, ENCODER_ROWS
+from export.targets.portable.graphs import Graph
+from export.targets.top_k import largest, top_k
+from mlx_transformer.generation.steps import EXCLUDED
+from mlx_transformer.spec.config import TransformerConfig
+
+from .gemm import use_gemm
+from .network import DOMAIN, Buffers, RowsTransformer, Sources, head_width
+
+SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+class RowsGraph(Graph):
+    """A graph with ONNX Runtime's own operators, its products as Gemm."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.graph.opset_imports[DOMAIN] = 1
+
+    def integers(self, name: str, *axes: str | int, type: ir.DataType = INT32) -> ir.Value:
+        return self.builder.input(name, type, axes)
+
+    def pair(self, config: TransformerConfig, name: str, rows: str, length: str) -> KeyValues:
+        shape = rows, config.heads, length, head_width(config)
+        return self.floats(f"{name}.key", *shape), self.floats(f"{name}.value", *shape)
+
+    def put_pair(self, config: TransformerConfig, name: str, pair: KeyValues, rows: str, length: str) -> None:
+        for part, value in zip(("key", "value"), pair, strict=True):
+            self.output(f"{name}.{part}", value, rows, config.heads, length, head_width(config))
+
+    def model(self) -> ir.Model:
+        use_gemm(self.graph)
+        return super().model()
+
+
+def encoder_rows(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, S) ------> tokens --> embedding --> Encoder --> memory --> cross.N.{key,value} (B, H, S, d)
+    attention_mask (B, S) ----^  ------------------------^           \\----> last_hidden_state (B, S, D)
+                          \\-> source_mask (B, S) int32
+    """
+    g = RowsGraph(ENCODER_ROWS)
+    input_ids = g.ids("input_ids", SENTENCES, SOURCE)
+    attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
+    model = RowsTransformer(config)
+    sources = Sources.of(g.op, attention_mask, config.heads)
+    memory = model.encode_rows(g.op, input_ids, sources, tap=g.tap)
+    for i, pair in enumerate(model.cross_keys_values(g.op, memory, sources)):
+        g.put_pair(config, f"cross.{i}", pair, SENTENCES, SOURCE)
+    g.output("source_mask", sources.mask, SENTENCES, SOURCE, type=INT32)
+    g.output("last_hidden_state", sources.padded(g.op, memory), SENTENCES, SOURCE, config.d_model)
+    return g
+
+
+def decoder_rows(config: TransformerConfig) -> Graph:
+    """
+    input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
+    past_length (1) --> position --^  ^  ^  ^                    \\--> candidate_{scores,tokens}
+    past.N.{key,value} (R, H, L, d) --/  |  \\--> present.N.{key,value}: the same buffers
+    beam_width (1), cache_indirection ---+
+    source_mask (B, S), cross.N.{key,value} (B, H, S, d)
+
+    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
+    """
+    g = RowsGraph(DECODER_ROWS)
+    input_ids = g.ids("input_ids", ROWS)
+    past_length = g.integers("past_length", 1)
+    beam_width = g.integers("beam_width", 1)
+    cache_indirection = g.integers("cache_indirection", SENTENCES, "beams", POSITIONS)
+    source_mask = g.integers("source_mask", SENTENCES, SOURCE)
+    chooser = Chooser(g, config)
+    buffers, cross = [], []
+    for i in range(config.decoder_layers):
+        own = g.pair(config, f"past.{i}", ROWS, POSITIONS)
+        buffers.append(Buffers(*own, past_length, beam_width, cache_indirection))
+        cross.append(g.pair(config, f"cross.{i}", SENTENCES, SOURCE))
+    model = RowsTransformer(config)
+    hidden, presents = model.step_rows(g.op, input_ids, buffers, cross, source_mask, tap=g.tap)
+    logits = model.logits(g.op, hidden, tap=g.tap)
+    scores, tokens = chooser(logits)
+    g.output("candidate_scores", scores, "choices", "candidates")
+    g.output("candidate_tokens", tokens, "choices", "candidates", type=INT64)
+    g.output("logits", logits, ROWS, config.vocab_size)
+    for i, pair in enumerate(presents):
+        g.put_pair(config, f"present.{i}", pair, ROWS, POSITIONS)
+    return g
+
+
+class Chooser:
+    """The candidates of a step, of which a search takes the next tokens.
+
+        greedy, C = 1      the sum of a row's logits, finite if they all are, and the likeliest token: both (R, 1)
+        beam search        the W best extensions (B, W) of each sentence's K hypotheses, best first: log p, and
+                           hypothesis * V + token, as in `generation.beam`
+
+    bans (V)          of `EXCLUDED` tokens at most, added to what is chosen by, not to the logits nor to what log p is
+                      normalised by
+    candidates (1)    C of each row: the W best of the sentence are among them
+    by_sentence (2)   -1, K * C
+    extensions (1)    W
+    log_p (R, 1)      of each hypothesis so far
+    first_entry (R, 1)   hypothesis * V
+    """
+
+    def __init__(self, g: RowsGraph, config: TransformerConfig):
+        self.g, self.vocab_size = g, config.vocab_size
+        self.bans = g.floats("bans", config.vocab_size)
+        self.candidates = g.integers("candidates", 1, type=INT64)
+        self.by_sentence = g.integers("by_sentence", 2, type=INT64)
+        self.extensions = g.integers("extensions", 1, type=INT64)
+        self.log_p = g.floats("log_p", ROWS, 1)
+        self.first_entry = g.integers("first_entry", ROWS, 1, type=INT64)
+
+    def __call__(self, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """logits (R, V). An If, because a runtime computes all of a graph, whatever outputs it is asked for."""
+
+        def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
+            return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, self.bans, EXCLUDED, self.vocab_size)
+
+        def beam(op: Op) -> tuple[ir.Value, ir.Value]:
+            log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), self.candidates, self.vocab_size)
+            log_p = op.Add(op.Add(log_p, op.Gather(self.bans, tokens, axis=0)), self.log_p)
+            entries = op.Reshape(op.Add(tokens, self.first_entry), self.by_sentence)
+            best, place = op.TopK(op.Reshape(log_p, self.by_sentence), self.extensions, axis=-1, _outputs=2)
+            return best, op.GatherElements(entries, place, axis=1)
+
+        op = self.g.op
+        several = op.Greater(op.Squeeze(self.candidates, [0]), 1)
+
+        def pair(name: str) -> list[ir.Value]:
+            return [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]
+
+        then, otherwise = branch(op, "beam", pair("beam"), beam), branch(op, "greedy", pair("greedy"), greedy)
+        return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
+
+
+BUILDERS = {ENCODER_ROWS: encoder_rows, DECODER_ROWS: decoder_rows}

@@ -1,0 +1,237 @@
+"""The graphs of the target `cpu` as one model: buffers bound once, keys and values written in place, beams by index.
+
+Shapes: see network.py; V vocabulary, C candidates of a row.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.targets.portable.runtime import padded
+from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
+from mlx_transformer.spec.config import TransformerConfig
+
+from .buffer_pool import BufferPool
+from .search import strategy
+
+T = TypeVar("T")
+
+POSITIONS = 32
+"""Room of a new cache; it doubles when it is full."""
+
+LOGITS = ("logits",)
+
+
+class RowsGraphs:
+    """encoder_rows and decoder_rows. Several threads may decode at the same time, each its own batch.
+
+    `apart`: opens the same model with one thread an operator, for `threads` batches at the same time: the faster way to
+    use the cores where operators are too small to be shared among them.
+    """
+
+    extends_positions = False
+    arrays = NumpyArrays()
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        encoder: ort.InferenceSession,
+        decoder: ort.InferenceSession,
+        threads: int = 1,
+        apart: Callable[[], RowsGraphs] | None = None,
+    ):
+        self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
+        self.apart = None if apart is None else functools.cache(apart)
+        self.memory = BufferPool()
+        self.options = ort.RunOptions()
+        # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
+        # captured.
+        self.options.add_run_config_entry("gpu_graph_id", "-1")
+        parts = ("key", "value")
+        self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+        self.own = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+
+    def together(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
+        """`search_on(model, batch)` of all batches, in parts that run at the same time where that is faster."""
+        if self.apart is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
+            return (search_on(self, batch) for batch in work)
+        model = self.apart()
+        return self.pool.map(lambda batch: search_on(model, batch), shares(work, self.threads))
+
+    @functools.cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Kept, as a new thread begins with no memory of its own."""
+        return ThreadPoolExecutor(self.threads)
+
+    def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
+        return strategy(batch, options, self.config, scored)
+
+    def encode(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D) of ids and mask (B, S)."""
+        return self._encode(["last_hidden_state"], ids, mask)[0]
+
+    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> RowsDecoder:
+        """Sources (B, S) encoded, ready for the start token of each."""
+        source_mask, *cross = self._encode(["source_mask", *self.cross], ids, mask)
+        return RowsDecoder(self, source_mask, cross, outputs, beam)
+
+    def start(
+        self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
+    ) -> tuple[RowsDecoder, Any]:
+        """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
+        decoder = self.begin(*padded(rows, self.config.pad_id), outputs, beam)
+        if bans is not None:
+            decoder.bans[:] = bans
+        return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
+
+    def logits(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
+        """Teacher-forced logits (B, T, V) of targets (B, T)."""
+        decoder = self.begin(ids, mask)
+        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+
+    def _encode(self, outputs: list[str], ids: NDArray, mask: NDArray) -> Sequence[Any]:
+        return self.encoder.run(outputs, {"input_ids": ids, "attention_mask": mask}, self.options)
+
+
+def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
+    """The batches in parts, so that each worker has an equal share of the long and of the short sentences in each."""
+    for batch in work:
+        for first in range(min(workers, len(batch.index))):
+            part = slice(first, None, workers)
+            yield Batch(batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part])
+
+
+class RowsDecoder:
+    """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
+
+    `beam`: of the search that takes the graph's candidates, 2 * beam of each sentence. `log_p` (B, K) of the live
+    hypotheses it leaves here before each step. What `step` returns is overwritten by the next one.
+    """
+
+    def __init__(
+        self,
+        graphs: RowsGraphs,
+        source_mask: NDArray[np.int32],
+        cross: list[NDArray[np.float32]],
+        outputs: Sequence[str],
+        beam: int,
+    ):
+        config = graphs.config
+        self.graphs, self.outputs = graphs, outputs
+        self.source_mask, self.cross = source_mask, cross
+        self.past = 0
+        self.past_length = np.zeros(1, np.int32)
+        self.beam_width = np.ones(1, np.int32)
+        # Each of those that may be banned can stand before an allowed one.
+        self.candidates = np.array([min(2 * beam + EXCLUDED, config.vocab_size) if beam > 1 else 1])
+        self.wanted = 2 * beam if beam > 1 else 1
+        self.bans = np.zeros(config.vocab_size, np.float32)
+        sentences = len(source_mask)
+        self.log_p = np.zeros((sentences, 1), np.float32)
+        # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
+        room = POSITIONS if beam == 1 else 1
+        shape = (sentences, config.heads, room, max(config.d_k, config.d_v))
+        self.own = [graphs.memory.take(shape) for _ in graphs.own]
+        weakref.finalize(self, graphs.memory.give_back, self.own).atexit = False
+        self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
+        self.binding = graphs.decoder.io_binding()
+        for name in ("past_length", "beam_width", "candidates", "bans"):
+            self.binding.bind_cpu_input(name, getattr(self, name))
+        self._bind()
+
+    def step(self, ids: NDArray) -> Any:
+        """Last tokens (R,) -> logits (R, V), or what else was asked for; two outputs come as a pair."""
+        if self.past == self.room:
+            self._grow()
+        self.ids[:] = ids
+        if self.wanted > 1:
+            self.sums[:] = self.log_p.reshape(-1, 1)
+        self.graphs.decoder.run_with_iobinding(self.binding, self.graphs.options)
+        self.past += 1
+        self.past_length[0] = self.past
+        return self.found[0] if len(self.found) == 1 else self.found
+
+    def repeat(self, times: int) -> None:
+        """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
+        self.beam_width *= times
+        room = max(POSITIONS, self.room)
+        sentences, beams = len(self.source_mask), int(self.beam_width[0])
+        self._move(len(self.own[0]) * times, room, to=slice(None, None, times))
+        self.cache_indirection = np.empty((sentences, beams, room), np.int32)
+        self.cache_indirection[:] = np.arange(beams, dtype=np.int32)[None, :, None]
+        self.cache_indirection[:, :, : self.past] = 0
+        self._bind()
+
+    def reorder(self, rows: NDArray) -> None:
+        sentences, beams, _ = self.cache_indirection.shape
+        past = self.cache_indirection.reshape(sentences * beams, -1)[:, : self.past]
+        past[:] = past.take(rows, axis=0)  # row numbers count the beams of all sentences
+
+    def keep(self, rows: NDArray) -> None:
+        beams = int(self.beam_width[0])
+        sentences = rows[::beams] // beams
+        self._move(len(rows), self.room, of=rows)
+        self.cross = [x[sentences] for x in self.cross]
+        self.source_mask = self.source_mask[sentences]
+        self.cache_indirection = self.cache_indirection[sentences]
+        self._bind()
+
+    def _grow(self) -> None:
+        self._move(len(self.own[0]), 2 * self.room)
+        old = self.cache_indirection
+        slots = np.arange(old.shape[1], dtype=np.int32)[None, :, None]
+        self.cache_indirection = np.concatenate([old, np.broadcast_to(slots, old.shape)], axis=2)
+        self._bind()
+
+    def _move(self, rows: int, room: int, to: Any = slice(None), of: Any = slice(None)) -> None:
+        """The past of the rows `of` the buffers to those `to` of new ones."""
+        for i, old in enumerate(self.own):
+            self.own[i] = self.graphs.memory.take((rows, old.shape[1], room, old.shape[3]))
+            self.own[i][to, :, : self.past] = old[of, :, : self.past]
+            self.graphs.memory.give_back([old])
+
+    def _bind(self) -> None:
+        """Show the graph where the arrays are that are replaced now and then; needed again whenever one was."""
+        rows, config, beams = len(self.own[0]), self.graphs.config, int(self.beam_width[0])
+        self.ids = np.zeros(rows, np.int64)
+        self.sums = np.zeros((rows, 1), np.float32)
+        self.room = self.own[0].shape[2]
+        of_sentence = beams * int(self.candidates[0])
+        extensions = min(self.wanted, of_sentence)
+        choices = rows // beams, extensions
+        made = {
+            "logits": ((rows, config.vocab_size), np.float32),
+            "candidate_scores": (choices, np.float32),
+            "candidate_tokens": (choices, np.int64),
+        }
+        self.found = tuple(np.empty(*made[name]) for name in self.outputs)
+        inputs = {
+            "input_ids": self.ids,
+            "cache_indirection": self.cache_indirection,
+            "source_mask": self.source_mask,
+            "by_sentence": np.array([-1, of_sentence]),
+            "extensions": np.array([extensions]),
+            "log_p": self.sums,
+            "first_entry": np.arange(rows)[:, None] % beams * config.vocab_size,
+            **dict(zip(self.graphs.cross, self.cross, strict=True)),
+        }
+        outputs = dict(zip(self.outputs, self.found, strict=True))
+        # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
+        for name, x in inputs.items():
+            self.binding.bind_cpu_input(name, x)
+        for name, x in outputs.items():
+            self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(x))
+        for name, x in zip(self.graphs.own, self.own, strict=True):
+            buffer = ort.OrtValue.ortvalue_from_numpy(x)
+            self.binding.bind_ortvalue_input(f"past.{name}", buffer)
+            self.binding.bind_ortvalue_output(f"present.{name}", buffer)

@@ -1,0 +1,1 @@
+"""Target `portable`, and all that need no graphs of their own: standard operators, any shape."""

@@ -1,0 +1,282 @@
+"""Which graphs exist, their inputs, outputs and dynamic axes, by the names that Optimum and transformers.js expect.
+
+    encoder-decoder   encoder_model, decoder_model, decoder_with_past_model, decoder_model_merged
+    decoder           model
+    encoder           model
+
+Shapes: B batch, S source, T target tokens of this run, P past ones, N layers, K key-value heads, d_k and d_v one head's
+widths, D model, V vocabulary. Ids and masks are int64, everything else float32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+from onnxscript import GraphBuilder
+
+from export.nn.cache import Cache, KeyValues, LayerCache
+from export.nn.model import Transformer
+from export.nn.primitives import Op
+from mlx_transformer.spec.config import TransformerConfig
+
+ENCODER_DECODER = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
+
+OPSET = 20
+IR_VERSION = 9
+
+# transformers.js fills the axis of this name, and sets the other dynamic ones to 0, when it makes an empty cache.
+BATCH = "batch_size"
+SOURCE, TARGET, PAST = "encoder_sequence_length", "decoder_sequence_length", "past_decoder_sequence_length"
+TOTAL = f"{PAST} + {TARGET}"
+# Where cached keys and values of the source come in, several rows (the beams of one sentence) may share one sentence's.
+SENTENCES = "sentences"
+
+
+class Graph:
+    """One graph in the making: typed inputs, named outputs, taps."""
+
+    def __init__(self, name: str) -> None:
+        self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
+        self.builder = GraphBuilder(self.graph)
+        self.op: Op = self.builder.op
+        self.tapped: list[ir.Value] = []
+
+    def ids(self, name: str, *axes: str) -> ir.Value:
+        return self.builder.input(name, ir.DataType.INT64, axes)
+
+    def floats(self, name: str, *axes: str | int) -> ir.Value:
+        return self.builder.input(name, ir.DataType.FLOAT, axes)
+
+    def output(self, name: str, value: ir.Value, *axes: str | int, type: ir.DataType = ir.DataType.FLOAT) -> None:
+        if value in self.tapped:  # its name is taken
+            value = self.op.Identity(value)
+        value.shape = ir.Shape(axes)
+        value.type = ir.TensorType(type)
+        self.builder.add_output(value, name)
+
+    def tap(self, name: str, value: ir.Value) -> None:
+        """A tap costs nothing: it is the name of a value."""
+        if name != "logits":  # an output already
+            value.name = name
+            self.tapped.append(value)
+
+    def model(self) -> ir.Model:
+        model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="mlx-transformer")
+        CommonSubexpressionEliminationPass()(model)
+        RemoveUnusedNodesPass()(model)
+        _check_names(model)
+        for node in model.graph.all_nodes():
+            node.metadata_props.clear()
+            for value in node.outputs:  # the builder's guesses; runtimes infer their own
+                if not value.is_graph_output():
+                    value.shape = value.type = None
+        return model
+
+
+def build(config: TransformerConfig, name: str) -> ir.Model:
+    """The graph of that name (see `graph_names`), its parameters named but not filled."""
+    return BUILDERS[name if config.architecture == "encoder-decoder" else config.architecture](config).model()
+
+
+def graph_names(config: TransformerConfig) -> list[str]:
+    """Names of the graphs that this architecture has; each becomes NAME.onnx."""
+    if config.architecture == "encoder-decoder":
+        return list(ENCODER_DECODER)
+    return ["model"]
+
+
+def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """A copy of an exported graph in which the values of these names (those that it has) are outputs as well."""
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    present = {output for node in model.graph.node for output in node.output}
+    outputs = {output.name for output in model.graph.output}
+    for name in names:
+        if name in present - outputs:
+            tapped.graph.output.append(onnx.ValueInfoProto(name=name))  # of whatever type it is
+    return tapped
+
+
+def encoder_model(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D)
+    attention_mask (B, S) --> positions ----^
+                          \\-> mask ---------^
+    """
+    g = Graph("encoder_model")
+    input_ids = g.ids("input_ids", BATCH, SOURCE)
+    attention_mask = g.ids("attention_mask", BATCH, SOURCE)
+    memory = Transformer(config).encode(g.op, input_ids, attention_mask, tap=g.tap)
+    g.output("last_hidden_state", memory, BATCH, SOURCE, config.d_model)
+    return g
+
+
+def decoder_model(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, T) ------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
+    encoder_attention_mask (B, S) ------> mask -----------^  \\--> present.N.decoder.{key,value} (B, K, T, d)
+    encoder_hidden_states (B, S, D) ----> cross K/V ------^
+                                                  \\------------> present.N.encoder.{key,value} (B, K, S, d)
+    """
+    g = Graph("decoder_model")
+    model = Transformer(config)
+    encoder_attention_mask = g.ids("encoder_attention_mask", BATCH, SOURCE)
+    input_ids = g.ids("input_ids", BATCH, TARGET)
+    memory = g.floats("encoder_hidden_states", BATCH, SOURCE, config.d_model)
+    cross = model.decoder.cross_keys_values(g.op, memory)
+    layers = [LayerCache() for _ in range(config.decoder_layers)]
+    cache = Cache(g.op, layers, cross, encoder_attention_mask)
+    g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
+    _presents(g, config, "decoder", [layer.held() for layer in layers], TARGET)
+    _presents(g, config, "encoder", cross, SOURCE)
+    return g
+
+
+def decoder_with_past_model(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, T) -----------------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
+    encoder_attention_mask (B', S) -----------------------> mask --------^  ^ \\--> present.N.decoder.{key,value}
+    past_key_values.N.decoder.{key,value} (B, K, P, d) --------------------/  |                        (B, K, P+T, d)
+    past_key_values.N.encoder.{key,value} (B', K, S, d) ---------------------/
+
+    B' sentences, each with B/B' rows side by side (the beams of a search); B' = B otherwise.
+    """
+    g = Graph("decoder_with_past_model")
+    encoder_attention_mask = g.ids("encoder_attention_mask", SENTENCES, SOURCE)
+    input_ids = g.ids("input_ids", BATCH, TARGET)
+    layers, cross = _pasts(g, config, SENTENCES)
+    cache = Cache(g.op, layers, cross, encoder_attention_mask)
+    logits = Transformer(config).step(g.op, input_ids, cache, tap=g.tap)
+    g.output("logits", logits, BATCH, TARGET, config.vocab_size)
+    _presents(g, config, "decoder", [layer.held() for layer in layers], TOTAL)
+    return g
+
+
+def decoder_model_merged(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, T) -----------------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
+    encoder_attention_mask (B, S) ------------------------> mask --------^  ^ \\--> present.N.decoder.{key,value}
+    past_key_values.N.decoder.{key,value} (B, K, P, d) --------------------/  |                        (B, K, P+T, d)
+    past_key_values.N.encoder.{key,value} (B, K, S, d) --\\                   |
+    encoder_hidden_states (B, S, D) ----> cross K/V ---- If --> present.N.encoder.{key,value} (B, K, S, d)
+    use_cache_branch (1) --------------------------------/
+
+    First run: use_cache_branch false and an empty past (P = 0). The encoder's output is read in that run alone.
+    """
+    g = Graph("decoder_model_merged")
+    model = Transformer(config)
+    encoder_attention_mask = g.ids("encoder_attention_mask", BATCH, SOURCE)
+    input_ids = g.ids("input_ids", BATCH, TARGET)
+    memory = g.floats("encoder_hidden_states", BATCH, SOURCE, config.d_model)
+    layers, cached = _pasts(g, config, BATCH)
+    use_cache_branch = g.builder.input("use_cache_branch", ir.DataType.BOOL, [1])
+
+    def branch(name: str, values: Callable[[Op], list[KeyValues]]) -> ir.Graph:
+        outputs = [ir.Value(name=f"{name}.{i}") for i in range(2 * config.decoder_layers)]
+        return g.builder.subgraph(lambda op: [x for pair in values(op) for x in pair], [], outputs, name=name)
+
+    reuse = branch("cached", lambda op: [(op.Identity(k), op.Identity(v)) for k, v in cached])
+    compute = branch("computed", lambda op: model.decoder.cross_keys_values(op, memory))
+    count = 2 * config.decoder_layers
+    flat = g.op.If(use_cache_branch, then_branch=reuse, else_branch=compute, _outputs=count)
+    cross = [(flat[2 * i], flat[2 * i + 1]) for i in range(config.decoder_layers)]
+    cache = Cache(g.op, layers, cross, encoder_attention_mask)
+    g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
+    _presents(g, config, "decoder", [layer.held() for layer in layers], TOTAL)
+    _presents(g, config, "encoder", cross, SOURCE)
+    return g
+
+
+def causal_model(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, T) ---------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
+    position_ids (B, T) ---------------------------> positions --^  ^ \\--> present.N.{key,value} (B, K, P+T, d)
+    attention_mask (B, P+T) -----------------------> mask --------^ |
+    past_key_values.N.{key,value} (B, K, P, d) --------------------/
+    """
+    g = Graph("model")
+    target, past, total = "sequence_length", "past_sequence_length", "past_sequence_length + sequence_length"
+    input_ids = g.ids("input_ids", BATCH, target)
+    attention_mask = g.ids("attention_mask", BATCH, total)
+    position_ids = g.ids("position_ids", BATCH, target)
+    layers = [
+        LayerCache(
+            g.floats(f"past_key_values.{i}.key", BATCH, config.key_value_heads, past, config.d_k),
+            g.floats(f"past_key_values.{i}.value", BATCH, config.key_value_heads, past, config.d_v),
+        )
+        for i in range(config.decoder_layers)
+    ]
+    cache = Cache(g.op, layers, tokens=attention_mask)
+    logits = Transformer(config).step(g.op, input_ids, cache, position_ids=position_ids, tap=g.tap)
+    g.output("logits", logits, BATCH, target, config.vocab_size)
+    _presents(g, config, None, [layer.held() for layer in layers], total)
+    return g
+
+
+def encoder_only_model(config: TransformerConfig) -> Graph:
+    """
+    input_ids (B, L) ------> embedding --> Encoder --> last_hidden_state (B, L, D)
+    attention_mask (B, L) --> positions ----^  \\----> classifier --> logits (B, L, V)
+                          \\-> mask ---------^
+    """
+    g = Graph("model")
+    model = Transformer(config)
+    input_ids = g.ids("input_ids", BATCH, "sequence_length")
+    attention_mask = g.ids("attention_mask", BATCH, "sequence_length")
+    hidden = model.encode(g.op, input_ids, attention_mask, tap=g.tap)
+    logits = model.logits(g.op, hidden, tap=g.tap)
+    g.output("last_hidden_state", hidden, BATCH, "sequence_length", config.d_model)
+    g.output("logits", logits, BATCH, "sequence_length", config.vocab_size)
+    return g
+
+
+BUILDERS: dict[str, Callable[[TransformerConfig], Graph]] = {
+    "encoder_model": encoder_model,
+    "decoder_model": decoder_model,
+    "decoder_with_past_model": decoder_with_past_model,
+    "decoder_model_merged": decoder_model_merged,
+    "decoder": causal_model,
+    "encoder": encoder_only_model,
+}
+
+
+def _pasts(g: Graph, config: TransformerConfig, sentences: str) -> tuple[list[LayerCache], list[KeyValues]]:
+    """Cached keys and values as inputs, layer by layer: the decoder's own, then those of the source."""
+    layers, cross = [], []
+    for i in range(config.decoder_layers):
+        own = _pair(g, config, f"past_key_values.{i}.decoder", BATCH, PAST)
+        layers.append(LayerCache(*own))
+        cross.append(_pair(g, config, f"past_key_values.{i}.encoder", sentences, SOURCE))
+    return layers, cross
+
+
+def _pair(g: Graph, config: TransformerConfig, name: str, rows: str, length: str) -> KeyValues:
+    return (
+        g.floats(f"{name}.key", rows, config.key_value_heads, length, config.d_k),
+        g.floats(f"{name}.value", rows, config.key_value_heads, length, config.d_v),
+    )
+
+
+def _presents(
+    g: Graph,
+    config: TransformerConfig,
+    part: str | None,
+    pairs: Sequence[KeyValues],
+    length: str,
+) -> None:
+    """All keys and values as outputs present.N[.part].{key,value}."""
+    for i, (keys, values) in enumerate(pairs):
+        name = f"present.{i}.{part}" if part else f"present.{i}"
+        g.output(f"{name}.key", keys, BATCH, config.key_value_heads, length, config.d_k)
+        g.output(f"{name}.value", values, BATCH, config.key_value_heads, length, config.d_v)
+
+
+def _check_names(model: ir.Model) -> None:
+    """Node names serve reports and profiles: two of one name would be taken for each other."""
+    twice = [f"{name} ({n})" for name, n in Counter(node.name for node in model.graph.all_nodes()).items() if n > 1]
+    if twice:
+        raise ValueError(f"{model.graph.name}: node names used more than once: {', '.join(twice)}")

@@ -1,0 +1,222 @@
+"""Opened graphs as one model: encode, decode, and decoding step by step with a cache. NumPy in, NumPy out.
+
+Shapes: B sentences, R rows (B or B*beams), S source, T target, L new tokens, P past, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.runtime.folder import ALONE, ENCODER, FIRST, MERGED, NEXT
+from mlx_transformer.generation.arrays import NumpyArrays
+from mlx_transformer.spec.config import TransformerConfig
+
+Feeds = dict[str, NDArray]
+
+
+class Session(Protocol):
+    """What is used of `onnxruntime.InferenceSession`."""
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, NDArray]) -> list[Any]: ...
+    def get_inputs(self) -> list[Any]: ...
+    def get_outputs(self) -> list[Any]: ...
+
+
+class Graph:
+    """One session with its names; inputs that it doesn't have are left out."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.inputs = {entry.name: list(entry.shape) for entry in session.get_inputs()}
+        self.outputs = [entry.name for entry in session.get_outputs()]
+        self.presents = [name for name in self.outputs if name.startswith("present.")]
+        own = [name for name in self.presents if ".encoder." not in name]
+        self.steps = ["logits", *own]
+
+    def __call__(self, outputs: Sequence[str], **feeds: NDArray) -> Feeds:
+        given = {name: feeds[name] for name in self.inputs if name in feeds}
+        return dict(zip(outputs, self.session.run(outputs, given), strict=True))
+
+    def empty_past(self, rows: int) -> Feeds:
+        """Keys and values of no position at all."""
+        return {
+            name: np.zeros((rows, shape[1], 0, shape[3]), np.float32)
+            for name, shape in self.inputs.items()
+            if name.startswith("past_key_values.")
+        }
+
+
+@dataclass
+class OnnxCache:
+    """One batch in decoding. Rows are hypotheses, `beams` of each sentence side by side."""
+
+    fixed: Feeds
+    """Of the source: attention mask, hidden states, after the first run keys and values; decoder-only: nothing."""
+    shared: bool
+    """`fixed` has one row a sentence, whatever the number of beams."""
+    mask: NDArray[np.int64] | None = None
+    """Decoder-only: 1 on tokens, 0 on the prompt's padding (R, P)."""
+    past: Feeds = field(default_factory=dict)
+    """Keys and values so far, under the names of the inputs that take them; empty before the first run."""
+    beams: int = 1
+
+    def repeat(self, times: int) -> None:
+        self.beams *= times
+        rows = np.repeat(np.arange(next(iter(self.past.values())).shape[0]), times)
+        self._take(rows, None if self.shared else rows)
+        if self.mask is not None:
+            self.mask = self.mask[rows]
+
+    def reorder(self, rows: NDArray) -> None:
+        """Hypotheses of one sentence change places, so what belongs to the source stays."""
+        if not np.array_equal(rows, np.arange(len(rows))):
+            self._take(rows, None)
+
+    def keep(self, rows: NDArray) -> None:
+        self._take(rows, rows[:: self.beams] // self.beams if self.shared else rows)
+        if self.mask is not None:
+            self.mask = self.mask[rows]
+
+    def _take(self, rows: NDArray, fixed: NDArray | None) -> None:
+        self.past = {name: np.take(x, rows, axis=0) for name, x in self.past.items()}
+        if fixed is not None:
+            self.fixed = {name: np.take(x, fixed, axis=0) for name, x in self.fixed.items()}
+
+
+class OnnxDecoder:
+    """`generation.steps.Decoder` on a cache."""
+
+    def __init__(self, graphs: EncoderDecoderGraphs | CausalGraphs, cache: OnnxCache):
+        self.graphs, self.cache = graphs, cache
+
+    def step(self, ids: NDArray) -> NDArray:
+        return self.graphs.step(ids[:, None].astype(np.int64), self.cache)[:, -1]
+
+    def repeat(self, times: int) -> None:
+        self.cache.repeat(times)
+
+    def reorder(self, rows: NDArray) -> None:
+        self.cache.reorder(rows)
+
+    def keep(self, rows: NDArray) -> None:
+        self.cache.keep(rows)
+
+
+class EncoderDecoderGraphs:
+    """encoder_model with decoder_model and decoder_with_past_model, or with decoder_model_merged."""
+
+    extends_positions = False
+    arrays = NumpyArrays()
+
+    def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
+        self.config = config
+        self.graphs = {name: Graph(session) for name, session in sessions.items()}
+        self.first = self.graphs.get(FIRST) or self.graphs[MERGED]
+        self.next = self.graphs.get(NEXT) or self.graphs[MERGED]
+        # Our graph names the axis of the source's rows apart from that of the decoder's, others can't share.
+        self.shared = self.next.inputs["encoder_attention_mask"][0] != self.next.inputs["input_ids"][0]
+
+    def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        return self.graphs[ENCODER](["last_hidden_state"], **feeds)["last_hidden_state"]
+
+    def decode(self, ids: NDArray, hidden: NDArray, mask: NDArray) -> NDArray:
+        return self._begin(["logits"], ids, hidden, mask)["logits"]
+
+    def begin(self, hidden: NDArray, mask: NDArray) -> OnnxCache:
+        return OnnxCache({"encoder_hidden_states": hidden, "encoder_attention_mask": mask}, self.shared)
+
+    def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
+        """Logits (R, L, V) after the tokens (R, L)."""
+        if cache.past:
+            found = self.next(
+                self.next.steps, input_ids=ids, use_cache_branch=np.array([True]), **cache.fixed, **cache.past
+            )
+        else:
+            hidden, mask = cache.fixed["encoder_hidden_states"], cache.fixed["encoder_attention_mask"]
+            found = self._begin(["logits", *self.first.presents], ids, hidden, mask)
+            cache.fixed |= {_past(name): found.pop(name) for name in list(found) if ".encoder." in name}
+            if "encoder_hidden_states" not in self.next.inputs:
+                del cache.fixed["encoder_hidden_states"]
+        logits = found.pop("logits")
+        cache.past = {_past(name): x for name, x in found.items()}
+        return logits
+
+    def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:
+        """For a search: encode, and the logits (B, V) after the start token."""
+        ids, mask = padded(rows, self.config.pad_id)
+        decoder = OnnxDecoder(self, self.begin(self.encode(ids, mask), mask))
+        return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
+
+    def _begin(self, outputs: list[str], ids: NDArray, hidden: NDArray, mask: NDArray) -> Feeds:
+        feeds = {"input_ids": ids, "encoder_hidden_states": hidden, "encoder_attention_mask": mask}
+        return self.first(outputs, use_cache_branch=np.array([False]), **feeds, **self.first.empty_past(len(ids)))
+
+
+class CausalGraphs:
+    """A decoder alone: model.onnx with its cache."""
+
+    extends_positions = False
+    arrays = NumpyArrays()
+
+    def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
+        self.config, self.graph = config, Graph(sessions[ALONE])
+
+    def logits(self, ids: NDArray, mask: NDArray) -> NDArray:
+        return self.step(ids, self.begin(mask))
+
+    def begin(self, mask: NDArray) -> OnnxCache:
+        """`mask` (B, L) of the first tokens, 0 on padding at the left."""
+        return OnnxCache({}, True, mask)
+
+    def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
+        """Logits (R, L, V) after the tokens (R, L)."""
+        assert cache.mask is not None
+        if cache.past:
+            cache.mask = np.concatenate([cache.mask, np.ones_like(ids)], axis=1)
+        positions = np.maximum(np.cumsum(cache.mask, axis=1) - 1, 0)[:, -ids.shape[1] :]
+        past = cache.past or self.graph.empty_past(len(ids))
+        feeds = {"input_ids": ids, "attention_mask": cache.mask, "position_ids": positions}
+        found = self.graph(self.graph.steps, **feeds, **past)
+        logits = found.pop("logits")
+        cache.past = {_past(name): x for name, x in found.items()}
+        return logits
+
+    def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:
+        """For a search: read the prompts, padded on the left, and give the logits (B, V) after them."""
+        ids, mask = padded(rows, self.config.pad_id, left=True)
+        cache = self.begin(mask)
+        return OnnxDecoder(self, cache), self.step(ids, cache)[:, -1]
+
+
+class EncoderGraphs:
+    """An encoder alone: model.onnx."""
+
+    def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
+        self.config, self.graph = config, Graph(sessions[ALONE])
+
+    def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
+        return self.graph(["last_hidden_state"], input_ids=ids, attention_mask=mask)["last_hidden_state"]
+
+    def logits(self, ids: NDArray, mask: NDArray) -> NDArray:
+        return self.graph(["logits"], input_ids=ids, attention_mask=mask)["logits"]
+
+
+def padded(rows: Sequence[NDArray], pad_id: int, left: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of any lengths -> ids and mask (B, longest), 1 on tokens."""
+    longest = max(len(row) for row in rows)
+    ids = np.full((len(rows), longest), pad_id, np.int64)
+    mask = np.zeros_like(ids)
+    for i, row in enumerate(rows):
+        place = slice(longest - len(row), longest) if left else slice(0, len(row))
+        ids[i, place], mask[i, place] = row, 1
+    return ids, mask
+
+
+def _past(present: str) -> str:
+    return present.replace("present.", "past_key_values.", 1)

@@ -1,0 +1,202 @@
+"""What a package is made for: which graphs it holds, and the operator choices in them, each with its reason.
+
+Every target computes the same function from the same modules. They differ in the rows below and in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+from .coreml import graphs as fixed_graphs
+from .coreml.shape import FixedShape
+from .cpu import graphs as rows_graphs
+from .portable import graphs
+
+Builders = Mapping[str, Callable[[TransformerConfig], graphs.Graph]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One operator choice: what is used, in whose place, and the measurement or fact that speaks for it."""
+
+    used: str
+    instead_of: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """`encoder_decoder`: its graphs' builders by name; other architectures have the one graph `model` everywhere.
+
+    A target of fixed shape (`fixed`) has the graphs of `coreml/graphs.py` instead, for every architecture."""
+
+    name: str
+    summary: str
+    encoder_decoder: Builders
+    choices: tuple[Choice, ...] = ()
+    fixed: bool = False
+
+    def graph_names(self, config: TransformerConfig) -> list[str]:
+        return list(fixed_graphs.BUILDERS[config.architecture] if self.fixed else self._builders(config))
+
+    def build(self, config: TransformerConfig, name: str, shape: FixedShape | None = None) -> ir.Model:
+        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
+        if shape is not None:
+            return fixed_graphs.BUILDERS[config.architecture][name](config, shape).model()
+        return self._builders(config)[name](config).model()
+
+    def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
+        """`UserError` if a target of fixed shape is given none, or another one is."""
+        if not self.fixed:
+            if text is not None:
+                raise UserError(f"fixed shape {text!r}: target {self.name} has dynamic shapes; only coreml takes one")
+            return None
+        if text is None:
+            raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.said(config)}")
+        return FixedShape.parse(text, config)
+
+    def _builders(self, config: TransformerConfig) -> Builders:
+        if config.architecture == "encoder-decoder":
+            return self.encoder_decoder
+        return dict.fromkeys(graphs.graph_names(config), graphs.BUILDERS[config.architecture])
+
+
+_PORTABLE = {name: graphs.BUILDERS[name] for name in graphs.ENCODER_DECODER}
+
+# ONNX Runtime 1.31.1, CPU provider; where nothing else is said 2 threads of an AMD EPYC without AVX-512.
+_CPU = (
+    Choice(
+        "DecoderMaskedMultiHeadAttention, one buffer as past and present",
+        "Concat and attention in five operators",
+        "a step copies one position instead of the whole past: 442 instead of 1006 us for attention over 256 positions"
+        " (8 rows, 8 heads, one thread of an Intel server)",
+    ),
+    Choice(
+        "its cache_indirection",
+        "Gather of the caches by beam",
+        "a beam reads its parents' positions where they are: nothing of the cache is moved between steps",
+    ),
+    Choice(
+        "MultiHeadAttention with the beams as queries of one sentence",
+        "keys and values of the source repeated for each beam",
+        "they are read once a sentence",
+    ),
+    Choice(
+        "keys of the source divided by sqrt(d_k) in the encoder's graph",
+        "the operator's scale",
+        "ONNX Runtime has a kernel for one query that scales nothing: 126 instead of 181 us for 32 sentences of 30"
+        " tokens (8 heads of 64, AVX-512); greedy search is 1.04 to 1.2 times as fast for 8 and 32 sentences in int8",
+    ),
+    Choice(
+        "rows of tokens, padding taken out",
+        "padded batches",
+        "a product of 8 to 30 tokens a sentence has a third fewer rows; only attention sees padding",
+    ),
+    Choice(
+        "in the encoder FusedMatMul, Softmax, MatMul over tokens gathered by head",
+        "MultiHeadAttention over padded sources",
+        "padding and transposition are one Gather: 0.40 instead of 0.83 ms for 32 sources of 30 tokens (8 heads of 64,"
+        " AVX-512); the encoder is 1.10 to 1.19 times as fast for 32 sources, 0.97 to 1.04 for one",
+    ),
+    Choice(
+        "Gemm with the residual or bias as C",
+        "MatMul, Add",
+        "one pass less over the activations; the weight is packed from the file as it is, not transposed first",
+    ),
+    Choice(
+        "ArgMax, LogSoftmax and TopK in the graph",
+        "logits handed to the host",
+        "NumPy needs 4 ms for what the graph does in 0.75 ms (128 rows of 8000 logits)",
+    ),
+    Choice(
+        "Add, LayerNormalization",
+        "SkipLayerNormalization",
+        "the fused operator is 1.4 to 4.7 times slower (1 to 128 rows of 256 and 512); the runner turns the optimiser's"
+        " fusion off",
+    ),
+)
+
+# onnxruntime-web 1.31.0-dev.20260914-8d85527a0 in Chromium 156; its list of WebGPU kernels is docs/webgpu-operators.md.
+_WEB = (
+    Choice(
+        "encoder_model and decoder_model_merged, a data file each",
+        "four graphs and one data file",
+        "transformers.js fetches these two, each with the data file of its name, and nothing else",
+    ),
+    Choice(
+        "standard operators",
+        "com.microsoft attention, cpu's shared buffers",
+        "WebGPU has no DecoderMaskedMultiHeadAttention, and a MultiHeadAttention without mask and past; of these graphs"
+        " it runs 54 of 58 and 123 of 135 nodes, all but positions and the causal mask, which wasm computes in int64",
+    ),
+    Choice(
+        "float32, float16 or 4 bits on WebGPU; 8 bits on wasm",
+        "one precision for both",
+        "WebGPU has no MatMulInteger and no DynamicQuantizeLinear: 8 bits would go back to wasm at every product",
+    ),
+)
+
+# Not run on a GPU: nothing here is a measurement.
+_CUDA = (
+    Choice(
+        "standard operators",
+        "com.microsoft attention, cpu's shared buffers",
+        "no fused operator is used until one has been measured on a GPU; ONNX Runtime's optimiser fuses by itself",
+    ),
+    Choice(
+        "float16 or bfloat16, activations too (give --precision float16)",
+        "bfloat16 as a way to store weights alone, as in the other targets",
+        "tensor cores multiply sixteen bits, and half the bytes are read; bfloat16 kernels are CUDA's alone",
+    ),
+)
+
+# By onnxruntime's list of what CoreML takes (coreml/graphs.py); not run on a Mac.
+_COREML = (
+    Choice(
+        "fixed extents, no operator on shapes",
+        "dynamic axes",
+        "CoreML's provider leaves dynamic shapes and what computes them to the CPU and splits the graph there",
+    ),
+    Choice(
+        "buffers written by multiplication with a place's indicator",
+        "Concat, ScatterND, TensorScatter",
+        "of these CoreML takes only Concat, whose result has another extent at every step",
+    ),
+    Choice("masks from Sub, Mul and Clip", "LessOrEqual, And, Where", "CoreML takes neither comparisons nor Where"),
+    Choice("GatherND", "Gather", "an ML program's list has the first alone"),
+    Choice("-3e4 on masked scores", "-1e9", "finite in float16, in which CoreML may compute; softmax makes both 0"),
+    Choice(
+        "keys and values of the source from the encoder", "from the decoder's first step", "no If, and no third graph"
+    ),
+)
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("portable", "standard operators, for any runtime; loads in Optimum and transformers.js", _PORTABLE),
+        Target(
+            "cpu", "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer", rows_graphs.BUILDERS, _CPU
+        ),
+        Target(
+            "web",
+            "onnxruntime-web and transformers.js in a browser, on wasm or WebGPU",
+            {name: graphs.BUILDERS[name] for name in ("encoder_model", "decoder_model_merged")},
+            _WEB,
+        ),
+        Target("cuda", "ONNX Runtime on an NVIDIA GPU, meant for float16; not yet run on one", _PORTABLE, _CUDA),
+        Target("coreml", "CoreML's execution provider: fixed shapes", {}, _COREML, fixed=True),
+    )
+}
+
+
+def target_of(name: str) -> Target:
+    """`UserError` names the targets there are."""
+    if name not in TARGETS:
+        raise UserError(f"target {name!r}: choose one of {', '.join(TARGETS)}")
+    return TARGETS[name]

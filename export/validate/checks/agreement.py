@@ -1,0 +1,76 @@
+"""Decisions along given tokens: does a runtime prefer the token that the reference prefers, with and without a cache?
+
+top-1, teacher-forced   the likeliest next token at every position against the float64 reference's
+cached against full     one runtime's step-by-step logits against its own of one full pass
+
+Another choice than the reference's is accepted only at a certified tie: a gap within twice the logits' budget.
+Everything is noted while inputs pass by, and judged at the end, when the budget of the logits is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.validate.cases import Case
+from export.validate.report import PLAIN, Tokens
+from export.validate.rule import Truth
+
+Array = NDArray
+MOST_NOTED = 1000  # of one runtime: a broken one disagrees everywhere
+
+
+@dataclass
+class _Noted:
+    """`sentences`: rows. `tokens`: valid positions. `parted`: (how far apart, in words) where choices differ."""
+
+    sentences: int = 0
+    tokens: int = 0
+    parted: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Agreement:
+    """Notes of one comparison, one for each runtime and kind."""
+
+    def __init__(self) -> None:
+        self._noted: dict[tuple[str, str], _Noted] = {}
+        self._full: dict[str, Array] = {}
+
+    def see(self, runtime: str, path: str, case: Case, logits: Array | None, truth: Truth) -> None:
+        """Logits (B,L,V) of one path; of a case the plain ones come first."""
+        if path == PLAIN:
+            self._full.pop(runtime, None)
+            if _usable(logits, truth):
+                assert logits is not None
+                self._full[runtime] = logits
+                self._note(runtime, "top-1, teacher-forced", case, logits, truth.t64, truth)
+        elif path == "cached" and runtime in self._full and _usable(logits, truth):
+            assert logits is not None
+            self._note(runtime, "cached against full", case, logits, self._full[runtime], truth)
+
+    def _note(self, runtime: str, kind: str, case: Case, got: Array, expected: Array, truth: Truth) -> None:
+        noted = self._noted.setdefault((runtime, kind), _Noted())
+        noted.sentences += len(got)
+        noted.tokens += int(truth.valid.sum())
+        ours, best = got.argmax(axis=-1), expected.argmax(axis=-1)
+        for place in np.argwhere((ours != best) & truth.valid)[: MOST_NOTED - len(noted.parted)]:
+            row, i = map(int, place)
+            gap = float(expected[row, i, best[row, i]]) - float(expected[row, i, ours[row, i]])
+            said = f"{case.name}, row {row}, position {i}: {ours[row, i]}, expected {best[row, i]}, gap {gap:.3g}"
+            noted.parted.append((gap, said))
+
+    def judged(self, limits: Mapping[str, float]) -> Iterator[Tokens]:
+        """`limits`: for each runtime the largest error that a logit may have."""
+        for (runtime, kind), noted in self._noted.items():
+            # Two tensors of the same runtime may err on either side.
+            tie = limits[runtime] * (2 if kind.startswith("top-1") else 4)
+            problems = [f"{said} (a tie would be at most {tie:.3g})" for gap, said in noted.parted if not gap <= tie]
+            ties = [said for gap, said in noted.parted if gap <= tie]
+            yield Tokens(runtime, kind, noted.sentences, noted.tokens, tuple(ties), tuple(problems))
+
+
+def _usable(logits: Array | None, truth: Truth) -> bool:
+    return logits is not None and logits.shape == truth.t64.shape

@@ -1,0 +1,179 @@
+"""The same network on both sides, by its operations: MLX's own trace against the ONNX graph against the architecture.
+
+Numbers can agree by chance where a parameter hardly matters. So, besides them: every parameter is on a way to the
+output, and there are as many matrix products and softmaxes as the architecture has. A fused attention counts as its two
+products and one softmax, a product with a sum (AddMM, Gemm) as one product.
+
+MLX is imported inside functions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from export.runtime.folder import (
+    ALONE,
+    DECODER_FIXED,
+    DECODER_ROWS,
+    ENCODER,
+    ENCODER_FIXED,
+    ENCODER_ROWS,
+    FIRST,
+    MERGED,
+)
+from export.validate.engines import Engine
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.parameters import parameter_shapes
+
+# {operation: (matrix products, softmaxes)}
+MLX_COUNTS = {
+    "Matmul": (1, 0),
+    "AddMM": (1, 0),
+    "QuantizedMatmul": (1, 0),
+    "Softmax": (0, 1),
+    "ScaledDotProductAttention": (2, 1),
+}
+QUANTISED = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits")
+ONNX_COUNTS = (
+    dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", *QUANTISED), (1, 0))
+    | {"Softmax": (0, 1)}
+    | dict.fromkeys(
+        ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
+    )
+)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one runtime's graph consists of. `expected`: (matrix products, softmaxes) of the architecture. `unused`:
+    parameters from which no way leads to the output."""
+
+    runtime: str
+    products: int
+    softmaxes: int
+    expected: tuple[int, int]
+    parameters: int
+    unused: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return (self.products, self.softmaxes) == self.expected and not self.unused
+
+    @property
+    def problem(self) -> str:
+        """In words; empty if there is none."""
+        if self.unused:
+            return f"no way to the output from {', '.join(self.unused[:3])}" + (" ..." if len(self.unused) > 3 else "")
+        if self.passed:
+            return ""
+        found = f"{self.products} matrix products and {self.softmaxes} softmaxes"
+        return f"{found}, the architecture has {self.expected[0]} and {self.expected[1]}"
+
+
+def expected_counts(c: TransformerConfig) -> tuple[int, int]:
+    """Matrix products and softmaxes of one full pass: of an attention four projections, scores, weighted values."""
+    attentions = c.encoder_layers + c.decoder_layers * (2 if c.has_encoder else 1)
+    networks = c.encoder_layers + c.decoder_layers
+    return 6 * attentions + (3 if c.gated else 2) * networks + 1, attentions
+
+
+def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
+    """Of the engines whose operations can be read."""
+    for engine in engines:
+        if getattr(engine, "search_only", False):
+            continue  # the search has a softmax too
+        if hasattr(engine, "files"):
+            found = _of_onnx(engine)
+        elif engine.name.startswith("mlx"):
+            found = _of_mlx(engine)
+        else:
+            continue
+        operations, used = found
+        config: TransformerConfig = engine.config  # type: ignore[attr-defined]
+        table = parameter_shapes(config)
+        yield Structure(
+            engine.name, *operations, expected_counts(config), len(table), tuple(n for n in table if n not in used)
+        )
+
+
+def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
+    from mlx.utils import tree_flatten, tree_unflatten
+
+    mx, model = engine.mx, engine.model
+    weights: Any = dict(tree_flatten(model.parameters()))
+    mx.eval(list(weights.values()))
+    ids = [mx.zeros((2, min(3, model.config.max_positions)), mx.int32)]
+    ids = ids * (2 if model.config.architecture == "encoder-decoder" else 1)
+    records: list[dict[str, Any]] = []
+
+    def network(*inputs: Any, **parameters: Any) -> Any:
+        model.update(tree_unflatten(list(parameters.items())))
+        return model(*inputs)
+
+    with engine._stream():
+        try:
+            mx.export_function(records.append, network, *ids, **weights)
+        finally:
+            model.update(tree_unflatten(list(weights.items())))
+    primitives = [record for record in records if record["type"] == "primitive"]
+    keywords = next(record["keywords"] for record in records if record["type"] == "keyword_inputs")
+    outputs = next(record["outputs"] for record in records if record["type"] == "outputs")
+    edges = [([i[0] for i in p["inputs"]], [o[0] for o in p["outputs"]]) for p in primitives]
+    reached = _reached([output[0] for output in outputs], edges)
+    return _count((p["name"] for p in primitives), MLX_COUNTS), {name for name, i in keywords if i in reached}
+
+
+def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
+    """Of the graphs of one full pass."""
+    if ALONE in engine.files:
+        names = [ALONE]
+    elif engine.files.keys() & {ENCODER_ROWS, ENCODER_FIXED, DECODER_FIXED}:
+        names = [name for name in (ENCODER_ROWS, DECODER_ROWS, ENCODER_FIXED, DECODER_FIXED) if name in engine.files]
+    else:
+        names = [ENCODER, FIRST if FIRST in engine.files else MERGED]
+    total, used = np.zeros(2, int), set()
+    for name in names:
+        graph = onnx.load(engine.files[name], load_external_data=False).graph
+        nodes = list(_all_nodes(graph))
+        total += _count((node.op_type for node in nodes), ONNX_COUNTS)
+        outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
+        reached = _reached([output.name for output in graph.output], outer)
+        used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
+    return (int(total[0]), int(total[1])), used
+
+
+def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    counts = Counter(operations)
+    products, softmaxes = (sum(counts[name] * each[k] for name, each in table.items()) for k in (0, 1))
+    return products, softmaxes
+
+
+def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -> set[str]:
+    """Every value from which a way leads to the outputs."""
+    maker = {output: inputs for inputs, made in edges for output in made}
+    reached, open_values = set(), list(outputs)
+    while open_values:
+        value = open_values.pop()
+        if value not in reached:
+            reached.add(value)
+            open_values += maker.get(value, [])
+    return reached
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _all_nodes(attribute.g)
+
+
+def _outer_values(node: onnx.NodeProto) -> list[str]:
+    """What the branches of an If read."""
+    return [name for a in node.attribute if a.HasField("g") for inner in _all_nodes(a.g) for name in inner.input]

@@ -1,0 +1,134 @@
+"""ONNX files that others exported from the same checkpoint (Optimum, torch), judged by their logits alone.
+
+A folder with encoder_model.onnx and decoder_model.onnx, or one file with the whole network. Inputs and outputs are
+found by Hugging Face's names; `names` maps these to those of the file: {"input_ids": "src", "logits": "output"}.
+
+    input_ids, attention_mask (B,S) -> last_hidden_state (B,S,D)
+    input_ids (B,T), encoder_attention_mask, encoder_hidden_states -> logits (B,T,V)          the decoder's file
+    input_ids, attention_mask[, decoder_input_ids][, position_ids] -> logits                  the whole network
+
+Nothing inside is known, so weights, taps, caches and searches aren't compared, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.runtime.folder import ALONE, ENCODER, FIRST
+from export.runtime.sessions import open_session, session_options
+from export.validate.cases import Case
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC
+
+from . import Placement
+from .search_engine import is_search
+
+Array = NDArray
+TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float)": np.float32}
+ROLES = "input_ids attention_mask position_ids decoder_input_ids encoder_attention_mask encoder_hidden_states".split()
+PROVIDER = "CPUExecutionProvider"
+
+
+def is_foreign(path: Path) -> bool:
+    """A single ONNX file, or a folder with such files, that isn't ours."""
+    if path.suffix == ".onnx":
+        return path.is_file() and not is_search(path)
+    ours = any((place / SPEC).is_file() for place in (path, path / "onnx", path.parent))
+    return not ours and any(_file(path, name) is not None for name in (FIRST, ALONE))
+
+
+class ForeignEngine:
+    """ONNX Runtime on the CPU over somebody else's files."""
+
+    name, precision, device = "onnxruntime", "float32", "cpu"
+    logits_only = True
+
+    def __init__(self, checkpoint: Checkpoint, path: Path, names: Mapping[str, str], threads: int | None = None):
+        self.config, self.path, self.names, self.threads = checkpoint.config, path, dict(names), threads
+        split = path.suffix != ".onnx" and self.config.architecture == "encoder-decoder" and _file(path, FIRST)
+        wanted = [ENCODER, FIRST] if split else [ALONE]
+        files = {name: path if path.suffix == ".onnx" else _file(path, name) for name in wanted}
+        missing = [f"{name}.onnx" for name, file in files.items() if file is None]
+        if missing:
+            raise UserError(f"{path}: {' and '.join(missing)} missing")
+        options = session_options(threads)
+        self.sessions = {name: open_session(file, [PROVIDER], options) for name, file in files.items() if file}
+        there = {entry.name for s in self.sessions.values() for entry in [*s.get_inputs(), *s.get_outputs()]}
+        unknown = [name for name in self.names.values() if name not in there]
+        if unknown:
+            raise UserError(f"{path}: has no input or output {unknown[0]!r} (there are: {', '.join(sorted(there))})")
+        known = {self.names.get(role, role) for role in ROLES}
+        strange = [e.name for s in self.sessions.values() for e in s.get_inputs() if e.name not in known]
+        if strange:
+            raise UserError(
+                f"{path}: input {strange[0]!r} is none of {', '.join(ROLES)}; map it: --names input_ids=NAME"
+            )
+
+    def details(self) -> dict[str, str]:
+        return {"onnxruntime": ort.__version__, "provider": PROVIDER, "compared": "logits of one full pass alone"}
+
+    def placement(self) -> Placement:
+        threads = "one for each core" if self.threads is None else str(self.threads)
+        return Placement(self.name, PROVIDER, "none", threads, {"onnxruntime": ort.__version__})
+
+    def parameters(self) -> Iterator[tuple[str, str, Array]]:
+        yield from ()
+
+    def taps(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        return {}
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {}
+
+    def search(
+        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
+    ) -> list[tuple[list[int], float]]:
+        raise UserError(f"{self.path}: only logits are compared")
+
+    def logits(self, case: Case) -> Array:
+        mask = case.source_real
+        feeds: dict[str, Array] = {"input_ids": case.ids, "attention_mask": mask, "encoder_attention_mask": mask}
+        feeds["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+        if case.target_ids is not None:
+            feeds["decoder_input_ids"] = case.target_ids
+        if ENCODER not in self.sessions:
+            return self._run(self.sessions[ALONE], "logits", feeds)
+        memory = self._run(self.sessions[ENCODER], "last_hidden_state", feeds)
+        assert case.target_ids is not None
+        feeds |= {"input_ids": case.target_ids, "encoder_hidden_states": memory}
+        return self._run(self.sessions[FIRST], "logits", feeds)
+
+    def _run(self, session: Any, output: str, feeds: Mapping[str, Array]) -> Array:
+        given = {self.names.get(role, role): array for role, array in feeds.items()}
+        inputs = {}
+        for entry in session.get_inputs():
+            inputs[entry.name] = np.ascontiguousarray(given[entry.name]).astype(TYPES[entry.type])
+        outputs = [entry.name for entry in session.get_outputs()]
+        wanted = self.names.get(output, output)
+        if wanted not in outputs:
+            raise UserError(f"{self.path}: no output {wanted!r} (there are: {', '.join(outputs)}); map it with names")
+        return session.run([wanted], inputs)[0]
+
+
+def parse_names(text: str | None) -> dict[str, str]:
+    """ "input_ids=src,logits=output" as a dictionary."""
+    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
+    for role, sign, name in pairs:
+        if not sign or not name.strip() or role.strip() not in (*ROLES, "logits", "last_hidden_state"):
+            roles = ", ".join((*ROLES, "last_hidden_state", "logits"))
+            raise UserError(f"--names {text!r}: give ROLE=NAME, separated by commas; roles are {roles}")
+    return {role.strip(): name.strip() for role, _, name in pairs}
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((p for p in (folder / f"{name}.onnx", folder / "onnx" / f"{name}.onnx") if p.is_file()), None)

@@ -1,0 +1,81 @@
+"""Parameters as a package holds them: read back from its initializers, and the same made from the checkpoint's.
+
+A quantised parameter's initializers are called after it; what follows its name tells how it was quantised. Both ways
+give float32 matrices (O, D) that must agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.precision.rounding import block_rows, from_block_rows, from_int8_rows, int8_rows
+
+BLOCK = 32
+
+RoundTrip = Callable[[NDArray], NDArray]
+"""A parameter -> what is left of it after quantising and back."""
+
+
+def restored(
+    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, NDArray, RoundTrip]]:
+    """(parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in `names`.
+
+    `tensors`: initializers of one file; `names`: parameters with their shapes.
+    """
+    for tensor, q in tensors.items():
+        name, _, kind = tensor.rpartition(".")
+        if name not in names or kind not in KINDS:
+            continue
+        scale = tensors.get(f"{name}.{SCALES[kind]}", tensors.get(f"{name}.{SCALES[kind]}s"))
+        if scale is not None:
+            read, round_trip = KINDS[kind]
+            yield name, read(q, scale, names[name]), round_trip
+
+
+def _int8(w: NDArray) -> NDArray:
+    return from_int8_rows(*int8_rows(w))
+
+
+def _blocks(bits: int) -> RoundTrip:
+    return lambda w: from_block_rows(*block_rows(w, bits, BLOCK), bits, w.shape[1])
+
+
+def _from_rows(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
+    return from_int8_rows(q, scale.reshape(-1))
+
+
+def _from_columns(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
+    return from_int8_rows(q.T, scale)
+
+
+def _from_packed(bits: int) -> Callable[[NDArray, NDArray, tuple[int, ...]], NDArray]:
+    def read(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
+        values = q if bits == 8 else np.stack([q & 15, q >> 4], axis=-1).astype(np.uint8)
+        return from_block_rows(values.reshape(shape[0], -1, BLOCK), scale, bits, shape[1])
+
+    return read
+
+
+def _from_blocks(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
+    groups = np.repeat(scale, BLOCK, axis=0)[: shape[1]]
+    return np.ascontiguousarray((q.astype(np.float32) * groups).T)
+
+
+KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], RoundTrip]] = {
+    "int8": (_from_columns, _int8),
+    "int8_rows": (_from_rows, _int8),
+    "uint4": (_from_packed(4), _blocks(4)),
+    "uint8": (_from_packed(8), _blocks(8)),
+    "uint8_rows": (_from_packed(8), _blocks(8)),
+    "int4_blocks": (_from_blocks, _blocks(4)),
+    "int8_blocks": (_from_blocks, _blocks(8)),
+}
+SCALES = {
+    **{kind: f"{kind}_scale" for kind in KINDS},
+    **dict.fromkeys(("int8", "int8_rows"), "scale"),
+    "uint8_rows": "uint8_scale",
+}

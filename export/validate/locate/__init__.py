@@ -1,0 +1,1 @@
+"""Where something is over budget: the operation at fault."""

@@ -1,0 +1,147 @@
+"""What is wrong with one operation, tried out: the reference with one thing changed, against what a runtime computed.
+
+A hypothesis is told only if it explains the error: with it, what remains is a hundredth of what there was, or no more
+than float32's own error (twice that, for it is another calculation's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.reference.layers import activation
+from mlx_transformer.spec.config import Activation, TransformerConfig
+
+Array = NDArray
+EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+EXPLAINED = 0.01  # of the error may be left
+
+
+def explain(
+    point: str,
+    config: TransformerConfig,
+    weights: Mapping[str, Array],
+    given: Mapping[str, Array],
+    got: Array,
+    truth: Array,
+    natural: float,
+    valid: NDArray[np.bool_],
+) -> str:
+    """One clause, or nothing. `got` and `truth`: (B,L,...) of the point, positions before heads. `natural`: the sum of
+    float32's own absolute errors. `valid` (B,L): the positions that count."""
+    if got.shape != truth.shape:
+        return f"shape {got.shape}, expected {truth.shape}"
+    if not np.isfinite(got[valid]).all():
+        return "not finite"
+    last = point.rpartition(".")[2]
+    if last == "weights":
+        seen = _mask(np.where(valid[..., None, None], got, truth), truth)
+        if seen:
+            return seen
+    left = max(EXPLAINED * float(np.abs(got - truth)[valid].sum()), 2 * natural)
+    for words, changed in _changed(point, last, config, weights, given, truth):
+        if changed.shape == got.shape and np.abs(got - changed)[valid].sum() <= left:
+            return words
+    return _factor(got[valid], truth[valid], left)
+
+
+def _changed(
+    point: str,
+    last: str,
+    config: TransformerConfig,
+    weights: Mapping[str, Array],
+    given: Mapping[str, Array],
+    truth: Array,
+) -> Iterator[tuple[str, Array]]:
+    """(in words, what the point would be) of each mistake that this kind of operation invites."""
+    if last.endswith("_norm") or last == "norm":
+        x = given.get(_input_of_norm(point, config, given))
+        if x is not None:
+            for epsilon in EPSILONS:
+                words = f"epsilon {epsilon:g}, not {config.norm_epsilon:g}"
+                yield words, _norm(config, x.astype(np.float64), weights, point, epsilon)
+    elif last == "inner":
+        place = point.rpartition(".")[0]
+        up = given[f"{place}.up_proj"].astype(np.float64)
+        for name in get_args(Activation):
+            if config.gated:
+                gate = given[f"{place}.gate_proj"].astype(np.float64)
+                yield f"{name}, not {config.activation}", activation(name, gate) * up
+                yield "gate and up exchanged", activation(name, up) * gate
+            else:
+                yield f"{name}, not {config.activation}", activation(name, up)
+        yield "not gated", up
+    elif last in ("queries", "keys", "values", "context"):
+        heads = truth if truth.ndim == 4 else truth.reshape(*truth.shape[:2], config.heads, -1)
+        for first in range(heads.shape[2]):
+            for second in range(first):
+                order = list(range(heads.shape[2]))
+                order[first], order[second] = second, first
+                yield f"heads {second} and {first} exchanged", heads[:, :, order].reshape(truth.shape)
+        for k in range(1, min(truth.shape[1], 4)):
+            yield f"rows moved by {k}", np.roll(truth, k, axis=1)
+            yield f"rows moved by -{k}", np.roll(truth, -k, axis=1)
+    elif last == "residual":
+        sub = given.get(point.removesuffix(".residual"))
+        if sub is not None:
+            yield "the input isn't added", sub.astype(np.float64)
+            yield "the sub-layer's output isn't added", truth - sub
+            yield "the sub-layer's output is added twice", truth + sub
+            yield "the sub-layer's output is added to itself", 2.0 * sub
+    bias = weights.get(f"{_module(point)}.bias")
+    if bias is not None and bias.shape == truth.shape[-1:]:
+        yield "the bias is missing", truth - bias
+
+
+def _module(point: str) -> str:
+    last = point.rpartition(".")[2]
+    if last in ("self_attention", "cross_attention"):
+        return f"{point}.output_proj"
+    if last == "feed_forward":
+        return f"{point}.down_proj"
+    return "output_proj" if point == "logits" else point
+
+
+def _input_of_norm(point: str, config: TransformerConfig, given: Mapping[str, Array]) -> str:
+    if config.norm_placement == "post":
+        return f"{point.removesuffix('_norm')}.residual"
+    names = list(given)
+    if point not in names:
+        return ""
+    # In pre-norm order a norm reads the newest of the residual stream's values.
+    stream = [n for n in names[: names.index(point)] if n.endswith((".residual", ".embedding"))]
+    return stream[-1] if stream else ""
+
+
+def _norm(config: TransformerConfig, x: Array, weights: Mapping[str, Array], name: str, epsilon: float) -> Array:
+    gamma = weights[f"{name}.weight"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if config.norm == "rmsnorm":
+            return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * gamma
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = np.mean(centred * centred, axis=-1, keepdims=True)
+        return centred / np.sqrt(variance + epsilon) * gamma + weights[f"{name}.bias"]
+
+
+def _mask(got: Array, truth: Array) -> str:
+    """(B,L,H,S) attention weights: a query that sees what it may not, or doesn't see what it may."""
+    seen = np.argwhere((truth == 0) & (got > 1e-6))
+    hidden = np.argwhere((truth > 1e-6) & (got == 0))
+    for places, words in ((seen, "sees key {} of row {}, which is masked"), (hidden, "doesn't see key {} of row {}")):
+        if len(places):
+            row, query, _, key = (int(i) for i in places[0])
+            return f"mask: query {query} {words.format(key, row)}"
+    return ""
+
+
+def _factor(got: Array, truth: Array, left: float) -> str:
+    """Every value times a constant."""
+    square = float((truth * truth).sum())
+    if not square:
+        return ""
+    factor = float((got * truth).sum()) / square
+    rest = np.abs(got - factor * truth).sum()
+    return f"every value times {factor:.6g}" if rest <= left else ""

@@ -1,0 +1,132 @@
+"""Which operation is the culprit: where a runtime first leaves its budget, each step is run again by itself.
+
+A tap over budget says where an error shows. To say what made it, the reference's own values are put in at every point
+before an operation (rounded to float32, which is what the runtime can hold), so that nothing but that operation is
+between given and computed. The truth is the same operation in float64 on the same given values, its natural error the
+same in float32, and the rule that of every tap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.validate.cases import Case
+from export.validate.engines import Engine
+from export.validate.points import tap_names
+from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
+from mlx_transformer.spec.config import TransformerConfig
+
+from .hypotheses import explain
+from .inside import operation, positions_first, valid_at
+from .isolate_mlx import run_mlx
+from .isolate_onnx import run_onnx
+from .setting import Setting, make_setting
+
+Array = NDArray
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What an isolated run found. `tap`, `path`, `case`: where the error shows. `point`, `operation`: what makes it;
+    empty where no single operation is over budget. `why`: what distinguishes it, as far as that can be told."""
+
+    runtime: str
+    path: str
+    tap: str
+    case: str
+    point: str
+    operation: str
+    measurement: Measurement | None
+    why: str = ""
+    points: int = 0
+    """How many operations were run by themselves."""
+
+    @property
+    def sentence(self) -> str:
+        place = self.tap if self.point in ("", self.tap) else self.point.rpartition(".")[0]
+        if self.point.endswith("norm") and not self.point.startswith(f"{self.tap}."):
+            place = self.point
+        return f"{place}: {self.operation or 'no single operation'}{f' ({self.why})' if self.why else ''}"
+
+
+def isolable(engine: Engine) -> bool:
+    """Whether an engine's operations can be run one by one: those of MLX's modules and of ONNX graphs."""
+    # In graphs of rows several operations are one node, and a tap names fewer points than the reference has.
+    shown = not hasattr(engine, "unseen") and not getattr(engine, "search_only", False)
+    return shown and (hasattr(engine, "files") or engine.name.startswith("mlx"))
+
+
+def isolate(
+    engine: Engine, weights: Mapping[str, Array], case: Case, path: str, tap: str, position: int | None = None
+) -> Culprit:
+    """Run the operations behind a failing tap one by one. `position`: a failing one, which tells the cached pass."""
+    config = engine.config  # type: ignore[attr-defined]
+    part = None
+    if path.startswith("cached") and not tap.startswith("encoder."):
+        passes = case.passes()
+        part = next((p for p in passes if position is not None and p.start <= position < p.stop), passes[-1])
+    nobody = Culprit(engine.name, path, tap, case.name, "", "", None)
+    setting = make_setting(config, weights, case, part)
+    if getattr(getattr(engine, "model", None), "training", False):
+        return replace(nobody, operation="dropout", why="the model is in training mode")
+    try:
+        computed = _run(engine, setting, path, tap)
+    except Exception as error:  # each runtime has its own exceptions
+        return _named(nobody, " ".join(str(error).split()), list(setting.truth64), config)
+    region = _region(list(setting.given), tap_names(config), tap)
+    seen = computed.keys() & setting.truth64.keys()
+    judged = [(point, _judge(point, computed[point], setting, engine)) for point in region if point in seen]
+    wrong = [(point, found) for point, found in judged if not found.passed]
+    if not wrong:
+        why = f"each of {len(judged)} operations is within its budget; their errors add up"
+        return replace(nobody, why=why, points=len(judged))
+    point, found = max(wrong, key=lambda pair: pair[1].share)
+    why = _explained(point, computed[point], setting, config, weights)
+    return replace(
+        nobody, point=point, operation=operation(point, config), measurement=found, why=why, points=len(judged)
+    )
+
+
+def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
+    """Points after the tap before this one, up to it, and whatever belongs to it by name."""
+    i = taps.index(tap)
+    earlier = taps[i - 1] if i and taps[i - 1] in points else None
+    start = points.index(earlier) + 1 if earlier is not None else 0
+    stop = points.index(tap) + 1
+    return [p for k, p in enumerate(points) if start <= k < stop or p.startswith(f"{tap}.")]
+
+
+def _explained(point: str, got: Array, s: Setting, config: TransformerConfig, weights: Mapping[str, Array]) -> str:
+    got, t64, t32 = (positions_first(point, x) for x in (got, s.truth64[point], s.truth32[point]))
+    valid = valid_at(point, s.case, s.part, t64.shape[1])
+    natural = float(np.abs(t32 - t64)[valid].sum())
+    return explain(point, config, weights, s.given, got, t64, natural, valid)
+
+
+def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
+    t64, t32, got = (positions_first(point, x) for x in (s.truth64[point], s.truth32[point], got))
+    if got.shape != t64.shape:
+        deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
+        return Measurement(False, np.inf, np.inf, np.inf, deviation)
+    valid = valid_at(point, s.case, s.part, t64.shape[1])
+    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.precision in ("float32", "tf32"))
+    budget = budget_for(engine.precision, engine.device)
+    return Measurement.of(Deviation.of(got, truth), truth.natural, truth.natural, budget)
+
+
+def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
+    """The operation that a runtime's own error message names."""
+    message = message.replace("/positions/", "/embedding/")
+    spelled = {point.replace(".", "/").replace("layers/", "layers."): point for point in points}
+    named = [point for scope, point in spelled.items() if f"{scope}/" in message]
+    point = max(named, key=len) if named else ""
+    return replace(nobody, point=point, operation=point and operation(point, config), why=f"fails: {message[:200]}")
+
+
+def _run(engine: Engine, setting: Setting, path: str, tap: str) -> dict[str, Array]:
+    run = run_onnx if hasattr(engine, "files") else run_mlx
+    return run(engine, setting, path, tap)

@@ -1,0 +1,186 @@
+"""An exported graph cut at every known point: each operation computes from the reference's values.
+
+The value of a known point becomes an input of the graph, which takes the reference's value, and what the graph computes
+there becomes an output. Points are found by the names of nodes (the modules' names) and, within attention, by following
+the data around the softmax; a point that can't be found (a graph changed beyond recognition) isn't cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from export.runtime.folder import ALONE, ENCODER, FIRST, MERGED, NEXT
+
+from .setting import Setting
+
+Array = NDArray
+
+COMPUTED = "/computed"
+
+
+class Wiring:
+    """Who makes and who reads each value of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto):
+        self.nodes = list(graph.node)
+        self.maker = {output: node for node in graph.node for output in node.output}
+
+    def last(self, scope: str) -> str | None:
+        """Output of the last node within a module."""
+        found = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
+        return found[-1] if found else None
+
+    def first(self, scope: str, operator: str) -> onnx.NodeProto | None:
+        """First node of a type directly or anywhere within a module."""
+        found = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
+        return next(found, None)
+
+    def readers(self, value: str | None) -> list[onnx.NodeProto]:
+        return [node for node in self.nodes if value in node.input]
+
+    def behind(self, value: str, *operators: str) -> str:
+        """The value before nodes of these types, as far as there are any."""
+        while value in self.maker and self.maker[value].op_type in operators:
+            value = self.maker[value].input[0]
+        return value
+
+
+def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
+    """{point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
+    config, case = engine.config, s.case
+    if config.architecture != "encoder-decoder":
+        name = ALONE
+    elif tap.startswith("encoder."):
+        name = ENCODER
+    elif "merged" in path or FIRST not in engine.files:
+        name = MERGED
+    else:
+        name = FIRST if s.part is None or s.part.start == 0 else NEXT
+    model = onnx.load(engine.files[name], load_external_data=False)
+    points = points_of(model.graph, s.given)
+    session = engine.open(engine.files[name], cut(model, points))
+    feeds = _feeds(engine, s) | {value: s.given[point] for point, value in points.items()}
+    wanted = {entry.name: entry for entry in session.get_inputs()}
+    for key, entry in wanted.items():
+        if key.startswith("past_key_values.") and key not in feeds:  # a first pass
+            feeds[key] = np.zeros((len(case.ids), entry.shape[1], 0, entry.shape[3]), np.float32)
+    if name == ENCODER:
+        feeds["input_ids"] = case.ids
+    outputs = [point + COMPUTED for point in points]
+    values = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in wanted})
+    return dict(zip(points, values, strict=True))
+
+
+def _feeds(engine: Any, s: Setting) -> dict[str, Array]:
+    """Everything that any of the graphs may want, by name."""
+    config, case, before = engine.config, s.case, s.before
+    real = case.source_real.astype(np.int64)
+    if config.architecture != "encoder-decoder":
+        stop = case.ids.shape[1] if s.part is None else s.part.stop
+        start = 0 if s.part is None else s.part.start
+        if s.part is not None and case.prompt_mask is None:
+            real = np.ones_like(real)
+        positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
+        feeds = {"input_ids": case.ids[:, start:stop], "attention_mask": real[:, :stop]}
+        feeds["position_ids"] = positions[:, start:stop]
+        prefix = ""
+    else:
+        assert case.target_ids is not None
+        assert s.memory is not None
+        ids = case.target_ids if s.part is None else case.target_ids[:, s.part]
+        feeds = {"input_ids": ids, "encoder_attention_mask": real, "attention_mask": real}
+        feeds["use_cache_branch"] = np.array([bool(s.part is not None and s.part.start)])
+        feeds["encoder_hidden_states"] = s.memory
+        prefix = ".decoder"
+    if before is not None:
+        for i, (own, cross) in enumerate(zip(before.own, before.cross, strict=True)):
+            for kind, pair in ((prefix, own), (".encoder", cross)):
+                if pair is not None and (kind != ".encoder" or config.has_encoder):
+                    for part, array in zip(("key", "value"), pair, strict=True):
+                        feeds[f"past_key_values.{i}{kind}.{part}"] = array
+    return {name: array.astype(np.float32) if array.dtype == np.float64 else array for name, array in feeds.items()}
+
+
+def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
+    """{point: value} of those of the reference's points (in its order) that the graph shows, each value once."""
+    wiring = Wiring(graph)
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for point in names:
+        value = point if point in wiring.maker else _value(wiring, point)
+        if value is not None and value in wiring.maker and value not in taken:
+            found[point] = value
+            taken.add(value)
+    return found
+
+
+def cut(model: onnx.ModelProto, points: dict[str, str]) -> onnx.ModelProto:
+    """A copy whose outputs are POINT/computed, with an input for every point's value."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph, names = copy.graph, {value: point for point, value in points.items()}
+    for node in graph.node:
+        for k, output in enumerate(node.output):
+            if output in names:
+                node.output[k] = names[output] + COMPUTED
+    del graph.output[:], graph.value_info[:]
+    for value, point in names.items():
+        graph.output.append(onnx.helper.make_tensor_value_info(point + COMPUTED, onnx.TensorProto.FLOAT, None))
+        graph.input.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None))
+    return copy
+
+
+def _value(wiring: Wiring, point: str) -> str | None:
+    place, _, last = point.rpartition(".")
+    scope = point.replace(".", "/").replace("layers/", "layers.")
+    if last.endswith(("_proj", "norm")):
+        return wiring.last(scope)
+    if last == "residual":
+        layer = scope.rsplit("/", 2)[0]
+        sums = [n.output[0] for n in wiring.readers(place) if n.op_type == "Add" and n.name.startswith(f"{layer}/Add")]
+        return sums[0] if sums else None
+    if place.endswith(".embedding"):
+        return _embedding(wiring, place, last)
+    module = scope.rpartition("/")[0]
+    if last in ("inner", "context"):
+        product = wiring.first(f"{module}/{'down' if last == 'inner' else 'output'}_proj", "MatMul")
+        return None if product is None else product.input[0]
+    return dict(_attention(wiring, module)).get(last)
+
+
+def _embedding(wiring: Wiring, tap: str, last: str) -> str | None:
+    """Walk back from the tap to the gathered rows of the table."""
+    path = [tap]
+    while (node := wiring.maker.get(path[-1])) is not None and node.op_type in ("Add", "Mul"):
+        path.append(node.input[0])
+    for after, value in pairwise(path[::-1]):
+        if wiring.maker.get(after) is not None and wiring.maker[after].op_type == "Gather":
+            return after if last == "rows" else value if wiring.maker[value].op_type == "Mul" else None
+    return None
+
+
+def _attention(wiring: Wiring, module: str) -> Iterator[tuple[str, str]]:
+    softmax = wiring.first(module, "Softmax")
+    if softmax is None:
+        return
+    yield "weights", softmax.output[0]
+    masked = wiring.maker.get(softmax.input[0])
+    scores = masked.input[0] if masked is not None and masked.op_type == "Add" else softmax.input[0]
+    yield "scores", scores
+    product = wiring.maker.get(wiring.behind(scores, "Reshape"))
+    if product is not None and product.op_type == "MatMul":
+        yield "queries", wiring.behind(wiring.behind(product.input[0], "Reshape"), "Mul")
+        transposed = wiring.maker.get(product.input[1])
+        if transposed is not None and transposed.op_type == "Transpose":
+            yield "keys", transposed.input[0]
+    readers = wiring.readers(softmax.output[0])
+    if readers and readers[0].op_type == "Reshape":
+        readers = wiring.readers(readers[0].output[0])
+    if readers and readers[0].op_type == "MatMul":
+        yield "values", readers[0].input[1]

@@ -1,0 +1,104 @@
+"""The reference's values before every operation of one pass, and what each operation makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.reference import Cache, Reference, Tap
+from export.validate.cases import Case
+from mlx_transformer.spec.config import TransformerConfig
+
+Array = NDArray
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One pass of the reference: its points as given values, and what the operations make of them."""
+
+    case: Case
+    part: slice | None
+    """The decoder's positions of this pass; None for a full pass without a cache."""
+    before: Cache | None
+    """The reference's cache before the pass, rounded to float32."""
+    earlier: tuple[Mapping[str, Array], ...]
+    """Given values of the passes before it, for a runtime that has to fill its own cache."""
+    memory: Array | None
+    """The encoder's output (B,S,D), where both stacks exist."""
+    given: Mapping[str, Array]
+    truth64: Mapping[str, Array]
+    truth32: Mapping[str, Array]
+
+
+def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: Case, part: slice | None) -> Setting:
+    truth64 = Reference(config, weights, inside=True)
+    truth32 = Reference(config, weights, np.float32, inside=True)
+    given: dict[str, Array] = {}
+    earlier: list[Mapping[str, Array]] = []
+    before = None
+    if part is not None:
+        before = _cache(truth64, case)
+        source = dict(_source_points(before))
+        for one in case.passes():
+            if one.start == part.start:
+                break
+            seen = dict(source)
+            before = _step(truth64, case, one, before, _rounded_into(seen))[1]
+            earlier.append(seen)
+        before = _rounded(before)
+        given |= source
+
+    def run(reference: Reference, tap: Tap) -> None:
+        if before is None or part is None:
+            reference(case.ids, case.target_ids, case.mask, tap=tap)
+        else:
+            _step(reference, case, part, before, tap)
+
+    run(truth64, _rounded_into(given))
+    found: list[dict[str, Array]] = []
+    for reference in (truth64, truth32):
+        made: dict[str, Array] = {}
+        found.append(made)
+
+        def put_in(name: str, value: Array, made: dict[str, Array] = made, dtype: Any = reference.dtype) -> Array:
+            made[name] = value
+            return given[name].astype(dtype)
+
+        run(reference, put_in)
+    memory = truth64.encode(case.ids, case.mask).astype(np.float32) if case.target_ids is not None else None
+    return Setting(case, part, before, tuple(earlier), memory, given, *found)
+
+
+def _rounded_into(found: dict[str, Array]) -> Tap:
+    return lambda name, value: found.__setitem__(name, value.astype(np.float32))
+
+
+def _rounded(cache: Cache) -> Cache:
+    own, cross = (
+        tuple(pair and (pair[0].astype(np.float32), pair[1].astype(np.float32)) for pair in pairs)
+        for pairs in (cache.own, cache.cross)
+    )
+    return replace(cache, own=own, cross=cross)
+
+
+def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
+    """Keys and values of the source: given in every pass, made in none of them."""
+    for i, pair in enumerate(_rounded(cache).cross):
+        if pair is not None:
+            yield f"decoder.layers.{i}.cross_attention.keys", pair[0]
+            yield f"decoder.layers.{i}.cross_attention.values", pair[1]
+
+
+def _cache(reference: Reference, case: Case) -> Cache:
+    if case.target_ids is None:
+        return reference.start(batch=len(case.ids))
+    return reference.start(reference.encode(case.ids, case.mask), case.mask)
+
+
+def _step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:
+    ids, mask = (case.ids, case.prompt_mask) if case.target_ids is None else (case.target_ids, None)
+    return reference.step(ids[:, part], cache, None if mask is None else mask[:, part], tap)

@@ -1,0 +1,216 @@
+"""A report as one page that needs nothing else: verdict, error against budget, worst elements, tokens, machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+from export.validate.checks.gradients import BUDGET, worst_of_each
+from export.validate.explain import explain
+from export.validate.points import natural_order
+
+from .data import Point, Report, Tokens
+from .plot import colour, plot
+
+WORST = 6  # elements shown for each runtime
+
+
+def page(report: Report) -> str:
+    css = files("export.validate.report").joinpath("report.css").read_text(encoding="utf-8")
+    sections = [
+        _verdict(report),
+        _plots(report),
+        _worst(report),
+        _weights(report),
+        _tokens(report),
+        _gradients(report),
+        _runs(report),
+    ]
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>validate: {report.verdict}</title><style>{css}</style></head><body><main>"
+        f"{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _verdict(r: Report) -> str:
+    names = " and ".join(runtime.name for runtime in r.runtimes)
+    if r.equal:
+        verb = "compute" if len(r.runtimes) > 1 else "computes"
+        body = f"<p>{escape(names)} {verb} the same function as the float64 reference: {_summary(r)}.</p>"
+        title = "Equal"
+    else:
+        lines = "".join(
+            f"<li{' class=culprit' if ': culprit: ' in line else ''}>{escape(line)}</li>" for line in r.failures()
+        )
+        body = f"<p>{escape(names)} against the float64 reference.</p><ul>{lines}</ul>"
+        title = "Mismatch"
+    notes = "".join(f'<p class="note">{escape(line)}.</p>' for line in r.notes)
+    absent = "".join(f"<p>Not compared, because it isn't installed here: {escape(name)}.</p>" for name in r.absent)
+    place = f"{escape(r.checkpoint)} against {escape(r.onnx)}" if r.onnx not in ("", "None") else escape(r.checkpoint)
+    return (
+        f'<div class="verdict {r.verdict}"><h1>{title}</h1>{body}{notes}{absent}'
+        f'<p class="soft">{place} · seed {r.seed} · {r.seconds:.1f} s</p></div>'
+    )
+
+
+def _summary(r: Report) -> str:
+    parts = []
+    if r.weights:
+        parts.append(f"{sum(check.count for check in r.weights)} parameters bit for bit")
+    parts.append(f"{sum(point.inputs for point in r.points)} tensors within their budgets")
+    if r.tokens:
+        parts.append(f"{sum(check.tokens for check in r.tokens)} tokens the same")
+    return ", ".join(parts)
+
+
+def _plots(r: Report) -> str:
+    taps = natural_order(point.tap for point in r.points)
+    cards = []
+    for runtime in r.runtimes:
+        points = [p for p in r.points if p.runtime == runtime.name]
+        if not points:
+            continue
+        paths = dict.fromkeys(p.path for p in points)
+        key = "".join(f'<i style="background:{colour(i)}"></i>{escape(path)}' for i, path in enumerate(paths))
+        budget = f"{runtime.precision} on {runtime.device}: rms {runtime.budget.rms:g}, max {runtime.budget.max:g}"
+        cards.append(
+            f'<div class="card"><h3>{escape(runtime.name)} <span class="soft">budget {escape(budget)} times the '
+            f'reference\'s own error in that precision</span></h3><p class="key">{key}</p>{plot(points, taps)}</div>'
+        )
+    note = (
+        "How much of its budget each point of the network used up, on the worst of all inputs. The measure is the "
+        "error that the reference itself makes in single precision. Shaded: the decoder. Point at a dot to read it."
+    )
+    return f'<h2>Error against budget</h2><p class="note">{note}</p>{"".join(cards)}'
+
+
+def _worst(r: Report) -> str:
+    rows = []
+    for runtime in r.runtimes:
+        points = [p for p in r.points if p.runtime == runtime.name and p.worst.deviation.index]
+        points.sort(key=lambda p: (not p.passed, p.worst.share))
+        each = {p.tap: p for p in points}  # of each tap the path on which it is worst
+        worst = sorted(each.values(), key=lambda p: (p.passed, -p.worst.share))
+        rows += [_element(p) for p in worst[:WORST]]
+    head = ("runtime", "point", "input", "element", "computed", "reference", "ulp", "of its budget")
+    return "<h2>Worst elements</h2>" + _table(head, rows, numbers=(4, 5, 6, 7))
+
+
+def _element(p: Point) -> list[str]:
+    d = p.worst.deviation
+    mark = "good" if p.passed else "bad"
+    share = f'<span class="{mark}">{p.worst.share:.2g}</span>'
+    cells = [p.runtime, f"{p.tap} ({p.path})", p.case, str(list(d.index)), f"{d.got:.9g}", f"{d.expected:.9g}"]
+    return [*map(escape, cells), f"{d.ulp:.3g}", share]
+
+
+def _weights(r: Report) -> str:
+    if not r.weights:
+        return _structure(r)
+    rows = []
+    for check in r.weights:
+        said = '<span class="good">equal</span>' if check.passed else '<span class="bad">differ</span>'
+        if check.problems:
+            said += "<br>" + "<br>".join(escape(problem) for problem in check.problems[:WORST])
+        digest = f'<code title="SHA-256 of names, types, shapes and values">{check.digest[:16]}</code>'
+        rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, said])
+    note = "Every place that holds parameters, bit for bit against the checkpoint, and the SHA-256 of what it holds."
+    head = ("runtime", "where", "parameters", "digest", "result")
+    return f'<h2>Weights</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2,)) + _structure(r)
+
+
+def _structure(r: Report) -> str:
+    rows = []
+    for s in r.structures:
+        said = f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
+        used = f"{s.parameters - len(s.unused)} of {s.parameters}"
+        rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, said])
+    note = (
+        "MLX's own trace and the ONNX graph against the architecture: every parameter on a way to the output, as many "
+        "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax."
+    )
+    head = ("runtime", "matrix products", "softmaxes", "parameters used", "result")
+    return f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3)) if rows else ""
+
+
+def _tokens(r: Report) -> str:
+    if not r.tokens:
+        return ""
+    rows = []
+    for check in r.tokens:
+        said = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
+        mark, text = ("good", said) if check.passed else ("bad", f"{len(check.problems)} differ")
+        cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
+        rows.append([*cells, f'<span class="{mark}">{text}</span>'])
+    parted = "".join(_parting(check) for check in r.tokens)
+    note = "Tokens of each search below; another choice than the reference's is accepted only where it sees a tie."
+    head = ("runtime", "search", "sentences", "tokens", "result")
+    return f'<h2>Tokens</h2><p class="note">{note}</p>{_table(head, rows, numbers=(2, 3))}{parted}'
+
+
+def _gradients(r: Report) -> str:
+    if not r.gradients:
+        return ""
+    rows = []
+    for g in worst_of_each(list(r.gradients)):
+        share = f'<span class="{"good" if g.passed else "bad"}">{g.error / BUDGET:.2g}</span>'
+        rows.append([*map(escape, (g.parameter, g.direction, f"{g.got:.9g}", f"{g.expected:.9g}")), share])
+    note = "MLX's derivatives of the training loss against differences of the float64 reference, each kind's worst."
+    head = ("parameter", "direction", "MLX", "differences", "of its budget")
+    return f'<h2>Gradients</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2, 3, 4))
+
+
+def _parting(check: Tokens) -> str:
+    if not check.partings:
+        lines = [*check.problems, *check.ties]
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines[:WORST])
+        title = f"<h3>{escape(check.runtime)}, {escape(check.search)}</h3>"
+        return f'<div class="card">{title}<ul>{items}</ul></div>' if lines else ""
+    cards = []
+    for p in check.partings[:WORST]:
+        first = next((i for i, (a, b) in enumerate(zip(p.got, p.expected, strict=False)) if a != b), None)
+        if first is None:
+            first = min(len(p.got), len(p.expected))
+        kind = "" if p.problem else " (a certified tie)"
+        rows = [["computed", _row(p.got, first)], ["reference", _row(p.expected, first)]]
+        cards.append(
+            f'<div class="card"><h3>{escape(check.runtime)}, {escape(check.search)}, sentence {p.sentence}{kind}</h3>'
+            f'<p class="key">{escape(p.said)}</p>{_table((), rows)}</div>'
+        )
+    return "".join(cards)
+
+
+def _row(tokens: Sequence[str], first: int) -> str:
+    spans = (f"<span{' class=parts' if i == first else ''}>{escape(token)}</span>" for i, token in enumerate(tokens))
+    return f'<div class="tokens mono">{"".join(spans)}</div>'
+
+
+def _runs(r: Report) -> str:
+    rows = []
+    for place in r.placements:
+        nodes = ", ".join(f"{count} on {provider}" for provider, count in place.providers.items()) or place.device
+        copies = ", ".join(f"{count} in {graph}" for graph, count in place.copies.items()) or "none"
+        rows.append([*map(escape, (place.runtime, nodes, copies, place.tf32, place.threads))])
+    head = ("runtime", "operations", "copies between memories", "TF32", "threads")
+    inputs = "".join(f"<li>{escape(text)}</li>" for text in r.inputs)
+    versions = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in r.versions.items())
+    return (
+        f"<h2>Where it ran</h2>{_table(head, rows)}"
+        f"<h2>Inputs</h2><p class=note>Fresh random numbers of seed {r.seed}: name (batch, length).</p>"
+        f'<div class="card"><ul>{inputs}</ul></div>'
+        f'<h2>Versions</h2><div class="card"><table>{versions}</table></div>'
+        f"<h2>The rule</h2><details><summary>in words</summary><pre>{escape(explain())}</pre></details>"
+    )
+
+
+def _table(head: Iterable[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """`rows` are HTML already."""
+    kind = dict.fromkeys(numbers, ' class="n"')
+    top = "".join(f"<th{kind.get(i, '')}>{escape(word)}</th>" for i, word in enumerate(head))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
+    )
+    return f'<div class="card"><table>{f"<tr>{top}</tr>" if top else ""}{body}</table></div>'

@@ -1,0 +1,99 @@
+"""What `mlx-transformer info` prints about a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from mlx_transformer.spec.checkpoint import MANIFEST, open_checkpoint, read_json, verify_files
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.folders import SPEC, is_onnx_folder
+from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
+from mlx_transformer.spec.quantization import described
+
+Facts = Callable[[Path], dict[str, dict[str, Any]]]
+
+
+def describe(path: Path, graph_facts: Facts) -> RenderableType:
+    """Tables about a checkpoint, a run's folder or an ONNX folder; `UserError` if it is none of these or damaged.
+
+    `graph_facts` is `export.package.facts.graph_facts`, or a function like it.
+    """
+    return _onnx(path, graph_facts) if is_onnx_folder(path) else _checkpoint(path)
+
+
+def _checkpoint(path: Path) -> RenderableType:
+    opened = open_checkpoint(path)
+    facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
+    facts["digests"] = _digests(opened.folder)
+    if opened.quantization:
+        facts["quantised"] = described(opened.quantization, parameter_shapes(opened.config))
+    run = path / "run.json"
+    if run.is_file():
+        facts |= _run(run)
+    return Group(_table(facts), _config(opened.config), _files(opened.folder))
+
+
+def _run(path: Path) -> dict[str, str]:
+    record = read_json(path)
+    try:
+        data = ", ".join(f"{name} {part['pairs']:,} pairs" for name, part in record["data"].items())
+        return {"run": str(path.parent), "data": data, "trained on": str(record["device"])}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error!r}); restore it from a copy") from error
+
+
+def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
+    graphs = path / "onnx" if (path / "onnx").is_dir() else path
+    verify_files(graphs)
+    facts = {"kind": "ONNX models", "folder": str(path), "digests": _digests(graphs)}
+    spec = path / SPEC
+    config = None
+    if spec.is_file():
+        values = read_json(spec)
+        if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
+            raise UserError(f"{spec}: damaged (no config in it); export the model again")
+        config = TransformerConfig.from_dict(values["config"])
+    parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
+    return Group(*parts, *_graphs(graph_facts(path)))
+
+
+def _digests(folder: Path) -> str:
+    """What `verify_files`, which has passed, found to compare."""
+    return "verified" if (folder / MANIFEST).exists() else "no manifest to verify"
+
+
+def _graphs(graphs: dict[str, dict[str, Any]]) -> list[RenderableType]:
+    tables: list[RenderableType] = []
+    for name, facts in graphs.items():
+        table = Table(title=f"{escape(name)}: {facts['nodes']} nodes, opset {facts['opset']}", title_justify="left")
+        for column in ("", "name", "type", "shape"):
+            table.add_column(column)
+        for kind in ("inputs", "outputs"):
+            for value in facts[kind]:
+                table.add_row(kind[:-1], *map(escape, value))
+        tables.append(table)
+    return tables
+
+
+def _config(config: TransformerConfig) -> Table:
+    values = {name: str(value) for name, value in config.to_dict().items()}
+    return _table({"parameters": f"{parameter_count(config):,}", **values}, "config")
+
+
+def _files(folder: Path) -> Table:
+    files = {p: p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    return _table({str(p.relative_to(folder)): f"{size:,} bytes" for p, size in files.items()}, "files")
+
+
+def _table(facts: dict[str, str], title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in facts.items():
+        table.add_row(escape(name), escape(value))
+    return table

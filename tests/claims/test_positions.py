@@ -1,0 +1,184 @@
+"""What the notes claim about positions: sinusoids, learned rows, and the simpler designs that fail."""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import position_study
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_transformer.nn import Transformer, positions
+from mlx_transformer.nn.positions import Positions, positions_of
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.positions import sinusoids
+
+
+def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
+    """The rows that a model adds: what `Positions` makes of zeros."""
+    config = TransformerConfig(vocab_size=8, d_model=d_model, heads=1, positions=kind)
+    return np.array(Positions(config)(mx.zeros((1, length, d_model)), positions_of(length)))[0]
+
+
+def test_interleaved_sinusoids() -> None:
+    pe = table(2)
+    assert pe[0].tolist() == [0, 1] * 256
+    # The notes cut the digits off.
+    np.testing.assert_allclose(pe[1, :4], [0.8414, 0.5403, 0.8218, 0.5696], atol=1e-4)
+    np.testing.assert_allclose(pe[1, -2:], [0.0001, 0.9999], atol=1e-4)
+    for position, i in ((7, 0), (7, 3), (99, 100)):
+        angle = position / 10000 ** (2 * i / 512)
+        np.testing.assert_allclose(table(100)[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-6)
+
+
+def test_concatenated_sinusoids_have_other_frequencies() -> None:
+    concatenated, interleaved = table(2, kind="sinusoidal_concat"), table(2)
+    assert f"{concatenated[1, 1]:.5f}" == "0.82178"
+    assert f"{interleaved[1, 2]:.5f}" == "0.82186"
+    assert np.abs(np.sort(concatenated[1]) - np.sort(interleaved[1])).max() > 1e-4  # so no permutation
+    np.testing.assert_allclose(table(2, 4, "sinusoidal_concat")[1], [0.8415, 0.0001, 0.5403, 1], atol=5e-5)
+
+
+def test_learned_positions_receive_gradient_and_end() -> None:
+    config = TransformerConfig.preset("tiny", 20, positions="learned", max_positions=6, dropout=0.0)
+    model = Transformer(config)
+    ids = mx.array([[3, 4, 5, 6]])
+
+    def loss(parameters):
+        model.update(parameters)
+        return mx.sum(mx.square(model(ids, ids)))
+
+    gradient = dict(tree_flatten(mx.grad(loss)(model.parameters())))["decoder.positions.weight"]
+    assert mx.all(mx.any(gradient[:4] != 0, axis=1)).item()
+    assert not mx.any(gradient[4:] != 0).item()
+    with pytest.raises(UserError, match="7 tokens is longer than the 6 learned positions"):
+        model.encode([[3] * 7])
+    cache = model.start(model.encode(ids))
+    model.step([[3] * 6], cache)
+    with pytest.raises(UserError, match="7 tokens"):
+        model.step([[3]], cache)
+
+
+def test_rejected_appending_the_raw_position() -> None:
+    words = [[0.2, 0.8, 0.5], [0.6, 0.1, 0.3], [0.9, 0.4, 0.7]]  # Lion Kills Deer
+    found = position_study.append_position(words)
+    assert found.tolist() == [[0.2, 0.8, 0.5, 1], [0.6, 0.1, 0.3, 2], [0.9, 0.4, 0.7, 3]]
+    assert position_study.append_position(np.zeros((1000, 3))).max() == 1000  # unbounded
+    assert np.abs(table(1000)).max() <= 1
+
+
+def test_rejected_positions_normalised_to_one() -> None:
+    five, nine = position_study.normalised_positions(5), position_study.normalised_positions(9)
+    assert (five[0], five[-1], nine[0], nine[-1]) == (0, 1, 0, 1)
+    assert set(np.diff(five)) == {0.25}
+    assert set(np.diff(nine)) == {0.125}
+    assert np.array_equal(table(9)[:5], table(5))  # the sinusoids' rows don't depend on the length
+
+
+def test_rejected_a_single_sine() -> None:
+    np.testing.assert_allclose(position_study.single_sine([1, 2, 3])[:, 0], [0.84, 0.91, 0.14], atol=5e-3)
+    collision = np.abs(position_study.single_sine(11) - position_study.single_sine(344))
+    np.testing.assert_allclose(collision, 1.3e-7, rtol=0.05)
+
+
+def test_rejected_one_sine_cosine_pair() -> None:
+    p = np.arange(3000)
+    gap = np.linalg.norm(position_study.sine_cosine(p + 710, 1) - position_study.sine_cosine(p, 1), axis=1)
+    np.testing.assert_allclose(gap, 6.0e-5, rtol=0.01)
+
+
+def test_rejected_a_second_pair_of_half_the_frequency() -> None:
+    p = np.arange(3000)
+    few = position_study.sine_cosine(p + 1420, 1, 0.5) - position_study.sine_cosine(p, 1, 0.5)
+    np.testing.assert_allclose(np.linalg.norm(few, axis=1), 1.3e-4, rtol=0.05)
+    smallest = min(position_study.offset_distance(512, gap) for gap in range(1, 5000))
+    np.testing.assert_allclose(smallest, 3.71, atol=5e-3)
+    assert np.linalg.norm(table(2001)[2000] - table(2001)[580]) > 3.71  # the very gap 1420
+
+
+def test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset() -> None:
+    pe = sinusoids(400, 512, dtype=np.float64)
+    assert np.abs(pe).max() <= 1
+    assert len(np.unique(pe, axis=0)) == 400
+    assert np.array_equal(table(400), pe.astype(np.float32))  # deterministic, and what models add
+    for k in (1, 2, 17, 300):
+        distances = np.sum((pe[k:] - pe[:-k]) ** 2, axis=1)
+        np.testing.assert_allclose(distances, position_study.offset_distance(512, k) ** 2, rtol=1e-9)
+    for k, product in enumerate((256, 249.10, 231.73, 211.74)):
+        np.testing.assert_allclose(np.sum(pe[:97] * pe[k : 97 + k], axis=1), product, atol=0.01)
+
+
+def test_an_offset_is_a_rotation() -> None:
+    pe = sinusoids(300, 512, dtype=np.float64)
+    for offset in (1, 5, 64):
+        rotation = position_study.offset_rotation(512, offset)
+        np.testing.assert_allclose(pe[:200] @ rotation.T, pe[offset : 200 + offset], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(rotation @ rotation.T, np.eye(512), rtol=0, atol=1e-12)
+        angle = offset * position_study.frequencies(512)[3]
+        block = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+        np.testing.assert_array_equal(rotation[6:8, 6:8], block)
+
+
+def test_frequency_falls_as_in_a_counter() -> None:
+    assert position_study.counter_bits(3) == "000 001 010 011 100 101 110 111".split()
+    counted = itertools.pairwise(position_study.counter_bits(3))
+    changes = sum(np.array(list(before)) != np.array(list(after)) for before, after in counted)
+    assert changes.tolist() == [1, 3, 7]  # the last digit is the fastest; in the encoding it is the first feature
+    crossings = position_study.zero_crossings(1000, 32)
+    assert crossings[0] == 317  # 999 / pi
+    fast = crossings[crossings > 0]
+    assert len(fast) >= 8
+    assert np.all(np.diff(crossings) <= 0)
+    assert np.all(np.diff(position_study.frequencies(32)) < 0)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concat"])
+def test_computed_once_and_extended_bit_for_bit(kind: str) -> None:
+    short = positions.sinusoid_table(10, 64, kind)
+    assert positions.sinusoid_table(900, 64, kind) is short
+    longer = positions.sinusoid_table(short.shape[0] + 1, 64, kind)
+    assert longer.shape[0] > short.shape[0]
+    assert mx.array_equal(longer[: short.shape[0]], short).item()
+    assert np.array_equal(np.array(longer), sinusoids(longer.shape[0], 64, kind))
+
+
+def test_rotary_tables_extend_bit_for_bit() -> None:
+    config = TransformerConfig.preset("tiny", 8, positions="rotary")
+    short, longer = positions.rotary_table(10, config), positions.rotary_table(2000, config)
+    for a, b in zip(short, longer, strict=True):
+        assert b.shape[0] >= 2000 > a.shape[0]
+        assert mx.array_equal(b[: a.shape[0]], a).item()
+
+
+def test_a_model_reads_further_than_the_first_table() -> None:
+    model = Transformer(TransformerConfig.preset("tiny", 8, d_model=16, d_ff=16)).eval()
+    memory = model.encode(mx.full((1, positions.CHUNK + 3), 5))
+    assert memory.shape == (1, positions.CHUNK + 3, 16)
+    assert mx.all(mx.isfinite(memory)).item()
+
+
+def test_positions_are_added_to_scaled_embeddings() -> None:
+    # YOUR CAT IS A LOVELY CAT: first feature of the word CAT, and of positions 1 and 5.
+    config = TransformerConfig(vocab_size=8, d_model=1, heads=1, positions="learned", max_positions=6)
+    added = Positions(config)
+    added.weight = mx.array([[0.0], [1664.068], [0.0], [0.0], [0.0], [1281.458]])
+    cat = mx.full((1, 6, 1), 171.411)
+    sums = added(cat, positions_of(6))
+    assert sums.shape == cat.shape  # added, not concatenated: the width stays d
+    np.testing.assert_allclose(np.array(sums)[0, [1, 5], 0], [1835.479, 1452.869], atol=5e-4)
+
+
+def test_embeddings_are_scaled_so_that_positions_do_not_dominate() -> None:
+    mx.random.seed(0)
+    rows = {}
+    for scale in (True, False):
+        model = Transformer(TransformerConfig(vocab_size=50, scale_embeddings=scale)).eval()
+        seen = {}
+        model.encode(mx.arange(50)[None], tap=seen.__setitem__)
+        rows[scale] = np.array(seen["encoder.embedding"])[0] - sinusoids(50, 512)
+        gathered = np.array(model.embedding.weight) * np.float32(512**0.5 if scale else 1)
+        np.testing.assert_allclose(rows[scale], gathered, atol=1e-6)
+    size = np.sqrt(np.mean(sinusoids(50, 512) ** 2))  # 1/sqrt(2) at any position
+    assert np.sqrt(np.mean(rows[True] ** 2)) > size
+    assert np.sqrt(np.mean(rows[False] ** 2)) < size / 10

@@ -1,0 +1,120 @@
+"""The quality gate: what it measures, that it refuses and leaves nothing behind, and what it judges on by itself."""
+
+import json
+
+import numpy as np
+import pytest
+from random_models import random_weights
+from small_models import alone, encoder_decoder
+
+from export import OnnxTransformer, export_onnx
+from export.package import quality
+from export.package.quality import LIMITS, Limits, Quality, recorded
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two"]
+NEVER = Limits(1.01, 100.0, 100.0)
+ALWAYS = Limits(0.0, 100.0, 100.0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    tokenizer = Tokenizer.train(LINES, vocab_size=270)
+    values = {**encoder_decoder("paper").to_dict(), "d_model": 48, "d_k": 12, "d_v": 12}
+    values |= {"vocab_size": tokenizer.vocab_size, "source_vocab_size": tokenizer.vocab_size}
+    config = TransformerConfig(**values)
+    return save_checkpoint(folder / "model", config, random_weights(config, 3), tokenizer.to_json())
+
+
+@pytest.fixture
+def text(tmp_path):
+    """(source, reference) as files."""
+    for name, lines in (("source", LINES), ("reference", LINES[::-1])):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path / "source", tmp_path / "reference"
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_what_is_recorded_is_what_the_package_does(checkpoint, text, tmp_path, target, monkeypatch):
+    monkeypatch.setitem(LIMITS, "int4", ALWAYS)
+    gate = dict(zip(("gate_source", "gate_reference"), text, strict=True))
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision=["float32", "int4"], target=target, **gate)
+    (found,) = recorded(folder)
+    assert (found.precision, found.text, found.sentences) == ("int4", str(text[0]), len(LINES))
+    narrow, wide = (OnnxTransformer(folder, precision=p).translate(LINES) for p in ("int4", "float32"))
+    assert found.same == np.mean([a == b for a, b in zip(narrow, wide, strict=True)])
+    assert 0 < found.agreement < 1
+    assert found.exact_float32 == 0.0
+    assert str(found).startswith(f"int4: {found.agreement:.2%} of the best tokens")
+
+
+def test_agreement_is_that_of_the_best_tokens(checkpoint, tmp_path):
+    """Counted by hand on one sentence, position by position."""
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision=["float32", "int4"])
+    (found,) = quality.judge(folder, folder, ["int4"], quality.Text(LINES[3:4], None, "one line"))
+    wide, narrow = (OnnxTransformer(folder, precision=p) for p in ("float32", "int4"))
+    rows = wide.translator.tokenizer.encode_batch(LINES[3:4])
+    target = [[wide.config.bos_id, *wide.generate(rows)[0]][: wide.config.max_positions]]
+    best = [model.decode(target, model.encode(rows)).argmax(-1)[0] for model in (wide, narrow)]
+    assert found.agreement == np.mean(best[0] == best[1])
+    assert (found.bleu, found.exact_float32) == (None, None)
+    assert found.same == float(wide.generate(rows) == narrow.generate(rows))
+
+
+def test_a_package_beyond_the_limits_is_refused_and_nothing_is_left(checkpoint, text, tmp_path, monkeypatch):
+    for precision in ("int8", "int4"):
+        monkeypatch.setitem(LIMITS, precision, NEVER)
+    out = tmp_path / "onnx"
+    with pytest.raises(UserError, match=r"not written: int8: .* of the best tokens .*; force"):
+        export_onnx(checkpoint, out, precision="int8", gate_source=text[0])
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "reference"}
+    export_onnx(checkpoint, out, precision="int8", gate_source=text[0], force=True)
+    assert recorded(out)[0].problems
+    with pytest.raises(UserError, match="not written"):
+        export_onnx(checkpoint, out, precision="int4", gate_source=text[0])
+    assert recorded(out)[0].precision == "int8"  # the earlier export is still there
+
+
+def test_limits_are_wider_on_few_sentences():
+    def problems(sentences, agreement=1.0, bleu=20.0, exact=50.0):
+        return Quality("int8", "t", sentences, agreement, 1.0, bleu, 20.2, exact, 50.0).problems
+
+    assert not problems(1000)
+    assert problems(1000, bleu=19.8) == ["BLEU falls from 20.20 to 19.80, the limit is 0.30 points"]
+    assert not problems(250, bleu=19.8)
+    assert "exact match falls" in problems(1000, exact=48.9)[0]
+    assert "the limit is 95%" in problems(1000, agreement=0.94)[0]
+
+
+def test_float32_alone_is_not_judged(checkpoint, text, tmp_path):
+    assert not recorded(export_onnx(checkpoint, tmp_path / "onnx", gate_source=text[0]))
+
+
+def test_the_built_in_corpus_where_the_run_names_it(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setitem(LIMITS, "int8", ALWAYS)
+    monkeypatch.setattr(quality, "PHRASES", 6)
+    assert not recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
+    run = checkpoint.parent / "run.json"
+    run.write_text(json.dumps({"recipe": {"data": {"corpus": "cldr:en-de"}}}), encoding="utf-8")
+    try:
+        (found,) = recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
+    finally:
+        run.unlink()
+    assert (found.text, found.sentences) == ("cldr:en-de, held out", 6)
+    assert found.bleu is not None
+
+
+def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):
+    with pytest.raises(UserError, match="needs its source"):
+        export_onnx(checkpoint, tmp_path / "onnx", precision="int8", gate_reference=text[1])
+    with pytest.raises(UserError, match="nowhere"):
+        export_onnx(checkpoint, tmp_path / "onnx", precision="int8", gate_source=tmp_path / "nowhere")
+    config = alone("paper", "decoder")
+    decoder = save_checkpoint(tmp_path / "decoder", config, random_weights(config, 1))
+    with pytest.raises(UserError, match="needs an encoder-decoder with its tokenizer"):
+        export_onnx(decoder, tmp_path / "onnx", precision="int8", gate_source=text[0])
+    assert not (tmp_path / "onnx").exists()

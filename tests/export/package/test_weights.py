@@ -1,0 +1,85 @@
+"""Initializers on their way to the data file: derived ones are made once, side by side, stored once for all graphs."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from small_models import encoder_decoder, random_weights
+
+from export.nn.primitives import Recipe, derived, recipe_value
+from export.package.weights import ALIGNMENT, fill
+from export.targets.portable.graphs import Graph
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
+
+PAPER = encoder_decoder("paper")
+QUERY, KEY = (f"encoder.layers.0.self_attention.{name}_proj.weight" for name in ("query", "key"))
+WIDTH = PAPER.d_model
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return open_checkpoint(save_checkpoint(tmp_path / "model", PAPER, random_weights(PAPER)))
+
+
+def model_with(value_of):
+    g = Graph("one")
+    x = g.floats("x", "rows", WIDTH)
+    g.output("y", g.op.MatMul(x, value_of(g.op)), "rows", None)
+    return g.model()
+
+
+def saved(model, path):
+    path.write_bytes(ir.to_proto(model).SerializeToString())
+    return {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 30])
+def test_a_derived_initializer_is_made_once_and_stored_once(checkpoint, tmp_path, threshold):
+    calls = []
+
+    def fused(query, key):
+        calls.append((query, key))
+        return np.concatenate([query, key]).T.copy()
+
+    models = [model_with(lambda op: derived(op, "fused", (QUERY, KEY), fused, (WIDTH, 2 * WIDTH))) for _ in range(2)]
+    data = tmp_path / "data"
+    assert fill(models, checkpoint, data, threshold) == (threshold == 0)
+    assert len(calls) == 1
+    expected = np.concatenate([checkpoint.tensor(QUERY), checkpoint.tensor(KEY)]).T
+    for i, model in enumerate(models):
+        assert np.array_equal(saved(model, tmp_path / f"{i}.onnx")["fused"], expected)
+    assert not data.exists() or data.stat().st_size == expected.nbytes
+
+
+def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
+    """Four-bit and bfloat16 arrays come as bytes; recipes that come mixed are still made once each."""
+    calls = []
+
+    def make(array):
+        calls.append(len(calls))
+        return array.astype(np.int8), array.reshape(-1)[: WIDTH // 2].view(np.uint8)[: WIDTH // 2]
+
+    model = model_with(lambda op: derived(op, QUERY + "_float", (QUERY,), lambda x: x, (WIDTH, WIDTH)))
+    recipes = [Recipe((name,), make, name) for name in (QUERY, KEY)]
+    for index, (kind, shape) in enumerate([(ir.DataType.INT8, (WIDTH, WIDTH)), (ir.DataType.INT4, (WIDTH,))]):
+        for recipe in recipes:
+            value = recipe_value(f"{recipe.key}_{index}", recipe, index, shape, kind)
+            model.graph.initializers[str(value.name)] = value
+    fill([model], checkpoint, tmp_path / "data", 0)
+    assert len(calls) == 2
+    found = saved(model, tmp_path / "one.onnx")
+    for name in (QUERY, KEY):
+        array = checkpoint.tensor(name)
+        assert np.array_equal(found[f"{name}_0"], array.astype(np.int8))
+        packed = array.reshape(-1)[: WIDTH // 2].view(np.uint8)[: WIDTH // 2]
+        nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1).astype(np.int8)
+        assert np.array_equal(found[f"{name}_1"].astype(np.int8), (nibbles ^ 8) - 8)
+    places = [getattr(value.const_value, "offset", None) for value in model.graph.initializers.values()]
+    assert [place for place in places if place]
+    assert not [place for place in places if place is not None and place % ALIGNMENT]
+
+
+def test_a_recipe_of_the_wrong_size_is_refused(checkpoint, tmp_path):
+    model = model_with(lambda op: derived(op, "half", (QUERY,), lambda x: x[: WIDTH // 2], (WIDTH, WIDTH)))
+    with pytest.raises(ValueError, match="half: its recipe made"):
+        fill([model], checkpoint, tmp_path / "data", 0)

@@ -1,0 +1,221 @@
+"""The NumPy reference against formulas written out by hand, published numbers, and what the architecture promises."""
+
+import math
+
+import numpy as np
+import pytest
+
+from export.reference import Reference
+from export.reference import network as reference
+from export.reference.layers import attention
+from mlx_transformer.spec import positions as stored
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import parameter_shapes
+
+RNG = np.random.default_rng
+
+
+def make(dtype=np.float64, seed=0, **changes) -> Reference:
+    config = TransformerConfig.from_dict(
+        {**dict(vocab_size=17, d_model=16, heads=4, d_ff=24, encoder_layers=2, decoder_layers=2), **changes}
+    )
+    rng = RNG(seed)
+    weights = {n: (0.3 * rng.standard_normal(s)).astype(np.float32) for n, s in parameter_shapes(config).items()}
+    return Reference(config, weights, dtype)
+
+
+VARIANTS = [
+    dict(),
+    dict(norm_placement="pre", norm="rmsnorm", gated=True, activation="silu", positions="rotary", key_value_heads=2),
+    dict(positions="learned", max_positions=12, attention_bias=True, output_bias=True, tie_embeddings="none"),
+    dict(positions="sinusoidal_concat", activation="gelu", d_k=6, d_v=3, key_value_heads=1, scale_embeddings=False),
+    dict(positions="none", activation="gelu_tanh", feed_forward_bias=False, tie_embeddings="target-output"),
+]
+
+
+@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal_concat"])
+@pytest.mark.parametrize("d_model", [4, 10, 512])
+def test_sinusoids_are_the_stored_tables_bit_for_bit(layout: str, d_model: int) -> None:
+    table = stored.sinusoids(700, d_model, layout)
+    rows = RNG(1).integers(0, 700, (3, 40))
+    assert np.array_equal(reference.sinusoid(rows, d_model, layout).view(np.uint32), table[rows].view(np.uint32))
+
+
+@pytest.mark.parametrize(("d_k", "base"), [(2, 10000.0), (64, 10000.0), (128, 500000.0)])
+def test_rotary_tables_are_the_stored_ones_bit_for_bit(d_k: int, base: float) -> None:
+    config = TransformerConfig(vocab_size=9, d_model=128, heads=1, d_k=d_k, d_v=8, rotary_base=base)
+    rows = RNG(1).integers(0, 700, (3, 40))
+    for ours, table in zip(reference.rotation(rows, d_k, base), stored.rotary_tables(700, config), strict=True):
+        assert np.array_equal(ours.view(np.uint32), table[rows].view(np.uint32))
+
+
+def test_position_1_of_512_has_the_published_numbers() -> None:
+    interleaved = reference.sinusoid(np.array([1]), 512)[0]
+    assert interleaved[:4] == pytest.approx([0.8414, 0.5403, 0.8218, 0.5696], abs=1e-4)
+    assert interleaved[-2:] == pytest.approx([1.0366e-4, 1.0], abs=1e-8)
+    assert reference.sinusoid(np.array([1]), 512, "sinusoidal_concat")[0, 1] == pytest.approx(0.82178, abs=5e-6)
+
+
+def test_attention_is_the_formula_written_as_loops() -> None:
+    rng = RNG(2)
+    Q, K, V = rng.standard_normal((2, 3, 5)), rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 4, 6))
+    allowed = np.array([[True, False, True, True], [True, True, True, True], [False, False, False, True]])
+    expected = np.zeros((2, 3, 6))
+    for b in range(2):
+        for i in range(3):
+            weight = [
+                math.exp(float(Q[b, i] @ K[b, j]) / math.sqrt(5)) if allowed[i, j] else 0.0 for j in range(len(K[b]))
+            ]
+            for j in range(4):
+                expected[b, i] += weight[j] / sum(weight) * V[b, j]
+    np.testing.assert_allclose(attention(Q, K, V, allowed), expected, rtol=1e-13)
+
+
+def test_a_query_that_may_look_nowhere_stays_finite_and_disturbs_no_other() -> None:
+    Q = RNG(3).standard_normal((1, 2, 4))
+    out = attention(Q, Q, Q, np.array([[False, False], [True, False]]))
+    assert np.isfinite(out).all()
+    assert np.array_equal(out[0, 1], Q[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "at_1", "at_minus_2"),
+    [  # x Phi(x), its tanh form, x / (1 + e^-x) from their definitions, to ten digits
+        ("relu", 1.0, 0.0),
+        ("gelu", 0.8413447461, -0.0455002639),
+        ("gelu_tanh", 0.8411919906, -0.0454023059),
+        ("silu", 0.7310585786, -0.2384058440),
+    ],
+)
+def test_activations(name: str, at_1: float, at_minus_2: float) -> None:
+    values = reference.activation(name, np.array([1.0, -2.0, 0.0, -800.0, 800.0]))
+    np.testing.assert_allclose(values, [at_1, at_minus_2, 0.0, 0.0, 800.0], atol=1e-10)
+
+
+def test_layer_norm_has_the_numbers_of_the_worked_example() -> None:
+    model = make(d_model=4, heads=1, norm_epsilon=1e-12)
+    model.weights["encoder.layers.0.feed_forward_norm.weight"] = np.ones(4)
+    model.weights["encoder.layers.0.feed_forward_norm.bias"] = np.zeros(4)
+    got = model._norm("encoder.layers.0.feed_forward_norm", np.array([[50.147, 3314.825, 8463.361, 8.021]]))
+    assert got[0] == pytest.approx([-0.8433, 0.1031, 1.5957, -0.8555], abs=1e-4)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_cached_steps_are_the_full_pass(changes: dict) -> None:
+    model = make(**changes)
+    rng = RNG(4)
+    source, target = rng.integers(0, 17, (3, 7)), rng.integers(0, 17, (3, 9))
+    mask = np.array([[1] * 7, [0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]], bool)
+    full = model(source, target, mask)
+    cache = model.start(model.encode(source, mask), mask)
+    steps = []
+    for part in np.split(target, [4, 5, 6, 7, 8], axis=1):
+        logits, cache = model.step(part, cache)
+        steps.append(logits)
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), full, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_padding_on_either_side_changes_nothing_at_tokens(changes: dict) -> None:
+    model = make(**changes)
+    rng = RNG(5)
+    source, target = rng.integers(0, 17, (1, 5)), rng.integers(0, 17, (1, 4))
+    alone = model(source, target)
+    for before, after in [(3, 0), (0, 3), (2, 1)]:
+        padded = np.pad(source, [(0, 0), (before, after)], constant_values=6)
+        mask = np.zeros(padded.shape, bool)
+        mask[:, before : before + 5] = True
+        np.testing.assert_allclose(model(padded, target, mask), alone, rtol=1e-11, atol=1e-12)
+
+
+def test_a_left_padded_prompt_of_a_decoder_gives_the_unpadded_logits() -> None:
+    model = make(architecture="decoder", encoder_layers=0, tie_embeddings="target-output", positions="rotary")
+    ids = RNG(6).integers(0, 17, (1, 5))
+    padded = np.pad(ids, [(0, 0), (3, 0)])
+    mask = np.arange(8)[None] >= 3
+    np.testing.assert_allclose(model(padded, mask=mask)[:, 3:], model(ids), rtol=1e-11, atol=1e-12)
+
+
+def test_a_decoder_sees_no_future_token_and_a_later_source_token_counts() -> None:
+    model = make()
+    source, target = RNG(7).integers(0, 17, (1, 5)), RNG(8).integers(0, 17, (1, 6))
+    before = model(source, target)
+    target[0, 4] = (target[0, 4] + 1) % 17
+    after = model(source, target)
+    assert np.array_equal(before[:, :4], after[:, :4])
+    assert not np.allclose(before[:, 4:], after[:, 4:])
+    source[0, -1] = (source[0, -1] + 1) % 17
+    assert not np.allclose(model(source, target)[:, 0], after[:, 0])
+
+
+def test_without_positions_an_encoder_is_equivariant_and_with_them_it_is_not() -> None:
+    ids, order = RNG(9).permutation(17)[None, :6], np.array([3, 1, 5, 0, 2, 4])
+    bag = make(positions="none")
+    np.testing.assert_allclose(bag.encode(ids[:, order]), bag.encode(ids)[:, order], rtol=1e-11, atol=1e-12)
+    ordered = make()
+    assert not np.allclose(ordered.encode(ids[:, order]), ordered.encode(ids)[:, order])
+
+
+def test_rotary_scores_depend_on_the_distance_alone() -> None:
+    model = make(positions="rotary")
+    q, k = RNG(10).standard_normal((2, 1, 4, 1, 4))
+    near = [model._turn(q, np.array([[p]])) @ model._turn(k, np.array([[p + 3]])).swapaxes(-1, -2) for p in (0, 40)]
+    np.testing.assert_allclose(near[0], near[1], atol=1e-6)
+
+
+def test_grouped_heads_equal_full_heads_with_repeated_projections() -> None:
+    grouped = make(key_value_heads=2)
+    full = make()
+    for name, weight in grouped.weights.items():
+        if weight.shape != full.weights[name].shape:  # a key or value projection of two heads of 4
+            weight = np.repeat(weight.reshape(2, 4, 16), 2, axis=0).reshape(16, 16)
+        full.weights[name] = weight
+    source, target = RNG(11).integers(0, 17, (2, 5)), RNG(12).integers(0, 17, (2, 4))
+    np.testing.assert_allclose(full(source, target), grouped(source, target), rtol=1e-12)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_float32_stays_float32_and_near(changes: dict) -> None:
+    exact, single = make(**changes), make(np.float32, **changes)
+    source, target = RNG(13).integers(0, 17, (2, 5)), RNG(14).integers(0, 17, (2, 4))
+    taps: dict[str, np.ndarray] = {}
+    logits = single(source, target, tap=taps.__setitem__)
+    assert {a.dtype for a in taps.values()} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(logits, exact(source, target), rtol=2e-4, atol=2e-4)
+
+
+def test_taps_come_in_the_order_of_the_data() -> None:
+    seen: list[str] = []
+    make(norm_placement="pre", encoder_layers=1, decoder_layers=1)([[3]], [[1]], tap=lambda name, _: seen.append(name))
+    layer = ".layers.0"
+    assert seen == [
+        *[f"encoder{s}" for s in (".embedding", f"{layer}.self_attention", f"{layer}.feed_forward", layer, ".norm")],
+        *["decoder.embedding", f"decoder{layer}.self_attention", f"decoder{layer}.cross_attention"],
+        *[f"decoder{layer}.feed_forward", f"decoder{layer}", "decoder.norm", "logits"],
+    ]
+
+
+def test_a_cache_can_be_rearranged_by_rows() -> None:
+    model = make()
+    source, target = RNG(15).integers(0, 17, (3, 5)), RNG(16).integers(0, 17, (3, 4))
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 1, 1]], bool)
+    _, cache = model.step(target[:, :3], model.start(model.encode(source, mask), mask))
+    logits, _ = model.step(target[[2, 0, 2], 3:], cache.select([2, 0, 2]))
+    np.testing.assert_allclose(logits[:, 0], model(source, target, mask)[[2, 0, 2], 3], rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m([[17]], [[1]]), "outside 0..16"),
+        (lambda m: m([[3]], [[-1]]), "outside 0..16"),
+        (lambda m: m([3], [[1]]), "expected \\(batch, length\\)"),
+        (lambda m: m([[3]]), "needs target_ids"),
+        (lambda m: m([[3] * 13], [[1]]), "past the learned table of 12 rows"),
+        (lambda m: m.step([[1]], m.start(batch=1)), "needs start\\(memory, mask\\)"),
+    ],
+)
+def test_bad_input_is_refused(call, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call(make(positions="learned", max_positions=12))

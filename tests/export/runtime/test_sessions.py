@@ -1,0 +1,86 @@
+"""How an exported folder's sessions are opened: what the optimiser is spared, and for which folders."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import onnx
+import pytest
+from ending_models import POST_NORM, made, rows
+
+from export import OnnxTransformer, export_onnx
+from export.runtime import sessions as opening
+from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.spec.quantization import Scheme
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("opening"), **POST_NORM)[1]
+
+
+def unfolded(monkeypatch, folder, **given) -> set[str]:
+    """Names of the graphs that are opened without constant folding."""
+    found = {}
+    plain = opening.open_session
+
+    def open_session(file, providers=None, options=None, without=()):
+        found[Path(file).stem] = list(without)
+        return plain(file, providers, options, without)
+
+    monkeypatch.setattr(opening, "open_session", open_session)
+    model = OnnxTransformer(folder, threads=2, **given)
+    assert set(found) == {file.stem for file in model.folder.graphs.values()}
+    return {name for name, without in found.items() if without == opening.FOLDING}
+
+
+def test_matrices_in_float32_are_not_folded(checkpoint, tmp_path, monkeypatch):
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision=["float32", "float16", "int8"], force=True)
+    assert unfolded(monkeypatch, folder) == {"encoder_model", "decoder_model", "decoder_with_past_model"}
+    assert not unfolded(monkeypatch, folder, precision="float16")
+    assert not unfolded(monkeypatch, folder, precision="int8")
+
+
+def test_what_is_computed_from_fewer_bits_is_folded(checkpoint, tmp_path, monkeypatch):
+    """Else every step would compute the matrices again."""
+    quantize_checkpoint(checkpoint, tmp_path / "q8", Scheme(32, 8))
+    assert not unfolded(monkeypatch, export_onnx(tmp_path / "q8", tmp_path / "onnx"))
+
+
+def test_other_targets_are_folded(checkpoint, tmp_path, monkeypatch):
+    assert not unfolded(monkeypatch, export_onnx(checkpoint, tmp_path / "onnx", target="cpu"))
+
+
+def test_no_transpose_of_a_matrix_is_left(checkpoint, tmp_path):
+    folder = export_onnx(checkpoint, tmp_path / "onnx")
+    for name, file in OnnxTransformer(folder).folder.graphs.items():
+        options = opening.session_options(1)
+        options.optimized_model_filepath = str(tmp_path / f"{name}.onnx")
+        opening.open_session(file, None, options, opening.FOLDING)
+        graph = onnx.load(tmp_path / f"{name}.onnx", load_external_data=False).graph
+        stored = {tensor.name for tensor in graph.initializer}
+        assert "FusedMatMul" in {node.op_type for node in graph.node}
+        assert not [node.name for node in graph.node if node.op_type == "Transpose" and node.input[0] in stored]
+
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists() or not opening.SHARES_FILES, reason="needs Linux and ONNX Runtime 1.31")
+def test_two_sets_of_sessions_map_the_weights_once(checkpoint, tmp_path):
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu")
+    model = OnnxTransformer(folder, threads=2)
+    model.generate(rows())  # in parts, on the second set
+    assert model.graphs.apart.cache_info().currsize == 1
+    assert MAPS.read_text().count(str(folder / "onnx" / "model.onnx_data")) == 1
+
+
+def test_a_session_may_outlive_its_model(checkpoint, tmp_path):
+    model = OnnxTransformer(export_onnx(checkpoint, tmp_path / "onnx"), threads=1)
+    session, feeds = model.sessions["encoder_model"], {"input_ids": [[5, 9, 2]], "attention_mask": [[1, 1, 1]]}
+    before = session.run(None, feeds)[0]
+    del model
+    gc.collect()
+    assert (session.run(None, feeds)[0] == before).all()
+    assert (session.weights is not None) == opening.SHARES_FILES

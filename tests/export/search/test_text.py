@@ -1,0 +1,209 @@
+"""Strings in, strings out: the tokenizer inside the graph gives the ids of ours, and the text that ours gives back."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from ending_models import POST_NORM, SIZES, made
+
+from export.__main__ import main as build
+from export.package.quality import LIMITS, Limits
+from export.search import SearchModel, export_search
+from export.search.text import TextOps
+from export.targets.portable.graphs import Graph
+from mlx_transformer import cli
+from mlx_transformer.data import cldr
+from mlx_transformer.generation.translate import Translator
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install 'mlx-transformer[text]'")
+
+SIZE = 700
+NASTY = [
+    "</s> <pad> x",
+    "<s></s>",
+    "naïve cafe\u0301 日本語 مرحبا",
+    "a\nb\tc\r\n",
+    "  lead  trail  ",
+    " ",
+    "",
+    "\u3000\u2009",
+    "x" * 70,
+    "é" * 33 + "\u0301",
+    "!" * 65,
+    " " * 33 + "a",
+    " " * 65 + "!!",
+    "🎉🎉 wow 👍🏽 👩‍👩‍👧",
+    "a\u00a0b\u3000c\u202fd\u2009–\u2009e",
+    "\x01\x02\x7f\x85\x1c",
+    "don't can't I'll 's 'S",
+    "١٢٣ ½ ² 12345",
+    "\ufeffx\u200b\ufffd",
+    "\U0010fffd\ue000",
+]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return cldr.build("cldr:en-de", train_pairs=1500, seed=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return Tokenizer.train([*corpus.train.source, *corpus.train.target, *NASTY], SIZE)
+
+
+def opened(g, **outputs):
+    for name, (value, dtype, rank) in outputs.items():
+        value.shape, value.type = ir.Shape([None] * rank), ir.TensorType(dtype)
+        g.builder.add_output(value, name)
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(extensions.get_library_path())
+    return ort.InferenceSession(ir.to_proto(g.model()).SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(scope="module")
+def encode(tokenizer):
+    g = Graph("encode")
+    ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size}))
+    g.graph.opset_imports[ops.domain] = 1
+    lines = ops.encode(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]))
+    integer, boolean = ir.DataType.INT64, ir.DataType.BOOL
+    session = opened(g, ids=(lines.ids, integer, 2), mask=(lines.mask, integer, 2), blank=(lines.blank, boolean, 1))
+    return lambda texts: session.run(None, {"text": np.array(texts, object)})
+
+
+@pytest.fixture(scope="module")
+def decode(tokenizer):
+    g = Graph("decode")
+    ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size + 3}))
+    g.graph.opset_imports[ops.domain] = 1
+    blank = g.builder.input("blank", ir.DataType.BOOL, ["lines"])
+    text = ops.decode(g.op, g.ids("ids", "lines", "n", "t"), blank)
+    session = opened(g, text=(text, ir.DataType.STRING, 2))
+    return lambda ids: session.run(None, {"ids": ids, "blank": np.zeros(len(ids), bool)})[0]
+
+
+def same_ids(encode, tokenizer, texts):
+    ids, mask, blank = encode(texts)
+    for i, row in enumerate(tokenizer.encode_batch(texts)):
+        assert mask[i].tolist() == [1] * len(row) + [0] * (ids.shape[1] - len(row)), texts[i]
+        assert ids[i].tolist() == row + [0] * (ids.shape[1] - len(row)), texts[i]
+        assert blank[i] == (not texts[i].strip()), texts[i]
+
+
+def test_ids_of_real_lines(encode, tokenizer, corpus):
+    same_ids(encode, tokenizer, [*corpus.held_out.source[:300], *corpus.held_out.target[:300]])
+
+
+def test_ids_of_hard_lines(encode, tokenizer):
+    same_ids(encode, tokenizer, NASTY)
+    for text in NASTY:  # a batch of one, of nothing
+        same_ids(encode, tokenizer, [text])
+
+
+def test_ids_of_every_token_s_text(encode, tokenizer):
+    texts = [tokenizer.decode([id]) for id in range(4, tokenizer.vocab_size)]
+    same_ids(encode, tokenizer, [text for text in texts if "\0" not in text])
+
+
+def test_ids_of_code_points_of_every_block(encode, tokenizer):
+    """One in 61: categories must be those of the tokenizer's tables. (All of them: a quarter of an hour, once.)"""
+    points = [point for point in range(1, 0x110000, 61) if not 0xD800 <= point < 0xE000]
+    texts = ["".join(f"a{chr(p)}b {chr(p)}1" for p in points[i : i + 16]) for i in range(0, len(points), 16)]
+    for i in range(0, len(texts), 300):
+        same_ids(encode, tokenizer, texts[i : i + 300])
+
+
+def test_text_of_any_ids(decode, tokenizer):
+    """Random ids, so bytes that are no UTF-8 too: as many replacement characters, in the same places."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, tokenizer.vocab_size, (200, 3, 12))
+    ids[:100] = rng.integers(4, 260, (100, 3, 12))  # bytes
+    high = rng.choice([*range(4 + 0x80, 4 + 0x100)], (60, 3, 12))
+    ids[:60] = high
+    found = decode(ids)
+    for texts, rows in zip(found, ids, strict=True):
+        # Strings of onnxruntime-extensions hold no NUL.
+        assert list(texts) == [tokenizer.decode(row.tolist()).replace("\0", "") for row in rows]
+    unknown = np.full((1, 1, 4), tokenizer.vocab_size)
+    assert decode(unknown).tolist() == [[""]]
+    assert decode(np.zeros((2, 2, 0), np.int64)).tolist() == [["", ""], ["", ""]]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    model, checkpoint = made(folder, **POST_NORM, vocab_size=tokenizer.vocab_size, max_positions=200)
+    tokenizer.save(checkpoint / "tokenizer.json")
+    (checkpoint / "manifest.json").unlink(missing_ok=True)
+    return model, checkpoint
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 4, "n_best": 3, "max_new_tokens": 20}], ids=str)
+def test_translations(model, tokenizer, corpus, tmp_path, options):
+    mlx, checkpoint = model
+    graph = SearchModel(export_search(checkpoint, tmp_path / "text.onnx", text=True), threads=1)
+    lines = [*corpus.held_out.source[:20], "", "  ", *(line for line in NASTY if "\0" not in line)]
+    expected = Translator(mlx.config, tokenizer, mlx.search).n_best(lines, **options)
+    found = graph.n_best(lines, **options)
+    for row, other, line in zip(found, expected, lines, strict=True):
+        texts = [translation.text for translation in other][: len(row)]
+        assert [translation.text for translation in row][: len(other)] == [text.replace("\0", "") for text in texts], (
+            line
+        )
+        np.testing.assert_allclose(row[0].score, other[0].score, rtol=1e-4, atol=1e-4)
+    assert graph.translate(lines, **options) == [row[0].text for row in found]
+
+
+def test_errors(model, tokenizer, tmp_path, monkeypatch):
+    _, checkpoint = model
+    graph = SearchModel(export_search(checkpoint, tmp_path / "text.onnx", text=True), threads=1)
+    with pytest.raises(UserError, match="line 2: holds a NUL character"):
+        graph.translate(["a", "b\0c"])
+    with pytest.raises(UserError, match="takes text, not ids: call translate"):
+        graph.generate([[4, 2]])
+    with pytest.raises(UserError, match="a sentence may be too long"):
+        graph.translate(["1 " * 150])
+    monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
+    monkeypatch.setattr("export.search.runtime.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'mlx-transformer\[text\]'"):
+        SearchModel(tmp_path / "text.onnx")
+
+
+def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
+    """As a package is; here by a limit that none can reach."""
+    monkeypatch.setitem(LIMITS, "int4", Limits(1.1, 0.5, 2.0))
+    _, checkpoint = model
+    (tmp_path / "source").write_text("\n".join(corpus.held_out.source[:8]) + "\n", encoding="utf-8")
+    out, gate = tmp_path / "lower.onnx", {"precision": "int4", "gate_source": tmp_path / "source"}
+    with pytest.raises(UserError, match=r"lower\.onnx: not written: int4: .*the limit is 110%"):
+        export_search(checkpoint, out, **gate)
+    assert not out.exists()
+    assert export_search(checkpoint, out, force=True, **gate).exists()
+
+
+@pytest.mark.parametrize("main", [cli.main, lambda arguments: build(["build", *arguments[1:]])], ids=["cli", "export"])
+def test_on_the_command_line(model, tmp_path, capsys, main):
+    _, checkpoint = model
+    out = tmp_path / "text.onnx"
+    main(["export", str(checkpoint), str(out), "--text", "--target", "cpu"])
+    assert f"{out}: 0." in capsys.readouterr().out
+    assert SearchModel(out).takes_text
+    main(["export", str(checkpoint), str(out), "--search"])
+    assert not SearchModel(out).takes_text
+
+
+def test_a_tokenizer_of_another_make_is_refused(tokenizer):
+    config = TransformerConfig(**{**SIZES, **POST_NORM, "vocab_size": tokenizer.vocab_size})
+    specification = json.loads(tokenizer.to_json())
+    specification["normalizer"] = {"type": "Lowercase"}
+    with pytest.raises(UserError, match="needs a tokenizer that `train` made"):
+        TextOps(json.dumps(specification), config)

@@ -1,0 +1,165 @@
+"""The server as a process: an orderly start and end, and one line for what can't be served."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from imports import ROOT
+from serving import LINES, STREAM
+from waiting import PATIENCE, until
+from without_mlx import WITHOUT_MLX
+
+from export.__main__ import main
+from export.serve import server
+from export.serve.batching import Batcher
+
+
+@pytest.fixture
+def folder(text_folder):
+    return text_folder / "onnx"
+
+
+def started(folder, *arguments, before=""):
+    """The server in a process of its own, and its port once it is ready."""
+    # Tests run in the background of a shell may have been told to ignore Ctrl-C, which processes inherit.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = f"{heard}\n{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
+    command = [sys.executable, "-c", script, "serve", str(folder), "--threads", "1", "--port", "0", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
+    for line in process.stderr:
+        if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+) \(ready in", line):
+            return process, int(found[1])
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+def post(port, path, body=None):
+    """-> status, text; without a body it is a GET."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        connection.request("GET" if body is None else "POST", path, body and json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def refused(port):
+    try:
+        post(port, "/health")
+    except ConnectionError as error:  # of another kind: accepted, and closed at the end
+        return isinstance(error, ConnectionRefusedError)
+    return False
+
+
+# Searches wait as long as a file is there.
+HELD = """
+import time
+from pathlib import Path
+from export.runtime.transformer import OnnxTransformer
+
+generate = OnnxTransformer.generate
+
+
+def held(*arguments, **options):
+    while Path({file!r}).exists():
+        time.sleep(0.01)
+    return generate(*arguments, **options)
+
+
+OnnxTransformer.generate = held
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_process(folder, text_model, tmp_path, number, status):
+    """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
+    hold = tmp_path / "hold"
+    process, port = started(folder, before=WITHOUT_MLX + HELD.format(file=str(hold)))
+    try:
+        assert post(port, STREAM, {"text": "x"})[1].count("event: done") == 1
+        code, text = post(port, "/translate", {"text": LINES, "beam": 2})
+        assert code == 200
+        assert json.loads(text) == {"translations": text_model.translate(LINES, beam=2)}
+        hold.touch()
+        with ThreadPoolExecutor(2) as pool:
+            last = []
+            for line, state in (("x", "running"), ("one two", "waiting")):
+                last.append(pool.submit(post, port, "/translate", {"text": line}))
+                until(lambda state=state: json.loads(post(port, "/health")[1])[state] == 1)
+            process.send_signal(number)
+            until(lambda: refused(port))
+            hold.unlink()
+            found = [json.loads(answer.result()[1]) for answer in last]
+        assert found == [{"translations": text_model.translate([line])} for line in ("x", "one two")]
+        assert process.wait(PATIENCE) == status
+        said = process.stderr.read()
+        assert "Traceback" not in said
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_settings_reach_the_queue(folder, monkeypatch):
+    given = []
+    monkeypatch.setattr(server, "Batcher", lambda *settings: given.append(settings) or Batcher(*settings))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    settings = ["--max-batch", "3", "--max-wait-ms", "400", "--max-queue", "7", "--workers", "2"]
+    assert main(["serve", str(folder), "--port", "0", *settings]) == 0
+    assert given == [(3, 0.4, 7, 2)]
+
+
+def test_what_cannot_be_served(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: pytest.fail("it is served"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--port", port]) == 2
+        assert f"127.0.0.1:{port}: can't listen there (Address already in use); choose" in capsys.readouterr().err
+    for arguments, message in [
+        ([str(folder), "--max-batch", "0"], "max_batch=0 must be at least 1"),
+        ([str(folder), "--threads", "0"], "threads=0 must be at least 1"),
+        ([str(folder), "--max-wait-ms", "-1"], "max_wait_ms=-1.0 must be from 0"),
+        ([str(folder), "--port", "70000"], "port=70000 must be from 0 to 65535"),
+        ([str(folder), "--host", "256.0.0.1"], "256.0.0.1:8000: can't listen there"),
+        ([str(tmp_path)], str(tmp_path)),
+    ]:
+        assert main(["serve", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_model_that_cannot_translate(folder, tmp_path, capsys):
+    """Found only when it is loaded: one line and exit 2 all the same."""
+    for file in folder.rglob("*"):
+        if file.is_file() and file.name != "tokenizer.json":
+            target = tmp_path / "onnx" / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "export", "serve", str(tmp_path / "onnx"), "--port", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "no tokenizer.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra(folder):
+    script = (
+        "import sys\nsys.modules['starlette'] = None\n"  # importing it is ModuleNotFoundError
+        f"from export.__main__ import main\nraise SystemExit(main(['serve', {str(folder)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert done.stderr == "python -m export: serve needs starlette: pip install 'mlx-transformer[serve]'\n"

@@ -1,0 +1,56 @@
+"""Target web: WebGPU has a kernel for every operator, by the list that onnxruntime-web brings along."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_models import CHOICES, alone, encoder_decoder, random_weights
+
+from export.package import export_onnx
+from export.precision.table import change
+from export.targets.table import TARGETS, target_of
+from mlx_transformer.spec.checkpoint import save_checkpoint
+
+HERE = Path(__file__).parent
+KERNELS = json.loads((HERE / "webgpu_kernels.json").read_text(encoding="utf-8"))
+# Positions (64-bit integers) and the mask of a decoder alone, once a run; ONNX Runtime removes Identity.
+ON_HOST = {"Max", "And", "Identity"}
+# 8-bit activations: for wasm, as target web says.
+WASM_ONLY = {"int8": {"DynamicQuantizeLinear", "MatMulInteger"}}
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_operators(name, precision):
+    web = target_of("web")
+    known = {domain: set(names.split()) for domain, names in KERNELS["operators"].items()}
+    missing = set()
+    for config in (encoder_decoder(name), alone(name, "encoder"), alone(name, "decoder")):
+        for graph in web.graph_names(config):
+            model = web.build(config, graph)
+            change(model, precision, "web")
+            missing |= {n.op_type for n in model.graph.all_nodes() if n.op_type not in known.get(n.domain, ())}
+    assert missing <= ON_HOST | WASM_ONLY.get(precision, set())
+    assert WASM_ONLY.get(precision, set()) <= missing
+
+
+def test_the_list_is_of_the_version_that_is_tested():
+    package = json.loads((HERE.parents[1] / "consumers" / "node" / "package.json").read_text(encoding="utf-8"))
+    assert package["dependencies"]["onnxruntime-web"] in KERNELS["source"]
+
+
+def test_the_folder_holds_what_a_browser_fetches(tmp_path):
+    config = encoder_decoder("paper")
+    save_checkpoint(tmp_path / "model", config, random_weights(config))
+    files = {file.name for file in (export_onnx(tmp_path / "model", tmp_path / "web", target="web") / "onnx").iterdir()}
+    graphs = {"encoder_model.onnx", "decoder_model_merged.onnx"}
+    assert files == {*graphs, *(f"{name}_data" for name in graphs), "manifest.json"}
+    served = json.loads((tmp_path / "web" / "config.json").read_text(encoding="utf-8"))["transformers.js_config"]
+    assert set(served["use_external_data_format"]) == graphs
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_choice_has_a_reason(target):
+    for choice in TARGETS[target].choices:
+        assert choice.used != choice.instead_of
+        assert len(choice.why) > 20

@@ -1,0 +1,123 @@
+"""Every model that `TransformerConfig` accepts is the same function in MLX, in ONNX Runtime and in the reference.
+
+`make test` runs a fixed set in which every pair of choices occurs together; `make test-slow` draws configs at random.
+Combinations that make no sense are refused, each by its name.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from covering_configs import BASE, COVERING, Choice, assert_agreement, config_of, configs, name_of
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from random_models import write_model
+
+from export.validate import compare
+from mlx_transformer.spec.config import CHOICES, TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+
+def test_the_fixed_set_has_every_choice_of_every_field() -> None:
+    configs = [config_of(choice) for choice in COVERING]
+    for name, allowed in CHOICES.items():
+        assert {getattr(config, name) for config in configs} == set(allowed)
+    pairs = {(c.positions, c.architecture, c.norm_placement) for c in configs if c is not None}
+    assert len({(positions, architecture) for positions, architecture, _ in pairs}) == 5 * 3
+
+
+@pytest.mark.parametrize("choice", COVERING, ids=name_of)
+def test_runtimes_agree(choice: Choice, tmp_path: Path) -> None:
+    config = config_of(choice)
+    assert config is not None
+    assert_agreement(config, tmp_path, seed=sum(choice))
+
+
+@pytest.mark.slow
+@settings(max_examples=220, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # the config is printed: no shrinking
+@given(config=configs(), seed=st.integers(0, 2**32 - 1))
+def test_runtimes_agree_on_any_config(config: TransformerConfig, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert_agreement(config, Path(folder), seed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(d_ff=1, d_k=1, d_v=1),
+        dict(max_positions=1),
+        dict(max_positions=2, vocab_size=3),
+        dict(d_model=2, heads=1, d_ff=1, norm="rmsnorm", positions="none"),
+        dict(architecture="decoder", encoder_layers=0, tie_embeddings="none", max_positions=1, positions="learned"),
+        dict(architecture="encoder", decoder_layers=0, max_positions=1, vocab_size=3, heads=1, d_k=2, d_v=1),
+    ],
+    ids=str,
+)
+def test_smallest_sizes(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = TransformerConfig(**{**BASE, **dict(encoder_layers=1, decoder_layers=1), **changes})
+    report = compare(*write_model(config, tmp_path, seed=1), ["mlx", "onnxruntime"], seed=1, threads=1)
+    assert max(point.worst.deviation.max for point in report.points) < 1e-5
+    assert all(check.passed for check in (*report.weights, *report.tokens)), report.failures()
+
+
+ENCODER = dict(architecture="encoder", decoder_layers=0)
+DECODER = dict(architecture="decoder", encoder_layers=0, tie_embeddings="none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *[({name: "other"}, f"{name}='other' is not one of {', '.join(CHOICES[name])}") for name in CHOICES],
+        *[
+            ({name: value}, f"{name}={value!r} must be a whole number of at least 1")
+            for name in ("vocab_size", "source_vocab_size", "d_model", "heads", "key_value_heads", "d_k", "d_v", "d_ff")
+            for value in (0, 2.0)
+        ],
+        (dict(max_positions=True), "max_positions=True must be a whole number of at least 1"),
+        *[
+            ({name: -1}, f"{name}=-1 must be a whole number of at least 0")
+            for name in ("encoder_layers", "decoder_layers", "pad_id", "bos_id", "eos_id")
+        ],
+        *[
+            ({name: 1}, f"{name}=1 must be true or false")
+            for name in ("gated", "attention_bias", "feed_forward_bias", "output_bias", "scale_embeddings")
+        ],
+        *[({name: 1.0}, f"{name}=1.0 must be in [0, 1)") for name in ("dropout", "attention_dropout")],
+        (dict(activation_dropout=-0.1), "activation_dropout=-0.1 must be in [0, 1)"),
+        (dict(dropout="0.1"), "dropout='0.1' must be a number"),
+        (dict(norm_epsilon=0), "norm_epsilon=0 must be positive and finite"),
+        (dict(rotary_base=float("inf")), "rotary_base=inf must be positive and finite"),
+        (dict(norm_epsilon=float("nan")), "norm_epsilon=nan must be positive and finite"),
+        (dict(heads=3), "d_model=16 is not a multiple of heads=3: give d_k and d_v"),
+        (dict(key_value_heads=3), "heads=4 is not a multiple of key_value_heads=3"),
+        (dict(eos_id=40), "eos_id=40 is outside the vocabulary of 40"),
+        (dict(pad_id=35, source_vocab_size=30, tie_embeddings="none"), "pad_id=35 is outside the vocabulary of 30"),
+        (dict(eos_id=1), "eos_id must differ from pad_id and bos_id"),
+        (dict(pad_id=2), "eos_id must differ from pad_id and bos_id"),
+        (dict(positions="rotary", d_k=3, d_v=4), "positions='rotary' turns pairs: d_k=3 must be even"),
+        (dict(d_model=15, d_k=4, d_v=4), "positions='sinusoidal' needs an even d_model, not 15"),
+        (dict(d_model=2, heads=1, positions="sinusoidal_concat"), "d_model must be at least 4"),
+        (dict(encoder_layers=0), "an encoder-decoder needs encoder_layers of at least 1"),
+        (dict(decoder_layers=0), "an encoder-decoder needs decoder_layers of at least 1"),
+        (dict(source_vocab_size=41), "tie_embeddings='all' needs source_vocab_size=41 equal to vocab_size"),
+        (ENCODER | dict(source_vocab_size=41), "an architecture of 'encoder' alone has one vocabulary"),
+        (ENCODER | dict(encoder_layers=0), "an encoder needs encoder_layers of at least 1"),
+        (ENCODER | dict(decoder_layers=1), "decoder_layers=1: an encoder has no decoder (give 0)"),
+        (ENCODER | dict(tie_embeddings="target-output"), "an encoder has no target embedding (use 'all' or 'none')"),
+        (DECODER | dict(source_vocab_size=41), "an architecture of 'decoder' alone has one vocabulary"),
+        (DECODER | dict(decoder_layers=0), "a decoder needs decoder_layers of at least 1"),
+        (DECODER | dict(encoder_layers=1), "encoder_layers=1: a decoder has no encoder (give 0)"),
+        (DECODER | dict(tie_embeddings="all"), "a decoder has no source embedding (use 'target-output' or 'none')"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TransformerConfig(**{**BASE, **changes})
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("TransformerConfig: ")
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    with pytest.raises(UserError, match=r"heads=0 .*; d_ff=-2 .*; gated=3 .*; dropout=2 "):
+        TransformerConfig(**{**BASE, **dict(heads=0, d_ff=-2, gated=3, dropout=2)})

@@ -1,0 +1,185 @@
+"""The command line: help, and one line for every mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from command_line import both_models, caller, refused
+from tiny_run import COMMAND
+from waiting import PATIENCE
+
+from mlx_transformer import cli
+from mlx_transformer.spec.errors import UserError
+
+COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+made = pytest.fixture(scope="module")(both_models)
+call = pytest.fixture(caller)
+
+
+def test_help_shows_the_commands(call):
+    for arguments in ([], ["--help"], ["-h"]):
+        status, out, said = call(*arguments)
+        assert (status, said) == (0, "")
+        assert all(name in out for name in COMMANDS)
+    assert {"quickstart", "train", "translate", "evaluate", "export", "validate", "info"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_is_complete(call, name):
+    status, out, said = call(name, "--help")
+    assert (status, said) == (0, "")
+    options = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
+    words = out.split()
+    assert not [option for option in options if option not in words]
+    assert not [parameter.name for parameter in COMMANDS[name].params if not parameter.help]
+    assert " ".join(COMMANDS[name].help.split()) in " ".join(out.replace("│", " ").split())
+
+
+def test_help_is_quick_and_needs_no_mlx():
+    code = (
+        "import sys\n"
+        "sys.modules['mlx'] = sys.modules['mlx.core'] = sys.modules['onnx'] = None\n"
+        "from mlx_transformer.cli import main\n"
+        "main(['translate', '--help'])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["bogus"], ["No such command 'bogus'", "--help"]),
+        (["train"], ["Missing option '--out'", "mlx-transformer train --help"]),
+        (["train", "--out"], ["requires an argument"]),
+        (["train", "--out", "x", "--steps", "ten"], ["--steps", "integer"]),
+        (["train", "--out", "x", "--minutes", "soon"], ["--minutes"]),
+        (["train", "--out", "x", "--steps", "3", "--epcohs", "3"], ["No such option: --epcohs"]),
+        (["train", "--out", "x", "--steps", "3"], ["give either a corpus"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de"], ["say how long to train"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["exclude each other"]),
+        (["train", "--out", "x", "--source", "a", "--steps", "3"], ["source and target files go together"]),
+        (["train", "--out", "x", "--source", "a", "--target", "b", "--steps", "3"], ["a: no such file"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "-3"], ["steps = -3 must be positive"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--minutes", "nan"], ["minutes = nan must be finite"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--preset", "hug"], ["unknown preset"]),
+        (["train", "nothing", "--out", "x"], ["no such recipe file", "multi30k"]),
+        (["train", "--out", "x", "--corpus", "cldr:xx-yy", "--steps", "3"], ["xx"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--resume"], ["nothing to resume"]),
+        (["translate", "nowhere"], ["nowhere: no such folder"]),
+        (["translate", "nowhere", "--beam", "0"], ["beam=0"]),
+        (["translate", "nowhere", "--beam", "2", "--n-best", "3"], ["n_best=3 is more than beam=2"]),
+        (["translate", "nowhere", "--top-k", "3"], ["top_k=3 has an effect in sampling only"]),
+        (["translate", "nowhere", "--overlong", "skip"], ["--overlong", "truncate"]),
+        (["translate", "nowhere", "--backend", "torch"], ["--backend", "onnx"]),
+        (["evaluate", "nowhere", "--source", "a"], ["Missing option '--reference'"]),
+        (["evaluate", "nowhere", "--source", "a", "--reference", "b"], ["a: no such file"]),
+        (["export", "nowhere", "x"], ["nowhere: no such folder"]),
+        (["info", "nowhere"], ["nowhere: no such folder"]),
+        (["info"], ["Missing argument"]),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_are_one_line(call, tmp_path, monkeypatch, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    refused(call(*arguments), *parts)
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_wrong_kinds_of_folder(call, made, tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for command in (["translate"], ["info"], ["evaluate", "--source", __file__, "--reference", __file__]):
+        refused(call(*command, tmp_path / "file"), "is a file")
+        refused(call(*command, tmp_path / "empty"), "neither a checkpoint folder", "nor an ONNX folder")
+    refused(call("translate", made / "model", "--backend", "onnx"), "not an ONNX folder", "mlx-transformer export")
+    refused(call("translate", made / "onnx", "--backend", "mlx"), "MLX needs the checkpoint folder")
+    refused(call("export", made / "onnx", tmp_path / "out"), "is an ONNX model")
+    refused(call("export", made / "model", tmp_path / "file"), "is a file")
+    refused(call("export", made / "model", made / "model"), "no earlier export")
+
+
+def test_damage_is_one_line(call, made, tmp_path):
+    damaged = tmp_path / "damaged"
+    subprocess.run(["cp", "-r", made / "model", damaged], check=True)
+    data = bytearray((damaged / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (damaged / "model.safetensors").write_bytes(data)
+    for command in ("translate", "info"):
+        refused(call(command, damaged), "model.safetensors: damaged (its SHA-256 differs)")
+
+
+def test_unequal_files_and_bad_text(call, made, tmp_path):
+    (tmp_path / "two").write_bytes(b"one\ntwo\n")
+    (tmp_path / "three").write_bytes(b"one\ntwo\nthree\n")
+    (tmp_path / "bad").write_bytes(b"one\ntw\xff\n")
+    (tmp_path / "none").write_bytes(b"")
+    evaluate = ["evaluate", made / "model", "--source", tmp_path / "two", "--reference"]
+    refused(call(*evaluate, tmp_path / "three"), "two has 2 lines", "three has 3", "line ")
+    refused(call(*evaluate, tmp_path / "bad"), "bad, line 2, byte 3: not UTF-8")
+    train = ["train", "--steps", 2, "--out", tmp_path / "run", "--source", tmp_path / "two", "--target"]
+    refused(call(*train, tmp_path / "three"), "two has 2 lines")
+    refused(call(*train, tmp_path / "bad"), "bad, line 2, byte 3: not UTF-8 (0xff)")
+    refused(call(*train, tmp_path), "cannot be read")
+    refused(call(*train[:-2], tmp_path / "none", "--target", tmp_path / "none"), "none hold no lines")
+    assert not (tmp_path / "run").exists()
+
+
+def test_recipes_that_are_wrong(call, tmp_path):
+    path = tmp_path / "my.toml"
+    for text, part in {
+        "[training]\nstep = 3\n": "unknown key training.step (did you mean steps?)",
+        "[training]\nsteps = true\n": "training.steps = True must be of type int",
+        "[training": "not a TOML recipe",
+        "[model]\nd_modell = 3\n[data]\ncorpus='cldr:en-de'\n[training]\nsteps=1\n": "did you mean 'd_model'",
+    }.items():
+        path.write_text(text, encoding="utf-8")
+        refused(call("train", path, "--out", tmp_path / "run"), part)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (PermissionError(13, "Permission denied", "some/file"), 2, "some/file: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "[Errno 28] No space left on device"),
+        (UserError("two\nlines"), 2, "two lines"),
+        (MemoryError("of 9 TB"), 1, "out of memory (of 9 TB); try smaller batches or a smaller model"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ModuleNotFoundError("No module named 'mlx'", name="mlx.core"), 2, "MLX is not installed"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_of_libraries(call, monkeypatch, error, status, said):
+    monkeypatch.setattr("mlx_transformer.commands.info.describe", lambda *_: (_ for _ in ()).throw(error))
+    found, out, err = call("info", ".")
+    assert (found, out) == (status, "")
+    assert err.startswith(f"mlx-transformer: {said}")
+    assert err.count("\n") == 1
+
+
+def test_bugs_keep_their_traceback(call, monkeypatch):
+    monkeypatch.setattr("mlx_transformer.commands.info.describe", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call("info", ".")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission(call, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    secret.chmod(0)
+    refused(call("evaluate", tmp_path, "--source", secret, "--reference", secret), "Permission denied")
+
+
+def test_the_installed_command():
+    command = Path(sys.executable).with_name("mlx-transformer")
+    if not command.exists():
+        pytest.skip("not installed")
+    done = subprocess.run([command, "info", "nowhere"], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (2, "mlx-transformer: nowhere: no such folder\n")
+    again = subprocess.run([*COMMAND, "info", "nowhere"], capture_output=True, text=True, timeout=PATIENCE)
+    assert (again.returncode, again.stderr) == (2, done.stderr)

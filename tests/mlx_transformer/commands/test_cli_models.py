@@ -1,0 +1,154 @@
+"""The command line with a model: text through it, evaluation, export, folders described."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from command_line import LINES, TEXT, both_models, caller, refused
+from tiny_run import start
+from waiting import PATIENCE
+
+from export import OnnxTransformer
+from export.package.facts import graph_facts
+from mlx_transformer.generation.with_mlx import MlxTranslator
+from mlx_transformer.nn.loading import load
+from mlx_transformer.spec.errors import UserError
+
+made = pytest.fixture(scope="module")(both_models)
+call = pytest.fixture(caller)
+
+
+def test_translate_line_by_line_from_standard_input(call, made):
+    translator = MlxTranslator(*load(made / "model"))
+    expected = translator.translate(LINES)
+    assert any(expected)
+    status, out, said = call("translate", made / "model", stdin=TEXT)
+    assert (status, said) == (0, "")
+    assert out.split("\n")[:-1] == [line.replace("\n", " ") for line in expected]
+    assert [bool(line) for line in out.split("\n")[:-1]][1::2] == [False, False]  # empty lines stay
+
+
+def test_both_backends_print_the_same(call, made):
+    options = ["--beam", 3, "--n-best", 2, "--length-penalty", 0.2, "--early-stopping", "--max-new-tokens", 8]
+    mlx, onnx = (call("translate", made / name, *options, stdin=TEXT) for name in ("model", "onnx"))
+    assert mlx == onnx
+    assert [line.count("\t") for line in mlx[1].split("\n")[:-1]] == [1, 0, 1, 0, 1]
+    sampled = ["--sample", "--temperature", 0.7, "--top-k", 9, "--top-p", 0.9]
+    first, again, other = (
+        call("translate", made / "model", *sampled[:2], seed, *sampled[3:], stdin=TEXT) for seed in "334"
+    )
+    assert first == again
+    assert first != other
+
+
+def test_translate_files(call, made, tmp_path):
+    (tmp_path / "in").write_bytes(TEXT.encode())
+    status, out, said = call("translate", made / "model", "--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert (status, out, said) == (0, "", "")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == call("translate", made / "model", stdin=TEXT)[1]
+    refused(call("translate", made / "model", "--input", tmp_path / "no"), "no: cannot be read")
+    refused(call("translate", made / "model", "--input", tmp_path), "cannot be read (Is a directory)")
+    refused(call("translate", made / "model", "--output", tmp_path / "no" / "x"), "cannot be written")
+
+
+def test_lines_that_are_too_long(call, made):
+    long = "one " * 100
+    refused(call("translate", made / "model", stdin=f"x\n{long}\n"), "line 2: ", "at most 40")
+    for policy in ("truncate", "split"):
+        status, out, said = call("translate", made / "model", "--overlong", policy, stdin=f"{long}\nx\n")
+        assert (status, out.count("\n"), said) == (0, 2, "")
+
+
+def test_bytes_that_are_no_text_are_replaced_with_a_warning(call, made):
+    status, out, said = call("translate", made / "model", stdin=b"one \xff\ntwo\n")
+    assert (status, out.count("\n")) == (0, 2)
+    assert said.strip() == "standard input, line 1: not UTF-8, bad bytes are replaced"
+
+
+def test_evaluate_prints_json_alone(call, made, tmp_path):
+    (tmp_path / "source").write_text(TEXT, encoding="utf-8")
+    perfect = call("translate", made / "model", stdin=TEXT)[1]
+    (tmp_path / "reference").write_text(perfect, encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--reference", tmp_path / "reference"]
+    results = {}
+    for name in ("model", "onnx"):
+        status, out, said = call("evaluate", made / name, *files)
+        assert (status, said) == (0, "")
+        results[name] = json.loads(out)
+        assert results[name].pop("model") == str(made / name)
+    assert results["model"] == results["onnx"]
+    assert results["model"]["exact_match"] == 100
+    assert results["model"]["lines"] == 5
+    assert "tok:13a" in results["model"]["bleu_signature"]
+    assert results["model"]["chrf"] > 99
+    assert json.loads(call("evaluate", made / "model", *files, "--beam", 4, "--max-new-tokens", 1)[1])["beam"] == 4
+
+
+def test_export_writes_what_it_says(call, made, tmp_path):
+    status, out, said = call("export", made / "model", tmp_path / "out")
+    assert (status, said) == (0, "")
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert out.startswith(f"{tmp_path / 'out'}: {len(files)} files, ")
+    assert OnnxTransformer(tmp_path / "out").translate(["one"]) == MlxTranslator(*load(made / "model")).translate(
+        ["one"]
+    )
+
+
+def test_info_of_every_kind_of_folder(call, made):
+    status, out, said = call("info", made / "model")
+    assert (status, said) == (0, "")
+    for text in ("checkpoint", "verified", "d_model", "16", "model.safetensors", "parameters"):
+        assert text in out
+    status, out, said = call("info", made / "onnx")
+    assert (status, said) == (0, "")
+    for text in (
+        "ONNX models",
+        "verified",
+        "encoder_model.onnx",
+        "opset",
+        "input_ids",
+        "int64",
+        "batch_size",
+        "d_model",
+    ):
+        assert text in out
+
+
+def test_graph_facts(made, tmp_path):
+    facts = graph_facts(made / "onnx")
+    assert list(facts) == sorted(f"onnx/{path.name}" for path in (made / "onnx" / "onnx").glob("*.onnx"))
+    encoder = facts["onnx/encoder_model.onnx"]
+    assert encoder["nodes"] > 20
+    assert 18 <= encoder["opset"] <= 20
+    assert [value[:2] for value in encoder["inputs"]] == [("input_ids", "int64"), ("attention_mask", "int64")]
+    assert encoder["outputs"][0][0] == "last_hidden_state"
+    assert encoder["outputs"][0][2].endswith(" x 16")
+    merged, part = facts["onnx/decoder_model_merged.onnx"], facts["onnx/decoder_with_past_model.onnx"]
+    assert merged["nodes"] > part["nodes"]  # both branches are counted
+    for path in (made / "onnx" / "onnx").glob("*.onnx"):  # without the weights
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert list(graph_facts(tmp_path).values()) == list(facts.values())
+    (tmp_path / "broken.onnx").write_bytes(b"\xff\xff")
+    with pytest.raises(UserError, match=r"broken\.onnx: cannot be read as an ONNX model"):
+        graph_facts(tmp_path)
+
+
+def test_a_reader_that_goes_away_is_no_error(made, tmp_path):
+    (tmp_path / "in").write_text("one two three\n" * 2500, encoding="utf-8")
+    with start("translate", made / "model", "--input", tmp_path / "in", "--max-new-tokens", 2) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=PATIENCE) == 141
+        assert process.stderr.read() == ""
+    with start("info", made / "model", stdout=(closed := closed_pipe())) as process:
+        os.close(closed)
+        assert process.wait(timeout=PATIENCE) == 141
+        assert process.stderr.read() == ""
+
+
+def closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing

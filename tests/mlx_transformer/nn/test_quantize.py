@@ -1,0 +1,201 @@
+"""Checkpoints quantised by MLX: read bit for bit as MLX reads them, described as mlx-lm does, run; damage is named."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+from quantized_models import NAMES, SCHEMES, quantized_models, wide
+from safetensors.numpy import save_file
+from small_models import configs, random_weights
+
+from export import export_onnx
+from export.precision.mlx_integers import PARTS, planes
+from mlx_transformer.cli import main
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.quantize import dense_weights, quantization_of, quantize, quantize_checkpoint
+from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.quantization import Packed, Scheme, from_config, quantizable, stored_shapes, to_config
+
+model = pytest.fixture(scope="module")(quantized_models)
+
+
+def rows(seed: int, count: int, width: int) -> np.ndarray:
+    """Ordinary rows, and those that quantisers stumble over: constant, zero, of one sign, with an outlier, tiny."""
+    w = np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+    odd = [np.full(width, 0.25), np.zeros(width), np.abs(w[0]) + 3, -np.abs(w[0]) - 3, w[0] * 1e-30]
+    outlier = w[0].copy()
+    outlier[5] = 1e4
+    return np.concatenate([w, np.stack([*odd, outlier]).astype(np.float32)])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_values_are_those_of_mlx(scheme, dtype):
+    w = mx.array(np.clip(rows(scheme.bits, 3, 3 * 128), -6e4, 6e4)).astype(getattr(mx, dtype))
+    stored = mx.quantize(w, scheme.group_size, scheme.bits)
+    expected = mx.dequantize(*stored, scheme.group_size, scheme.bits).astype(mx.float32)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    words, *numbers = (np.array(array.astype(mx.float32) if i else array) for i, array in enumerate(stored))
+    packed = Packed(words, *(array.astype(kind) for array in numbers), scheme)
+    assert packed.dequantised().dtype == kind
+    np.testing.assert_array_equal(packed.dequantised().astype(np.float32), np.array(expected))
+
+
+@given(st.sampled_from(SCHEMES), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_any_words_unpack_to_the_integers_of_mlx(scheme, count, groups, seed):
+    width = groups * scheme.group_size
+    words = np.random.default_rng(seed).integers(0, 2**32, (count, width * scheme.bits // 32), np.uint32)
+    ones, zeros = np.ones((count, groups), np.float32), np.zeros((count, groups), np.float32)
+    packed = Packed(words, ones, zeros, scheme)
+    expected = mx.dequantize(mx.array(words), mx.array(ones), mx.array(zeros), scheme.group_size, scheme.bits)
+    np.testing.assert_array_equal(packed.integers(), np.array(expected))
+    parts = planes(packed.integers(), PARTS[scheme.bits])
+    assert sum(part.nbytes for part in parts) == words.nbytes  # nothing is stored in more bits than it has
+
+
+def test_config_says_what_mlx_lm_says():
+    shapes = parameter_shapes(wide())
+    usual = {name: Scheme(32, 4) for name in quantizable(shapes)}
+    assert to_config(usual) == {"group_size": 32, "bits": 4, "mode": "affine"}
+    mixed = {**usual, "embedding.weight": Scheme(64, 8)}
+    said = to_config(mixed)
+    assert said["embedding"] == {"group_size": 64, "bits": 8}
+    assert from_config(json.loads(json.dumps(said)), stored_shapes(shapes, mixed), shapes) == mixed
+    unless = {**said, "embedding": False}
+    plain = {name: scheme for name, scheme in usual.items() if name != "embedding.weight"}
+    assert from_config(unless, stored_shapes(shapes, plain), shapes) == plain
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([4], "expected an object"),
+        ({"group_size": 64}, "bits missing"),
+        ({"group_size": 64, "bits": 7}, "bits=7"),
+        ({"group_size": 16, "bits": 4}, "group_size=16"),
+        ({"group_size": 64, "bits": True}, "bits=True"),
+        ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mode 'affine'"),
+        ({"group_size": 32, "bits": 4, "embeding": {"group_size": 32, "bits": 8}}, "unknown layer 'embeding'"),
+        ({"group_size": 32, "bits": 4, "embedding": False}, "said not to be quantised"),
+        ({"group_size": 32, "bits": 4, "embedding": [8]}, "mode 'affine'"),
+        ({"group_size": 64, "bits": 4}, "no groups of 64"),
+    ],
+)
+def test_nonsense_in_the_config_is_refused(values, said):
+    shapes = parameter_shapes(wide())
+    stored = stored_shapes(shapes, {name: Scheme(32, 4) for name in quantizable(shapes)})
+    with pytest.raises(UserError, match=said):
+        from_config(values, stored, shapes)
+    with pytest.raises(UserError, match="no matrix has scales"):
+        from_config({"group_size": 32, "bits": 4}, shapes, shapes)
+
+
+@pytest.mark.parametrize("name", ["paper", "odd widths", "two vocabularies", "untied, decoder", "modern, encoder"])
+def test_saved_loaded_and_run(name, tmp_path):
+    config = configs()[name]
+    save_checkpoint(tmp_path / "plain", config, random_weights(config))
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(32, 6))
+    opened = open_checkpoint(tmp_path / "q")
+    divided = {n for n, shape in quantizable(parameter_shapes(config)).items() if shape[1] % 32 == 0}
+    assert opened.quantization.keys() == divided
+    loaded = Transformer.load(tmp_path / "q")
+    assert quantization_of(loaded) == opened.quantization
+    values = dict(opened.tensors())
+    for n, array in dense_weights(loaded).items():
+        np.testing.assert_array_equal(array, values[n], err_msg=n)
+    save_checkpoint(tmp_path / "again", config, loaded.weights(), quantization=quantization_of(loaded))
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (tmp_path / "q" / WEIGHTS).read_bytes()
+    if config.has_decoder:
+        plain = Transformer.from_weights(config, values)
+        ids = [[5, 6, 7, 2], [8, 2]]
+        assert loaded.generate(ids, max_new_tokens=8) == plain.generate(ids, max_new_tokens=8)
+        np.testing.assert_array_equal(np.array(loaded.output_matrix()), np.array(plain.output_matrix()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_lower_precision_is_widened(dtype, tmp_path):
+    """A file as MLX writes it after `model.set_dtype(bfloat16)`."""
+    model = Transformer(wide())
+    quantize(model, Scheme(32, 4))
+    quantization = quantization_of(model)
+    save_checkpoint(tmp_path / "q", model.config, model.weights(), quantization=quantization)
+    (tmp_path / "q" / "manifest.json").unlink()
+    model.set_dtype(getattr(mx, dtype))
+    mx.save_safetensors(str(tmp_path / "q" / WEIGHTS), dict(tree_flatten(model.parameters())))
+    opened = open_checkpoint(tmp_path / "q")
+    model.set_dtype(mx.float32)
+    expected = dense_weights(model)
+    for name, array in opened.tensors():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, expected[name])
+    assert {x.dtype for _, x in tree_flatten(Transformer.load(tmp_path / "q").parameters())} == {mx.uint32, mx.float32}
+
+
+def refused(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_command_line(model, tmp_path, capsys):
+    plain, quantised = model(Scheme(32, 4)).parent / "plain", model(Scheme(64, 4))
+    main(["quantize", str(plain), str(tmp_path / "q"), "--bits", "3"])
+    said = capsys.readouterr().out
+    assert "3 bits in groups of 64" in said
+    assert "not quantised: encoder.layers.0.feed_forward.down_proj.weight" in said  # width 96
+    main(["info", str(tmp_path / "q")])
+    assert "3 bits in groups of 64" in capsys.readouterr().out
+    assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")
+    assert "bits=7" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
+    assert "group_size=16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
+    assert "is the checkpoint itself" in refused(capsys, "quantize", plain, plain)
+    assert "no such folder" in refused(capsys, "quantize", tmp_path / "none", tmp_path / "x")
+    assert "isn't quantised" in refused(capsys, "export", plain, tmp_path / "x", "--precision", "packed")
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_to_quantise(tmp_path):
+    config = wide(d_model=16, heads=1, d_ff=16)
+    save_checkpoint(tmp_path / "plain", config, random_weights(config))
+    with pytest.raises(UserError, match="widths 16"):
+        quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(32, 4))
+    model = Transformer(wide())
+    quantize(model, Scheme(32, 4))
+    with pytest.raises(UserError, match="already"):
+        quantize(model, Scheme(32, 4))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda w: w["embedding.scales"].__setitem__((3, 1), np.nan), "embedding.scales is not finite"),
+        (lambda w: w.pop("embedding.biases"), "missing embedding.biases"),
+        (lambda w: w.pop("embedding.scales"), "embedding.weight is"),
+        (lambda w: w.update({"embedding.scales": w["embedding.scales"][:, :1]}), "embedding.scales is"),
+        (lambda w: w.update({"embedding.weight": w["embedding.weight"].astype(np.float32)}), "embedding.weight is F32"),
+        (lambda w: w.update({"embedding.biases": w["embedding.biases"].astype(np.int32)}), "embedding.biases is I32"),
+    ],
+)
+def test_damage_is_named(damage, said, model, tmp_path):
+    source = open_checkpoint(model(Scheme(64, 4)))
+    stored = {name: array.copy() for name, array in source.stored()}
+    damage(stored)
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "config.json").write_text((source.folder / "config.json").read_text())
+    save_file(stored, tmp_path / "q" / WEIGHTS)
+    with pytest.raises(UserError, match=said):
+        Transformer.load(tmp_path / "q")
+    with pytest.raises(UserError, match=said):
+        export_onnx(tmp_path / "q", tmp_path / "onnx")

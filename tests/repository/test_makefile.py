@@ -1,0 +1,28 @@
+"""Every target that `make help` names, or that is declared phony, has a rule that does something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TEXT = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+HELPED = set(re.findall(r"^\t@echo 'make ([a-z0-9-]+) ", TEXT, re.MULTILINE)) | {"setup-dev", "clean-venv"}
+PHONY = set(re.search(r"^\.PHONY: (.*)$", TEXT, re.MULTILINE).group(1).split())
+RULES = dict(re.findall(r"^([a-z0-9-]+):(.*\n(?:\t.*\n)*)", TEXT, re.MULTILINE))
+
+
+def test_there_are_targets():
+    assert {"quickstart", "test", "lint", "test-slow", "multi30k", "mutations"} <= HELPED
+
+
+@pytest.mark.parametrize("name", sorted(HELPED | PHONY))
+def test_a_target_does_something(name):
+    assert name in RULES, f"make {name}: no rule"
+    prerequisites, _, recipe = RULES[name].partition("\n")
+    assert recipe.strip() or prerequisites.strip()
+
+
+def test_every_helped_target_is_phony():
+    assert HELPED <= PHONY

@@ -1,0 +1,198 @@
+"""`mlx_transformer/nn` and `export/nn` are twins: same files, classes, methods, arguments, and calls in the same order.
+
+Read from the syntax trees, so that a change on one side alone fails here, with the line that is missing on the other.
+Differences are listed below, each with its reason.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+from mlx.utils import tree_flatten
+from small_models import configs
+
+from export.targets.portable import graphs
+from mlx_transformer.nn.model import Transformer
+from mlx_transformer.spec.parameters import parameter_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "taps")
+
+ONLY_MLX = {
+    "attention.Attention.weights": "for display",
+    "attention.share_heads": "a fused kernel shares heads by itself; the graph multiplies by over_shared_heads",
+    "cache.Cache.arrays": "MLX is lazy",
+    "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
+    "cache.Cache.reorder": "rows are moved by the runtime",
+    "cache.Cache.repeat": "rows are moved by the runtime",
+    "cache.LayerCache.take": "rows are moved by the runtime",
+    "cache._empty": "a graph's cache is its inputs",
+    "cache.room_for": "a graph's cache is its inputs",
+    "feedforward._fused": "the runtime's optimiser fuses",
+    "masks.as_array": "a graph's masks are arrays always",
+    "model.Transformer._filled": "a graph's parameters are filled as it is written",
+    "model.Transformer._hidden_decode": "a graph decodes by `step` with an empty cache",
+    "model.Transformer._hidden_decoder": "a graph decodes by `step` with an empty cache",
+    "model.Transformer._hidden_encoder_decoder": "two graphs",
+    "model.Transformer._needs": "the architecture decides which graphs exist",
+    "model.Transformer.decode": "a graph decodes by `step` with an empty cache",
+    "model.Transformer.__call__": "graphs call `encode`, `step` and `logits`",
+    "model.Transformer.from_weights": "a graph's parameters are filled as it is written",
+    "model.Transformer.generate": "search is outside the graph",
+    "model.Transformer.hidden": "training",
+    "model.Transformer.load": "a graph's parameters are filled as it is written",
+    "model.Transformer.output_bias": "training",
+    "model.Transformer.output_matrix": "training",
+    "model.Transformer.search": "search is outside the graph",
+    "model.Transformer.start": "a graph's cache is its inputs",
+    "model.Transformer.weights": "training",
+    "model._for_numpy": "training",
+    "model.initialise": "training",
+    "model.named_parameters": "training and checkpoints",
+    "positions.PositionIds": "a graph's position ids are an array always",
+    "positions._chunks": "a graph's table has max_positions rows",
+    "positions._rotary": "a graph's table has max_positions rows",
+    "positions._sinusoids": "a graph's table has max_positions rows",
+}
+ONLY_ONNX = {
+    "attention.over_shared_heads": "see share_heads",
+    "cache.LayerCache.held": "what becomes the graph's outputs",
+    "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
+    "masks.additive": "masks are added to the scores",
+    "masks.as_boolean": "masks come in as integers",
+    "masks.causal": "the boolean form, made additive once",
+    "model.OutputBias.forward": "MLX adds the bias in `logits`",
+    "positions.rank": "shapes are not values in a graph",
+}
+ARGUMENTS = {
+    "cache.Cache.__init__": "a graph's cache is its inputs",
+    "cache.LayerCache.__init__": "a graph's cache is its inputs",
+    "cache.Cache.self_mask": "a fused kernel wants one mask a head",
+    "model.Transformer.step": "position ids are an input of the decoder-only graph; `last` belongs to the search",
+    "positions.positions_after": "left padding of a prompt comes in through the position ids",
+    "positions.rotation": "a graph is float32",
+    "positions.rotary_table": "a graph's table has max_positions rows",
+    "positions.sinusoid_table": "a graph's table has max_positions rows",
+}
+# Where two runtimes need different operations; everywhere else the same parts are called in the same order.
+BODIES = {
+    "attention.Attention.attend": "training draws dropout on the weights",
+    "attention.attention": "fused in MLX",
+    "attention.attention_weights": "MLX's form serves display",
+    "cache.Cache.__init__": "a graph's cache is its inputs",
+    "cache.Cache.self_mask": "MLX has kernels of their own for causal masks",
+    "cache.LayerCache.__init__": "a graph's cache is its inputs",
+    "cache.LayerCache.extend": "buffers in place, against Concat",
+    "layers.Decoder.cross_keys_values": "see DecoderLayer.cross_keys_values",
+    "masks.causal_mask": "masks are added to the scores",
+    "masks.causal_padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",
+    "masks.padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",
+    "model.Transformer.logits": "the bias of a tied classifier is a module in a graph",
+    "norms.RMSNorm.__call__": "fused in MLX",
+    "model.Transformer.encode": "ids and masks are checked on the host in MLX",
+    "model.Transformer.step": "ids are checked on the host in MLX; see ARGUMENTS",
+    "positions.Positions.__init__": "a graph's table is made from the config",
+    "positions.Positions.__call__": "MLX extends tables and checks lengths",
+    "positions.rotation": "a graph's table has max_positions rows",
+}
+
+
+def definitions(path: Path) -> dict[str, ast.AST]:
+    """Every class, method and function of a file by its dotted name."""
+    found = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[f"{path.stem}.{node.name}"] = node
+        if isinstance(node, ast.ClassDef):
+            functions = [entry for entry in node.body if isinstance(entry, ast.FunctionDef)]
+            found |= {f"{path.stem}.{node.name}.{entry.name}": entry for entry in functions}
+    return found
+
+
+def both(file: str) -> tuple[dict[str, ast.AST], dict[str, ast.AST]]:
+    """Definitions in MLX and in ONNX; `forward` is what a module's call runs."""
+    onnx = definitions(ROOT / "export" / "nn" / f"{file}.py")
+    renamed = {n.replace(".forward", ".__call__") if n not in ONLY_ONNX else n: node for n, node in onnx.items()}
+    return definitions(ROOT / "mlx_transformer" / "nn" / f"{file}.py"), renamed
+
+
+def pairs() -> list[tuple[str, ast.FunctionDef, ast.FunctionDef]]:
+    found = []
+    for file in FILES:
+        mlx, onnx = both(file)
+        found += [(n, mlx[n], onnx[n]) for n in mlx.keys() & onnx.keys() if isinstance(mlx[n], ast.FunctionDef)]
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def arguments(node: ast.FunctionDef) -> list[str]:
+    names = [a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+    return [name for name in names if name != "op"]
+
+
+def parts(node: ast.FunctionDef) -> list[str]:
+    """What the body touches, in order: self's attributes and the functions of these files; dropout is training's."""
+    ours = {name.split(".")[-1] for file in FILES for name in definitions(ROOT / "export" / "nn" / f"{file}.py")}
+    found = []
+
+    class Visitor(ast.NodeVisitor):
+        def visit_Attribute(self, entry: ast.Attribute) -> None:
+            self.generic_visit(entry)
+            if (
+                isinstance(entry.value, ast.Name)
+                and entry.value.id == "self"
+                and entry.attr not in ("dropout", "drops")
+            ):
+                found.append(f"self.{entry.attr}")
+
+        def visit_Call(self, entry: ast.Call) -> None:
+            self.generic_visit(entry)
+            name = entry.func.id if isinstance(entry.func, ast.Name) else getattr(entry.func, "attr", "")
+            if name in ours - {"forward"}:
+                found.append(f"{name}()")
+
+    visitor = Visitor()
+    for statement in node.body:
+        visitor.visit(statement)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_same_classes_and_functions(file):
+    mlx, onnx = (set(side) for side in both(file))
+    assert mlx - onnx == {n for n in ONLY_MLX if n.startswith(f"{file}.")} & mlx, "add these to export/, or say why not"
+    assert onnx - mlx == {n for n in ONLY_ONNX if n.startswith(f"{file}.")}, "add these to nn/, or say why not"
+
+
+def test_no_stale_reason():
+    mlx = {name for file in FILES for name in both(file)[0]}
+    onnx = {name for file in FILES for name in both(file)[1]}
+    assert ONLY_MLX.keys() <= mlx - onnx
+    assert ONLY_ONNX.keys() <= onnx - mlx
+    shared = {name for name, _, _ in pairs()}
+    assert ARGUMENTS.keys() | BODIES.keys() <= shared
+
+
+@pytest.mark.parametrize(("name", "mlx", "onnx"), pairs(), ids=[name for name, _, _ in pairs()])
+def test_same_arguments(name, mlx, onnx):
+    assert (arguments(mlx) == arguments(onnx)) != (name in ARGUMENTS)
+
+
+@pytest.mark.parametrize(("name", "mlx", "onnx"), pairs(), ids=[name for name, _, _ in pairs()])
+def test_same_parts_in_the_same_order(name, mlx, onnx):
+    if name not in BODIES:
+        assert parts(mlx) == parts(onnx)
+
+
+@pytest.mark.parametrize("name", configs())
+def test_both_sides_use_every_parameter_of_the_table(name):
+    config = configs()[name]
+    expected = parameter_shapes(config)
+    mlx = {parameter: tuple(x.shape) for parameter, x in tree_flatten(Transformer(config).parameters())}
+    assert mlx == expected
+    onnx = {}
+    for graph in graphs.graph_names(config):
+        for parameter, value in graphs.build(config, graph).graph.initializers.items():
+            if value.const_value is None:
+                assert value.uses()
+                onnx[parameter] = tuple(value.shape)
+    assert onnx == expected
