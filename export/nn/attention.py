@@ -6,12 +6,14 @@ Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 from onnxscript import nn
 
 from mlx_transformer.spec.config import TransformerConfig
 
+from .cache import KeyValues, LayerCache
 from .masks import Mask
 from .positions import Rotation, rotate
 from .primitives import Linear, Op, extent, scoped
@@ -20,13 +22,15 @@ from .primitives import Linear, Op, extent, scoped
 class Attention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. Encoder self-, decoder self- and cross-attention alike.
 
-    Two steps, so that a decoder can keep the keys and values of earlier steps: `keys_values`, then `attend`.
+    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. What an option of
+    the network changes stands in these two; `split`, `merge` and `kernel` are how a target computes them.
     """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.heads = config.heads
         self.key_value_heads = config.key_value_heads
+        self.scale = 1 / math.sqrt(config.d_k)
         bias = config.attention_bias
         self.query_proj = Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = Linear(config.d_model, config.key_value_heads * config.d_k, bias)
@@ -34,30 +38,66 @@ class Attention(nn.Module):
         self.output_proj = Linear(config.heads * config.d_v, config.d_model, bias)
 
     @scoped
-    def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> tuple[ir.Value, ir.Value]:
+    def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:
         """(B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
-        k = split_heads(op, self.key_proj(op, x), self.key_value_heads)
-        v = split_heads(op, self.value_proj(op, x), self.key_value_heads)
+        k = self.split(op, self.key_proj(op, x), self.key_value_heads)
+        v = self.split(op, self.value_proj(op, x), self.key_value_heads)
         return rotate(op, k, rotation), v
 
     @scoped
-    def attend(self, op: Op, x: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, rotation: Rotation = None) -> ir.Value:
-        """Queries from x (B, T, D) over these keys and values -> (B, T, D)."""
-        q = split_heads(op, self.query_proj(op, x), self.heads)
-        q = rotate(op, q, rotation)
-        y = attention(op, q, k, v, mask)
-        return self.output_proj(op, merge_heads(op, y))
+    def attend(
+        self,
+        op: Op,
+        x: ir.Value,
+        k: ir.Value,
+        v: ir.Value,
+        mask: Mask = None,
+        rotation: Rotation = None,
+        past: LayerCache | None = None,
+        rows: ir.Value | None = None,
+    ) -> ir.Value:
+        """Queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
+
+        `rows` (1,): of the keys, where several of x share one: the hypotheses of a sentence are its queries, so that
+        its keys and values are neither repeated nor read twice.
+        """
+        q = self.queries(op, x, rotation, rows)
+        y = self.kernel(op, q, k, v, mask, past)
+        return self.output_proj(op, self.merge(op, y, None if rows is None else x))
+
+    def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
+        """(B, T, D) -> (B, H, T, d_k)."""
+        q = self.split(op, self.query_proj(op, x), self.heads, rows)
+        return rotate(op, q, rotation)
+
+    def split(self, op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
+        return split_heads(op, x, heads, rows)
+
+    def merge(self, op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
+        return merge_heads(op, y, like)
+
+    def kernel(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, past: LayerCache | None) -> ir.Value:
+        """Equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) of the new positions -> (B, H, T, d_v)."""
+        if past is not None:
+            k, v = past.extend(op, k, v)
+        return attention(op, q, k, v, mask, self.scale)
 
 
-def attention(op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask = None) -> ir.Value:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v)."""
-    weights = attention_weights(op, q, k, mask)
+MakeAttention = Callable[[TransformerConfig], Attention]
+"""The class itself, or what a target has in its place."""
+
+
+def attention(op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
+    """softmax(Q K^T / sqrt(d_k)) V, equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v).
+
+    scale: instead of 1 / sqrt(d_k)."""
+    weights = attention_weights(op, q, k, mask, scale)
     return over_shared_heads(op, weights, v)
 
 
-def attention_weights(op: Op, q: ir.Value, k: ir.Value, mask: Mask = None) -> ir.Value:
+def attention_weights(op: Op, q: ir.Value, k: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
     """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked."""
-    q = op.Mul(q, 1 / math.sqrt(extent(q, 3)))
+    q = op.Mul(q, 1 / math.sqrt(extent(q, 3)) if scale is None else scale)
     scores = over_shared_heads(op, q, op.Transpose(k, perm=[0, 1, 3, 2]))
     if mask is not None:
         scores = op.Add(scores, mask)
@@ -76,11 +116,18 @@ def over_shared_heads(op: Op, x: ir.Value, y: ir.Value) -> ir.Value:
     return op.Reshape(op.MatMul(rows, y), [0, heads, -1, 0])
 
 
-def split_heads(op: Op, x: ir.Value, heads: int) -> ir.Value:
-    """(B, T, H*d) -> (B, H, T, d)."""
-    return op.Transpose(op.Reshape(x, [0, 0, heads, extent(x, 2) // heads]), perm=[0, 2, 1, 3])
+def split_heads(op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
+    """(B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d)."""
+    each = [heads, extent(x, 2) // heads]
+    if rows is None:
+        return op.Transpose(op.Reshape(x, [0, 0, *each]), perm=[0, 2, 1, 3])
+    longer = op.Reshape(x, op.Concat(rows, [-1, *each], axis=0))
+    longer.shape = ir.Shape([None, None, *each])
+    return op.Transpose(longer, perm=[0, 2, 1, 3])
 
 
-def merge_heads(op: Op, x: ir.Value) -> ir.Value:
-    """(B, H, T, d) -> (B, T, H*d)."""
-    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, extent(x, 1) * extent(x, 3)])
+def merge_heads(op: Op, y: ir.Value, like: ir.Value | None = None) -> ir.Value:
+    """(B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
+    width = extent(y, 1) * extent(y, 3)
+    shape = [0, 0, width] if like is None else op.Concat(op.Shape(like, end=2), [width], axis=0)
+    return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), shape)

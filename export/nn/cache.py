@@ -9,14 +9,34 @@ runtime repeats, reorders and drops rows between two runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 
+from mlx_transformer.spec.config import TransformerConfig
+
 from .masks import Mask, causal_mask, causal_padding_mask, padding_mask
+from .positions import PositionIds, positions_after
 from .primitives import Op, size
 
 KeyValues = tuple[ir.Value, ir.Value]
 """Keys (rows, K, length, d_k) and values (rows, K, length, d_v)."""
+
+
+class CacheShape(NamedTuple):
+    """What is fixed of a layer's keys and values (rows, heads, length, width)."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {"key": self.key_width, "value": self.value_width}
+
+
+def cache_shape(config: TransformerConfig) -> CacheShape:
+    return CacheShape(config.key_value_heads, config.d_k, config.d_v)
 
 
 class LayerCache:
@@ -52,6 +72,7 @@ class Cache:
         cross: Sequence[KeyValues] | None = None,
         source_tokens: ir.Value | None = None,
         tokens: ir.Value | None = None,
+        index: ir.Value | None = None,
     ):
         keys = layers[0].keys
         self.offset = None if keys is None else size(op, keys, 2)
@@ -59,13 +80,19 @@ class Cache:
         self.layers = layers
         self.tokens = tokens
         """Decoder-only: past and new tokens (R, P+L), 0 on padding."""
+        self.index = index
+        """Decoder-only: positions of the new tokens (R, L), of which padding takes none."""
         self.cross = cross
         self.cross_mask: Mask = None
         if source_tokens is not None:
             self.cross_mask = padding_mask(op, source_tokens)
 
-    def self_mask(self, op: Op, length: ir.Value) -> Mask:
-        """Mask for `length` new positions over themselves and everything cached; the same in every layer."""
+    def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
+        """Of these further tokens (R, L)."""
+        return positions_after(op, self.offset, size(op, ids, 1), self.index)
+
+    def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
+        """Mask for the new positions over themselves and everything cached; the same in every layer."""
         if self.tokens is not None:
-            return causal_padding_mask(op, self.tokens, length)
-        return causal_mask(op, length, length if self.offset is None else op.Add(self.offset, length))
+            return causal_padding_mask(op, self.tokens, position_ids.distances)
+        return causal_mask(op, position_ids.distances)

@@ -16,23 +16,23 @@ from onnxscript import nn
 
 from mlx_transformer.spec.config import TransformerConfig
 
-from .attention import Attention
+from .attention import Attention, MakeAttention
 from .cache import KeyValues, LayerCache
 from .feedforward import FeedForward
 from .masks import Mask
 from .norms import make_norm
-from .positions import Positions, Rotation, rotation
-from .primitives import Op, extent, scoped
+from .positions import PositionIds, Positions, Rotation, rotation
+from .primitives import Op, scoped
 from .taps import Tap, no_tap, within
 
 
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward; a residual connection and a norm around each."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.self_attention = Attention(config)
+        self.self_attention = attention(config)
         self.self_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
@@ -63,14 +63,14 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.self_attention = Attention(config)
+        self.self_attention = attention(config)
         self.self_attention_norm = make_norm(config)
         self.has_cross = config.has_encoder
         if self.has_cross:
-            self.cross_attention = Attention(config)
+            self.cross_attention = attention(config)
             self.cross_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
@@ -104,9 +104,7 @@ class DecoderLayer(nn.Module):
         self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap
     ) -> ir.Value:
         k, v = self.self_attention.keys_values(op, x, rotation)
-        if past is not None:
-            k, v = past.extend(op, k, v)
-        y = self.self_attention.attend(op, x, k, v, mask, rotation)
+        y = self.self_attention.attend(op, x, k, v, mask, rotation, past)
         tap("self_attention", y)
         return y
 
@@ -117,11 +115,7 @@ class DecoderLayer(nn.Module):
 
     def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Mask, tap: Tap) -> ir.Value:
         k, v = cross
-        # In a beam search the hypotheses of one sentence are its queries: (B*beams, T, D) -> (B, beams*T, D), so that
-        # the sentence's keys and values are neither repeated nor read twice. Without beams nothing changes.
-        by_sentence = op.Concat(op.Shape(mask, start=0, end=1), [-1, extent(x, 2)], axis=0)
-        y = self.cross_attention.attend(op, op.Reshape(x, by_sentence), k, v, mask)
-        y = op.Reshape(y, op.Shape(x))
+        y = self.cross_attention.attend(op, x, k, v, mask, rows=op.Shape(mask, start=0, end=1))
         tap("cross_attention", y)
         return y
 
@@ -134,15 +128,15 @@ class DecoderLayer(nn.Module):
 class Encoder(nn.Module):
     """Positions, N encoder layers."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
         self.positions = Positions(config)
-        self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
+        self.layers = nn.ModuleList([EncoderLayer(config, attention) for _ in range(config.encoder_layers)])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
-    def forward(self, op: Op, x: ir.Value, position_ids: ir.Value, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
+    def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
         x = self.positions(op, x, position_ids)
         tap("embedding", x)
@@ -158,11 +152,11 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Positions, N decoder layers."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
         self.positions = Positions(config)
-        self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.decoder_layers)])
+        self.layers = nn.ModuleList([DecoderLayer(config, attention) for _ in range(config.decoder_layers)])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
@@ -170,7 +164,7 @@ class Decoder(nn.Module):
         self,
         op: Op,
         x: ir.Value,
-        position_ids: ir.Value,
+        position_ids: PositionIds,
         mask: Mask = None,
         cross: Sequence[KeyValues] | None = None,
         cross_mask: Mask = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .primitives import Op, size
+from .primitives import Op
 
 Mask = ir.Value | None
 
@@ -21,21 +21,15 @@ def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
     return additive(op, op.Unsqueeze(as_boolean(op, tokens), [1, 2]))
 
 
-def causal_mask(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
-    """No query sees a later key: (T, S), aligned at the bottom right, so the last query sees all keys."""
-    return additive(op, causal(op, queries, keys))
+def causal_mask(op: Op, distances: ir.Value) -> ir.Value:
+    """No query sees a later key: distances from queries to keys (T, S) -> (T, S)."""
+    return additive(op, op.LessOrEqual(distances, 0))
 
 
-def causal_padding_mask(op: Op, tokens: ir.Value, queries: ir.Value) -> ir.Value:
-    """Causal and padding in one: tokens (B, S) -> (B, 1, T, S) for the last T of the S positions."""
-    seen = causal(op, queries, size(op, tokens, 1))
+def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Value:
+    """Causal and padding in one: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
+    seen = op.LessOrEqual(distances, 0)
     return additive(op, op.And(seen, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
-
-
-def causal(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
-    """Boolean (T, S): key <= query."""
-    query = op.Unsqueeze(op.Range(op.Sub(keys, queries), keys, 1), [1])
-    return op.LessOrEqual(op.Range(0, keys, 1), query)
 
 
 def additive(op: Op, allowed: ir.Value) -> ir.Value:

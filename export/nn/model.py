@@ -16,10 +16,11 @@ from onnxscript import nn
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import output_weight_name, source_embedding_name, target_embedding_name
 
+from .attention import Attention, MakeAttention
 from .cache import Cache
 from .layers import Decoder, Encoder
 from .masks import padding_mask
-from .positions import positions_after, positions_of
+from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
 from .taps import Tap, no_tap, within
 
@@ -30,7 +31,7 @@ class Transformer(nn.Module):
     Ids are (B, L) int64, masks (B, L) int64 with 1 on tokens and 0 on padding, on either side.
     """
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
         if config.tie_embeddings == "all":
@@ -41,9 +42,9 @@ class Transformer(nn.Module):
             if config.has_decoder:
                 self.target_embedding = Embedding(config.vocab_size, config.d_model)
         if config.has_encoder:
-            self.encoder = Encoder(config)
+            self.encoder = Encoder(config, attention)
         if config.has_decoder:
-            self.decoder = Decoder(config)
+            self.decoder = Decoder(config, attention)
         if config.tie_embeddings == "none":
             self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias)
         elif config.output_bias:
@@ -57,16 +58,11 @@ class Transformer(nn.Module):
         position_ids = positions_of(op, size(op, source_ids, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
-    def step(
-        self, op: Op, ids: ir.Value, cache: Cache, *, position_ids: ir.Value | None = None, tap: Tap = no_tap
-    ) -> ir.Value:
-        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `position_ids` (B, L)."""
-        length = size(op, ids, 1)
+    def step(self, op: Op, ids: ir.Value, cache: Cache, *, tap: Tap = no_tap) -> ir.Value:
+        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L."""
         x = self.embed_target(op, ids)
-        mask = cache.self_mask(op, length)
-        if position_ids is None:
-            offset = cache.offset
-            position_ids = positions_of(op, length) if offset is None else positions_after(op, offset, length)
+        position_ids = cache.position_ids(op, ids)
+        mask = cache.self_mask(op, position_ids)
         scope = within(tap, "decoder")
         x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
         return self.logits(op, x, tap=tap)

@@ -6,6 +6,8 @@ MLX side's, and have `max_positions` rows: a position past them is an error of t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import onnx_ir as ir
 from onnxscript import nn
 
@@ -15,19 +17,39 @@ from mlx_transformer.spec.positions import rotary_tables, sinusoids
 from .primitives import Op, Parameter, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
-"""cos and sin, (L, d_k/2) or (B, 1, L, d_k/2); None where positions are not rotary."""
+"""cos and sin, (B, 1, L, d_k/2), B may be 1; None where positions are not rotary."""
 
 
-def positions_of(op: Op, length: ir.Value, tokens: ir.Value | None = None) -> ir.Value:
-    """0, 1, 2, ... (L,), or with tokens (B, L) the number of tokens before (B, L): padding takes no position."""
-    if tokens is None:
-        return op.Range(0, length, 1)
-    return op.Max(op.Sub(op.CumSum(tokens, 1), 1), 0)
+class PositionIds(NamedTuple):
+    """Where the new positions are: which row of a table each one reads, and how far the keys are from each.
+
+    A target whose activations have one row a token has no axis L, and an index (N,).
+    """
+
+    index: ir.Value
+    """(B, L), B may be 1."""
+    distances: ir.Value
+    """(L, S) or, where rows are at places of their own, (B, L, S): place of the key less that of the query, so those to
+    come are positive. Padding takes a place."""
 
 
-def positions_after(op: Op, offset: ir.Value, length: ir.Value) -> ir.Value:
-    """`length` positions from `offset` on (L,)."""
-    return op.Range(offset, op.Add(offset, length), 1)
+def positions_of(op: Op, length: ir.Value, tokens: ir.Value) -> PositionIds:
+    """The number of tokens (B, L) before each position: padding takes none."""
+    places = op.Range(0, length, 1)
+    return PositionIds(op.Max(op.Sub(op.CumSum(tokens, 1), 1), 0), distances(op, places, places))
+
+
+def positions_after(op: Op, offset: ir.Value | None, length: ir.Value, index: ir.Value | None = None) -> PositionIds:
+    """`length` positions from `offset` on, after all those before. `index` (B, L): if padding takes none of them."""
+    total = length if offset is None else op.Add(offset, length)
+    places = op.Range(0 if offset is None else offset, total, 1)
+    index = op.Unsqueeze(places, [0]) if index is None else index
+    return PositionIds(index, distances(op, places, op.Range(0, total, 1)))
+
+
+def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
+    """Places (L,) and (S,) -> (L, S)."""
+    return op.Sub(keys, op.Unsqueeze(queries, [1]))
 
 
 class Positions(nn.Module):
@@ -40,20 +62,21 @@ class Positions(nn.Module):
         if self.kind == "learned":
             self.weight = Parameter([config.max_positions, config.d_model])
 
-    def forward(self, op: Op, x: ir.Value, position_ids: ir.Value) -> ir.Value:
+    def forward(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
         """(B, L, D) -> (B, L, D)."""
         if self.kind in ("rotary", "none"):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
-        return op.Add(x, op.Gather(rows, position_ids, axis=0))
+        return op.Add(x, op.Gather(rows, position_ids.index, axis=0))
 
 
-def rotation(op: Op, config: TransformerConfig, position_ids: ir.Value) -> Rotation:
+def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds) -> Rotation:
     """The angles of these positions, once for all layers; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
-    cos, sin = (op.Gather(rows, position_ids, axis=0) for rows in rotary_table(op, config))
-    return (cos, sin) if rank(position_ids) == 1 else (op.Unsqueeze(cos, [1]), op.Unsqueeze(sin, [1]))
+    # Heads are the second axis of queries and keys, whatever the target.
+    cos, sin = (op.Unsqueeze(op.Gather(rows, position_ids.index, axis=0), [1]) for rows in rotary_table(op, config))
+    return cos, sin
 
 
 def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
@@ -78,9 +101,3 @@ def rotary_table(op: Op, config: TransformerConfig) -> tuple[ir.Value, ir.Value]
         table(op, "positions.cos", lambda: rotary_tables(config.max_positions, config)[0]),
         table(op, "positions.sin", lambda: rotary_tables(config.max_positions, config)[1]),
     )
-
-
-def rank(x: ir.Value) -> int:
-    if x.shape is None:
-        raise ValueError(f"{x.name}: its rank is unknown")
-    return len(x.shape)

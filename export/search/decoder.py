@@ -11,15 +11,16 @@ Shapes: B sentences, S source, K hypotheses (h before a step), P past positions,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 
 import onnx_ir as ir
 
-from export.nn.cache import Cache, KeyValues, LayerCache
-from export.nn.masks import HIDDEN
+from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
+from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
-from export.nn.primitives import Op
+from export.nn.positions import PositionIds, distances
+from export.nn.primitives import Op, size
 from export.targets.portable.graphs import BATCH
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -27,15 +28,35 @@ from .steps import Carried, State
 
 
 class TreeCache(Cache):
-    """A cache whose new positions are hypotheses: the mask says whom each may look at."""
+    """A cache whose new positions are hypotheses, all of them the same number of tokens from the start."""
 
-    def __init__(self, op: Op, layers: list[LayerCache], cross: Sequence[KeyValues], tokens: ir.Value, mask: ir.Value):
-        super().__init__(op, layers, cross, tokens)
-        self.mask = mask
+    def __init__(
+        self,
+        layers: Sequence[LayerCache],
+        cross: Sequence[KeyValues],
+        cross_mask: Mask,
+        mask: ir.Value,
+        index: ir.Value,
+        beam: ir.Value,
+    ):
+        """mask (B, h, P+h): whom each may look at. index, (1, 1) or (1,): how many tokens they are from the start."""
+        self.layers, self.cross, self.cross_mask = layers, cross, cross_mask
+        self.mask, self.index, self.beam = mask, index, beam
 
-    def self_mask(self, op: Op, length: ir.Value) -> ir.Value:
+    def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
+        """Distances (1, P+h): the key of the start token is followed by K of each step."""
+        slots = op.Range(0, size(op, self.mask, 2), 1)
+        keys = op.Div(op.Add(slots, op.Sub(self.beam, 1)), self.beam)
+        return PositionIds(self.index, distances(op, op.Reshape(self.index, [1]), keys))
+
+    def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
         """(B, 1, h, P+h)."""
         return op.Unsqueeze(self.mask, [1])
+
+    def state(self, before: State) -> State:
+        """The loop's state after the step, under the names of the one before."""
+        held = [x for layer in self.layers for x in layer.held()]
+        return dict(zip(before, [self.mask, *held], strict=True))
 
 
 class TreeDecoder:
@@ -43,8 +64,8 @@ class TreeDecoder:
 
     def __init__(self, op: Op, config: TransformerConfig, input_ids: ir.Value, tokens: ir.Value, beam: ir.Value):
         """Encodes the source. input_ids, tokens (B, S); beam: K (scalar)."""
-        self.config, self.model = config, Transformer(config)
-        self.cached = config.key_value_heads, config.d_k, config.d_v
+        self.config, self.model, self.beam = config, Transformer(config), beam
+        self.shape = cache_shape(config)
         self.cross, self.tokens = self._encode(op, input_ids, tokens)
         self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
@@ -67,21 +88,25 @@ class TreeDecoder:
         return self.model.decoder.cross_keys_values(op, memory), tokens
 
     def initial(self, op: Op) -> dict[str, Carried]:
-        heads, *widths = self.cached
+        heads = self.shape.heads
         found = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
         for i in range(self.config.decoder_layers):
-            for name, width in zip(("key", "value"), widths, strict=True):
+            for name, width in self.shape.widths.items():
                 axes = (BATCH, heads, "past", width)
                 found[f"cache.{i}.{name}"] = Carried(self._zeros(op, [heads, 0, width]), ir.DataType.FLOAT, axes)
         return found
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
-        mask, *flat = state.values()
-        layers = [LayerCache(k, v) for k, v in zip(flat[::2], flat[1::2], strict=True)]
-        cache = TreeCache(op, layers, self.cross, self.tokens, mask)
-        logits = self.model.step(op, ids, cache, position_ids=op.Reshape(t, [1]))
-        held = [x for layer in layers for x in layer.held()]
-        return logits, dict(zip(state, [mask, *held], strict=True))
+        layers = [LayerCache(k, v) for k, v in self.pairs(state)]
+        cross_mask, index = padding_mask(op, self.tokens), op.Reshape(t, [1, 1])
+        cache = TreeCache(layers, self.cross, cross_mask, state["mask"], index, self.beam)
+        logits = self.model.step(op, ids, cache)
+        return logits, cache.state(state)
+
+    def pairs(self, state: State) -> Iterator[KeyValues]:
+        """Each layer's keys and values of the past."""
+        _, *flat = state.values()
+        return zip(flat[::2], flat[1::2], strict=True)
 
     def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
         ancestors = op.GatherND(state["mask"], op.Unsqueeze(parents, [2]), batch_dims=1)  # (B, K, P+h)

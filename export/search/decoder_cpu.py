@@ -9,73 +9,48 @@ Shapes: B sentences, S source, K hypotheses (h before a step), R = B*h rows, P p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import onnx_ir as ir
 
-from export.nn.cache import KeyValues
-from export.nn.layers import DecoderLayer
-from export.nn.positions import Rotation
-from export.nn.primitives import Op, name_parameters, scoped
-from export.targets.cpu.network import RowsAttention, RowsTransformer, Sources, head_width
-from mlx_transformer.spec.config import TransformerConfig
+from export.nn.cache import KeyValues, LayerCache
+from export.nn.masks import Mask
+from export.nn.primitives import Op
+from export.targets.cpu.network import RowsTransformer, Sources, operator_shape
 
-from .decoder import TreeDecoder
+from .decoder import TreeCache, TreeDecoder
 from .steps import State
 
 
-@dataclass(frozen=True)
-class Past:
-    """One layer's keys and values (B, H, P, d), and what all layers share."""
+class Appended(LayerCache):
+    """One layer's keys and values (B, H, P, d), to which the attention operator appends."""
 
-    keys: ir.Value
-    values: ir.Value
-    mask: ir.Value
-    """(B, 1, h, P+h), added to the scores."""
-    past: ir.Value
-    """(1,) position of the new tokens."""
-    by_sentence: ir.Value
-    """(3,): B, h, -1."""
+    def __init__(self, keys: ir.Value, values: ir.Value, by_sentence: ir.Value):
+        """by_sentence (3,): B, h, -1."""
+        super().__init__(keys, values)
+        self.by_sentence = by_sentence
 
-
-class TreeAttention(RowsAttention):
-    @scoped
-    def attend_in_place(self, op: Op, x: ir.Value, past: Any, rotation: Rotation) -> tuple[ir.Value, KeyValues]:
-        """Rows (R, D) over their ancestors and themselves; also all keys and values, (B, H, P+h, d)."""
-        rows = self.queries(op, x, rotation), *self.keys_values(op, x, rotation)
-        y, keys, values = op.MultiHeadAttention(
-            *(op.Reshape(x, past.by_sentence) for x in rows),
-            *(None, None, past.mask, past.keys, past.values),
-            _outputs=3,
-            **self.said,
+    def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
+        """Rows (R, H, d) over what `added` (B, 1 or H, h, P+h) shows them, themselves too -> (B, h, H*d)."""
+        rows = (op.Reshape(x, self.by_sentence) for x in (q, k, v))
+        y, self.keys, self.values = op.MultiHeadAttention(
+            *(*rows, None, None, added, self.keys, self.values), _outputs=3, **settings
         )
-        return self.output(op, op.Reshape(y, [-1, self.heads * self.d])), (keys, values)
-
-
-class TreeTransformer(RowsTransformer):
-    def __init__(self, config: TransformerConfig):
-        super().__init__(config)
-        for layer in self.decoder.layers:
-            cast(DecoderLayer, layer).self_attention = TreeAttention(config)
-        name_parameters(self)
+        return y
 
 
 class RowsTreeDecoder(TreeDecoder):
     """`loop.Decoder` in ONNX Runtime's operators."""
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
-        self.model, d = TreeTransformer(self.config), head_width(self.config)
-        self.cached = self.config.heads, d, d
         sources = Sources.of(op, tokens, self.config.heads)
-        memory = self.model.encode_rows(op, input_ids, sources)
-        return self.model.cross_keys_values(op, memory, sources), sources.mask
+        self.model, self.shape = RowsTransformer(self.config, sources), operator_shape(self.config)
+        memory = self.model.encode_rows(op, input_ids)
+        return self.model.cross_keys_values(op, memory), sources.mask
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
-        mask, *flat = state.values()
-        by_sentence, position = op.Concat(op.Shape(ids), [-1], axis=0), op.Reshape(t, [1])
-        shared = op.Unsqueeze(mask, [1]), position, by_sentence
-        past = [Past(k, v, *shared) for k, v in zip(flat[::2], flat[1::2], strict=True)]
-        hidden, pairs = self.model.step_rows(op, op.Reshape(ids, [-1]), cast(Any, past), self.cross, self.tokens)
-        logits = op.Reshape(self.model.logits(op, hidden), by_sentence)
-        return logits, dict(zip(state, [mask, *(x for pair in pairs for x in pair)], strict=True))
+        by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)
+        layers = [Appended(k, v, by_sentence) for k, v in self.pairs(state)]
+        cache = TreeCache(layers, self.cross, self.tokens, state["mask"], op.Reshape(t, [1]), self.beam)
+        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache), by_sentence)
+        return logits, cache.state(state)

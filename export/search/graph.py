@@ -9,7 +9,7 @@ import json
 
 import onnx_ir as ir
 
-from export.targets.cpu.gemm import use_gemm
+from export.targets.cpu.gemm import join_reshapes, use_gemm
 from export.targets.cpu.network import DOMAIN
 from export.targets.portable.graphs import BATCH, Graph
 from mlx_transformer.spec.config import TransformerConfig
@@ -53,6 +53,7 @@ def search_model(config: TransformerConfig, target: str = "portable", tokenizer:
         g.builder.add_output(value, name)
     if target == "cpu":
         for graph in (g.graph, *g.graph.subgraphs()):
+            join_reshapes(graph)
             use_gemm(graph)
     model = g.model()
     set_defaults(model.graph)

@@ -6,12 +6,14 @@ Shapes: B batch, T queries, S keys, D model, H heads, K key-value heads, d_k and
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import mlx.core as mx
 from mlx import nn
 
 from mlx_transformer.spec.config import TransformerConfig
 
+from .cache import KeyValues, LayerCache
 from .masks import Mask, as_array
 from .positions import Rotation, rotate
 
@@ -19,13 +21,15 @@ from .positions import Rotation, rotate
 class Attention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O. Encoder self-, decoder self- and cross-attention alike.
 
-    Two steps, so that a decoder can keep the keys and values of earlier steps: `keys_values`, then `attend`.
+    Two steps, so that those of the encoder's output are computed once: `keys_values`, then `attend`. What an option of
+    the network changes stands in these two; `split`, `merge` and `kernel` are how a device computes them.
     """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.heads = config.heads
         self.key_value_heads = config.key_value_heads
+        self.scale = 1 / math.sqrt(config.d_k)
         bias = config.attention_bias
         self.query_proj = nn.Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_k, bias)
@@ -34,51 +38,87 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.attention_dropout)
         self.drops = config.attention_dropout > 0
 
-    def keys_values(self, x: mx.array, rotation: Rotation = None) -> tuple[mx.array, mx.array]:
+    def keys_values(self, x: mx.array, rotation: Rotation = None) -> KeyValues:
         """(B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
-        k = split_heads(self.key_proj(x), self.key_value_heads)
-        v = split_heads(self.value_proj(x), self.key_value_heads)
+        k = self.split(self.key_proj(x), self.key_value_heads)
+        v = self.split(self.value_proj(x), self.key_value_heads)
         return rotate(k, rotation), v
 
-    def attend(self, x: mx.array, k: mx.array, v: mx.array, mask: Mask, rotation: Rotation = None) -> mx.array:
-        """Queries from x (B, T, D) over these keys and values -> (B, T, D)."""
-        q = split_heads(self.query_proj(x), self.heads)
-        q = rotate(q, rotation)
+    def attend(
+        self,
+        x: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: Mask = None,
+        rotation: Rotation = None,
+        past: LayerCache | None = None,
+        rows: int | None = None,
+    ) -> mx.array:
+        """Queries from x (B, T, D) over these keys and values, and those of the `past` -> (B, T, D).
+
+        `rows`: of the keys, where several of x share one: the hypotheses of a sentence are its queries, so that its
+        keys and values are neither repeated nor read twice.
+        """
+        q = self.queries(x, rotation, rows)
+        y = self.kernel(q, k, v, mask, past)
+        return self.output_proj(self.merge(y, None if rows is None else x))
+
+    def queries(self, x: mx.array, rotation: Rotation = None, rows: int | None = None) -> mx.array:
+        """(B, T, D) -> (B, H, T, d_k)."""
+        q = self.split(self.query_proj(x), self.heads, rows)
+        return rotate(q, rotation)
+
+    def split(self, x: mx.array, heads: int, rows: int | None = None) -> mx.array:
+        return split_heads(x, heads, rows)
+
+    def merge(self, y: mx.array, like: mx.array | None = None) -> mx.array:
+        return merge_heads(y, like)
+
+    def kernel(self, q: mx.array, k: mx.array, v: mx.array, mask: Mask, past: LayerCache | None) -> mx.array:
+        """Equation 1: q (B, H, T, d_k), k and v (B, K, S, ...) of the new positions -> (B, H, T, d_v)."""
+        if past is not None:
+            k, v = past.extend(k, v)
         if self.drops and self.training:
-            y = self.dropout(attention_weights(q, k, mask)) @ share_heads(v, self.heads)
-        else:
-            y = attention(q, k, v, mask)
-        return self.output_proj(merge_heads(y))
+            return self.dropout(attention_weights(q, k, mask, self.scale)) @ share_heads(v, self.heads)
+        return attention(q, k, v, mask, self.scale)
 
     def weights(self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None) -> mx.array:
         """What each head looks at, for display: (B, H, T, S), each row a distribution over the keys."""
-        return attention_weights(rotate(split_heads(self.query_proj(x), self.heads), rotation), k, mask)
+        return attention_weights(self.queries(x, rotation), k, mask, self.scale)
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, fused: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v)."""
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=1 / math.sqrt(q.shape[-1]), mask=mask)
+MakeAttention = Callable[[TransformerConfig], Attention]
+"""The class itself, or what a target has in its place."""
 
 
-def attention_weights(q: mx.array, k: mx.array, mask: Mask = None) -> mx.array:
+def attention(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
+    """softmax(Q K^T / sqrt(d_k)) V, equation 1, fused: q (B, H, T, d_k), k and v (B, K, S, ...) -> (B, H, T, d_v).
+
+    scale: instead of 1 / sqrt(d_k)."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+
+
+def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
     """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked. What the fused form never stores."""
-    scores = (q / math.sqrt(q.shape[-1])) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)
     allowed = as_array(mask, *scores.shape[-2:])
     if allowed is not None:
         scores = mx.where(allowed, scores, mx.array(-mx.inf, scores.dtype))
     return mx.softmax(scores, axis=-1, precise=True)
 
 
-def split_heads(x: mx.array, heads: int) -> mx.array:
-    """(B, T, H*d) -> (B, H, T, d); a view."""
-    b, t, width = x.shape
-    return x.reshape(b, t, heads, width // heads).swapaxes(1, 2)
+def split_heads(x: mx.array, heads: int, rows: int | None = None) -> mx.array:
+    """(B, T, H*d) -> (B, H, T, d), or fewer and longer `rows` (rows, H, B/rows*T, d); a view."""
+    b, _, width = x.shape
+    return x.reshape(rows or b, -1, heads, width // heads).swapaxes(1, 2)
 
 
-def merge_heads(x: mx.array) -> mx.array:
-    """(B, H, T, d) -> (B, T, H*d)."""
-    b, h, t, d = x.shape
-    return x.swapaxes(1, 2).reshape(b, t, h * d)
+def merge_heads(y: mx.array, like: mx.array | None = None) -> mx.array:
+    """(B, H, T, d) -> (B, T, H*d), or to rows as x `like` has them."""
+    b, h, t, d = y.shape
+    return y.swapaxes(1, 2).reshape(*((b, t) if like is None else like.shape[:2]), h * d)
 
 
 def share_heads(x: mx.array, heads: int) -> mx.array:

@@ -15,7 +15,7 @@ from mlx import nn
 
 from mlx_transformer.spec.config import TransformerConfig
 
-from .attention import Attention
+from .attention import Attention, MakeAttention
 from .cache import KeyValues, LayerCache
 from .feedforward import FeedForward
 from .masks import Mask
@@ -27,10 +27,10 @@ from .taps import Tap, no_tap, within
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward; a residual connection, dropout and a norm around each."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.self_attention = Attention(config)
+        self.self_attention = attention(config)
         self.self_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
@@ -62,14 +62,14 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.self_attention = Attention(config)
+        self.self_attention = attention(config)
         self.self_attention_norm = make_norm(config)
         self.has_cross = config.has_encoder
         if self.has_cross:
-            self.cross_attention = Attention(config)
+            self.cross_attention = attention(config)
             self.cross_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
@@ -101,18 +101,13 @@ class DecoderLayer(nn.Module):
 
     def attend_self(self, x: mx.array, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap) -> mx.array:
         k, v = self.self_attention.keys_values(x, rotation)
-        if past is not None:
-            k, v = past.extend(k, v)
-        y = self.self_attention.attend(x, k, v, mask, rotation)
+        y = self.self_attention.attend(x, k, v, mask, rotation, past)
         tap("self_attention", y)
         return y
 
     def attend_cross(self, x: mx.array, cross: KeyValues, mask: Mask, tap: Tap) -> mx.array:
         k, v = cross
-        # In a beam search the hypotheses of one sentence are its queries: (B*beams, T, D) -> (B, beams*T, D), so that
-        # the sentence's keys and values are neither repeated nor read twice. Without beams nothing changes.
-        y = self.cross_attention.attend(x.reshape(k.shape[0], -1, x.shape[-1]), k, v, mask)
-        y = y.reshape(x.shape)
+        y = self.cross_attention.attend(x, k, v, mask, rows=k.shape[0])
         tap("cross_attention", y)
         return y
 
@@ -125,12 +120,12 @@ class DecoderLayer(nn.Module):
 class Encoder(nn.Module):
     """Positions, dropout, N encoder layers."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
         self.positions = Positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = [EncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.layers = [EncoderLayer(config, attention) for _ in range(config.encoder_layers)]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
@@ -151,12 +146,12 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Positions, dropout, N decoder layers."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
         self.positions = Positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
+        self.layers = [DecoderLayer(config, attention) for _ in range(config.decoder_layers)]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 

@@ -29,6 +29,7 @@ from mlx_transformer.spec.parameters import (
 )
 from mlx_transformer.spec.quantization import Quantization
 
+from .attention import Attention, MakeAttention
 from .cache import Cache
 from .inputs import Ids, Tokens, as_ids, as_tokens, padding_before
 from .layers import Decoder, Encoder
@@ -46,7 +47,7 @@ class Transformer(nn.Module):
     everything stays in that type. `tap(name, array)`, if given, sees every named point of the network (`taps.py`).
     """
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
         if config.tie_embeddings == "all":
@@ -57,9 +58,9 @@ class Transformer(nn.Module):
             if config.has_decoder:
                 self.target_embedding = nn.Embedding(config.vocab_size, config.d_model)
         if config.has_encoder:
-            self.encoder = Encoder(config)
+            self.encoder = Encoder(config, attention)
         if config.has_decoder:
-            self.decoder = Decoder(config)
+            self.decoder = Decoder(config, attention)
         if config.tie_embeddings == "none":
             self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
         elif config.output_bias:

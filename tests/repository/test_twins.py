@@ -49,26 +49,30 @@ ONLY_MLX = {
     "model._for_numpy": "training",
     "model.initialise": "training",
     "model.named_parameters": "training and checkpoints",
-    "positions.PositionIds": "a graph's position ids are an array always",
     "positions._chunks": "a graph's table has max_positions rows",
     "positions._rotary": "a graph's table has max_positions rows",
     "positions._sinusoids": "a graph's table has max_positions rows",
 }
 ONLY_ONNX = {
     "attention.over_shared_heads": "see share_heads",
+    "cache.CacheShape": "the extents of a graph's inputs",
+    "cache.CacheShape.widths": "the extents of a graph's inputs",
+    "cache.cache_shape": "the extents of a graph's inputs",
+    "cache.Cache.position_ids": "a runner's caches know their positions each in a way of their own",
     "cache.LayerCache.held": "what becomes the graph's outputs",
     "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
     "masks.additive": "masks are added to the scores",
     "masks.as_boolean": "masks come in as integers",
-    "masks.causal": "the boolean form, made additive once",
     "model.OutputBias.forward": "MLX adds the bias in `logits`",
-    "positions.rank": "shapes are not values in a graph",
+    "positions.distances": "MLX has kernels of their own for causal masks",
 }
 ARGUMENTS = {
     "cache.Cache.__init__": "a graph's cache is its inputs",
     "cache.LayerCache.__init__": "a graph's cache is its inputs",
     "cache.Cache.self_mask": "a fused kernel wants one mask a head",
-    "model.Transformer.step": "position ids are an input of the decoder-only graph; `last` belongs to the search",
+    "masks.causal_mask": "a graph's masks follow from distances, which each target knows in its own way",
+    "masks.causal_padding_mask": "a graph's masks follow from distances",
+    "model.Transformer.step": "`last` belongs to the search",
     "positions.positions_after": "left padding of a prompt comes in through the position ids",
     "positions.rotation": "a graph is float32",
     "positions.rotary_table": "a graph's table has max_positions rows",
@@ -76,7 +80,7 @@ ARGUMENTS = {
 }
 # Where two runtimes need different operations; everywhere else the same parts are called in the same order.
 BODIES = {
-    "attention.Attention.attend": "training draws dropout on the weights",
+    "attention.Attention.kernel": "training draws dropout on the weights",
     "attention.attention": "fused in MLX",
     "attention.attention_weights": "MLX's form serves display",
     "cache.Cache.__init__": "a graph's cache is its inputs",
@@ -92,6 +96,8 @@ BODIES = {
     "model.Transformer.encode": "ids and masks are checked on the host in MLX",
     "model.Transformer.step": "ids are checked on the host in MLX; see ARGUMENTS",
     "positions.Positions.__init__": "a graph's table is made from the config",
+    "positions.positions_after": "a graph's masks follow from distances",
+    "positions.positions_of": "a graph's masks follow from distances",
     "positions.Positions.__call__": "MLX extends tables and checks lengths",
     "positions.rotation": "a graph's table has max_positions rows",
 }
@@ -147,7 +153,8 @@ def parts(node: ast.FunctionDef) -> list[str]:
         def visit_Call(self, entry: ast.Call) -> None:
             self.generic_visit(entry)
             name = entry.func.id if isinstance(entry.func, ast.Name) else getattr(entry.func, "attr", "")
-            if name in ours - {"forward"}:
+            library = isinstance(entry.func, ast.Attribute) and getattr(entry.func.value, "id", "") == "mx"
+            if name in ours - {"forward"} and not library:
                 found.append(f"{name}()")
 
     visitor = Visitor()

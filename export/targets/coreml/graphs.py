@@ -19,9 +19,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 from onnxscript import optimizer
 
-from export.nn.cache import Cache, KeyValues, LayerCache
+from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
 from export.nn.masks import Mask
 from export.nn.model import Transformer
+from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
 from export.nn.taps import within
 from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED
@@ -57,13 +58,22 @@ class FixedLayerCache(LayerCache):
 
 
 class FixedCache(Cache):
-    """Of buffers, whose mask is made from the rows' positions."""
+    """Of buffers: everything about positions is arithmetic on those of the rows."""
 
-    def __init__(self, layers: Sequence[LayerCache], mask: Mask, cross: Sequence[KeyValues] | None, cross_mask: Mask):
-        self.layers, self.mask, self.cross, self.cross_mask = layers, mask, cross, cross_mask
-        self.offset = self.tokens = None
+    def __init__(
+        self,
+        layers: Sequence[LayerCache],
+        positions: PositionIds,
+        mask: Mask,
+        cross: Sequence[KeyValues] | None,
+        cross_mask: Mask,
+    ):
+        self.layers, self.positions, self.mask, self.cross, self.cross_mask = layers, positions, mask, cross, cross_mask
 
-    def self_mask(self, op: Op, length: ir.Value) -> Mask:
+    def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
+        return self.positions
+
+    def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
         return self.mask
 
 
@@ -89,13 +99,15 @@ def encoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
     model, rows, length = Transformer(config), shape.rows, shape.source
     input_ids = g.integers("input_ids", rows, length)
     mask = padding_mask(g.op, g.integers("attention_mask", rows, length))
-    position_ids = table(g.op, "positions.source", lambda: np.arange(length))
+    index = table(g.op, "positions.source", lambda: np.arange(length)[None])
+    places = table(g.op, "positions.distances", lambda: np.arange(length) - np.arange(length)[:, None])
+    position_ids = PositionIds(index, places)
     x = model.embed_source(g.op, input_ids)
     hidden = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
     g.output("last_hidden_state", hidden, rows, length, config.d_model)
     if config.has_decoder:
         for i, pair in enumerate(model.decoder.cross_keys_values(g.op, hidden)):
-            _put(g, config, f"present.{i}.encoder", pair, rows, length)
+            g.put_keys_values(f"present.{i}.encoder", pair, cache_shape(config), rows, length)
     else:
         g.output("logits", model.logits(g.op, hidden, tap=g.tap), rows, length, config.vocab_size)
     return g
@@ -115,23 +127,24 @@ def decoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
     model, rows, length = Transformer(config), shape.rows, shape.target
     input_ids = g.integers("input_ids", rows, 1)
     position_ids = g.integers("position_ids", rows, 1)
-    here, elsewhere, mask = _at(g.op, position_ids, length)
+    positions, here, elsewhere, mask = _at(g.op, position_ids, length)
     part = ".decoder" if config.has_encoder else ""
     layers: list[LayerCache] = []
     cross: list[KeyValues] | None = [] if config.has_encoder else None
     for i in range(config.decoder_layers):
-        own = _take(g, config, f"past_key_values.{i}{part}", rows, length)
+        own = g.keys_values(f"past_key_values.{i}{part}", cache_shape(config), rows, length)
         layers.append(FixedLayerCache(*own, here, elsewhere))
         if cross is not None:
-            cross.append(_take(g, config, f"past_key_values.{i}.encoder", rows, shape.source))
+            source = g.keys_values(f"past_key_values.{i}.encoder", cache_shape(config), rows, shape.source)
+            cross.append(source)
     cross_mask = None
     if cross is not None:
         cross_mask = padding_mask(g.op, g.integers("encoder_attention_mask", rows, shape.source))
-    cache = FixedCache(layers, mask, cross, cross_mask)
-    logits = model.step(g.op, input_ids, cache, position_ids=position_ids, tap=g.tap)
+    cache = FixedCache(layers, positions, mask, cross, cross_mask)
+    logits = model.step(g.op, input_ids, cache, tap=g.tap)
     g.output("logits", logits, rows, 1, config.vocab_size)
     for i, layer in enumerate(layers):
-        _put(g, config, f"present.{i}{part}", layer.held(), rows, length)
+        g.put_keys_values(f"present.{i}{part}", layer.held(), cache_shape(config), rows, length)
     return g
 
 
@@ -148,24 +161,15 @@ def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
     return op.Unsqueeze(op.Mul(hidden, HIDDEN), [1, 2])
 
 
-def _at(op: Op, position_ids: ir.Value, length: int) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Rows' positions (B, 1): 1 there and 0 elsewhere (B, 1, T, 1), the opposite, and a mask (B, 1, 1, T)."""
-    position = op.Unsqueeze(op.Cast(position_ids, to=ir.DataType.FLOAT), [2, 3])
-    places = table(op, "positions.places", lambda: np.arange(length, dtype=np.float32)[:, None])
-    after = op.Sub(places, position)
-    elsewhere = op.Clip(op.Mul(after, after), 0.0, 1.0)
-    hidden = op.Mul(op.Clip(after, 0.0, 1.0), HIDDEN)
-    return op.Sub(1.0, elsewhere), elsewhere, op.Transpose(hidden, perm=[0, 1, 3, 2])
-
-
-def _take(g: Graph, config: TransformerConfig, name: str, rows: int, length: int) -> KeyValues:
-    keys = g.floats(f"{name}.key", rows, config.key_value_heads, length, config.d_k)
-    return keys, g.floats(f"{name}.value", rows, config.key_value_heads, length, config.d_v)
-
-
-def _put(g: Graph, config: TransformerConfig, name: str, pair: KeyValues, rows: int, length: int) -> None:
-    for part, value, width in zip(("key", "value"), pair, (config.d_k, config.d_v), strict=True):
-        g.output(f"{name}.{part}", value, rows, config.key_value_heads, length, width)
+def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir.Value, ir.Value]:
+    """Rows' positions (B, 1), also with their distances (B, 1, T) to the keys; 1 there and 0 elsewhere (B, 1, T, 1),
+    the opposite, and a mask (B, 1, 1, T)."""
+    position = op.Unsqueeze(op.Cast(index, to=ir.DataType.FLOAT), [2])
+    after = op.Sub(table(op, "positions.places", lambda: np.arange(length, dtype=np.float32)), position)
+    elsewhere = op.Unsqueeze(op.Clip(op.Mul(after, after), 0.0, 1.0), [3])
+    hidden = op.Unsqueeze(op.Mul(op.Clip(after, 0.0, 1.0), HIDDEN), [2])
+    positions = PositionIds(index, op.Cast(after, to=ir.DataType.INT64))
+    return positions, op.Sub(1.0, elsewhere), elsewhere, hidden
 
 
 def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:

@@ -18,6 +18,27 @@ def use_gemm(graph: ir.Graph) -> None:
             _replace(graph, node, weight)
 
 
+def join_reshapes(graph: ir.Graph) -> None:
+    """A Reshape of a Reshape reads what the first one reads, in place: heads are split and merged for the sake of what
+    may lie between."""
+    for node in graph:
+        before = node.inputs[0] if node.op_type == "Reshape" else None
+        producer = None if before is None else before.producer()
+        if producer is not None and producer.op_type == "Reshape" and _counts_all(node.inputs[1]):
+            node.replace_input_with(0, producer.inputs[0])
+
+
+def _counts_all(shape: ir.Value | None) -> bool:
+    """Whether a Reshape to it takes no extent from its input (0), as far as is known: of constants and extents."""
+    const = None if shape is None else ir.convenience.get_const_tensor(shape)
+    if const is not None:
+        return 0 not in const.numpy()
+    producer = None if shape is None else shape.producer()
+    if producer is None or producer.op_type not in ("Shape", "Concat"):
+        return False
+    return producer.op_type == "Shape" or all(map(_counts_all, producer.inputs))
+
+
 def _transposed(value: ir.Value | None) -> ir.Value | None:
     """The initializer whose transpose this is."""
     producer = None if value is None else value.producer()

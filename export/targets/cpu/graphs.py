@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.nn.cache import KeyValues
 from export.nn.primitives import Op, branch
 from export.runtime.folder import DECODER_ROWS, ENCODER_ROWS
 from export.targets.portable.graphs import Graph
@@ -18,8 +17,8 @@ from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 
-from .gemm import use_gemm
-from .network import DOMAIN, Buffers, RowsTransformer, Sources, head_width
+from .gemm import join_reshapes, use_gemm
+from .network import DOMAIN, InPlace, RowsCache, RowsTransformer, Sources, operator_shape
 
 SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
@@ -35,15 +34,8 @@ class RowsGraph(Graph):
     def integers(self, name: str, *axes: str | int, type: ir.DataType = INT32) -> ir.Value:
         return self.builder.input(name, type, axes)
 
-    def pair(self, config: TransformerConfig, name: str, rows: str, length: str) -> KeyValues:
-        shape = rows, config.heads, length, head_width(config)
-        return self.floats(f"{name}.key", *shape), self.floats(f"{name}.value", *shape)
-
-    def put_pair(self, config: TransformerConfig, name: str, pair: KeyValues, rows: str, length: str) -> None:
-        for part, value in zip(("key", "value"), pair, strict=True):
-            self.output(f"{name}.{part}", value, rows, config.heads, length, head_width(config))
-
     def model(self) -> ir.Model:
+        join_reshapes(self.graph)
         use_gemm(self.graph)
         return super().model()
 
@@ -57,11 +49,11 @@ def encoder_rows(config: TransformerConfig) -> Graph:
     g = RowsGraph(ENCODER_ROWS)
     input_ids = g.ids("input_ids", SENTENCES, SOURCE)
     attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
-    model = RowsTransformer(config)
     sources = Sources.of(g.op, attention_mask, config.heads)
-    memory = model.encode_rows(g.op, input_ids, sources, tap=g.tap)
-    for i, pair in enumerate(model.cross_keys_values(g.op, memory, sources)):
-        g.put_pair(config, f"cross.{i}", pair, SENTENCES, SOURCE)
+    model = RowsTransformer(config, sources)
+    memory = model.encode_rows(g.op, input_ids, tap=g.tap)
+    for i, pair in enumerate(model.cross_keys_values(g.op, memory)):
+        g.put_keys_values(f"cross.{i}", pair, operator_shape(config), SENTENCES, SOURCE)
     g.output("source_mask", sources.mask, SENTENCES, SOURCE, type=INT32)
     g.output("last_hidden_state", sources.padded(g.op, memory), SENTENCES, SOURCE, config.d_model)
     return g
@@ -84,20 +76,19 @@ def decoder_rows(config: TransformerConfig) -> Graph:
     cache_indirection = g.integers("cache_indirection", SENTENCES, "beams", POSITIONS)
     source_mask = g.integers("source_mask", SENTENCES, SOURCE)
     chooser = Chooser(g, config)
-    buffers, cross = [], []
+    layers, cross, shape = [], [], operator_shape(config)
     for i in range(config.decoder_layers):
-        own = g.pair(config, f"past.{i}", ROWS, POSITIONS)
-        buffers.append(Buffers(*own, past_length, beam_width, cache_indirection))
-        cross.append(g.pair(config, f"cross.{i}", SENTENCES, SOURCE))
-    model = RowsTransformer(config)
-    hidden, presents = model.step_rows(g.op, input_ids, buffers, cross, source_mask, tap=g.tap)
-    logits = model.logits(g.op, hidden, tap=g.tap)
+        own = g.keys_values(f"past.{i}", shape, ROWS, POSITIONS)
+        layers.append(InPlace(*own, past_length, beam_width, cache_indirection))
+        cross.append(g.keys_values(f"cross.{i}", shape, SENTENCES, SOURCE))
+    cache = RowsCache(layers, past_length, cross, source_mask)
+    logits = RowsTransformer(config).step(g.op, input_ids, cache, tap=g.tap)
     scores, tokens = chooser(logits)
     g.output("candidate_scores", scores, "choices", "candidates")
     g.output("candidate_tokens", tokens, "choices", "candidates", type=INT64)
     g.output("logits", logits, ROWS, config.vocab_size)
-    for i, pair in enumerate(presents):
-        g.put_pair(config, f"present.{i}", pair, ROWS, POSITIONS)
+    for i, layer in enumerate(layers):
+        g.put_keys_values(f"present.{i}", layer.held(), shape, ROWS, POSITIONS)
     return g
 
 

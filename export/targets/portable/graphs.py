@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 from onnxscript import GraphBuilder
 
-from export.nn.cache import Cache, KeyValues, LayerCache
+from export.nn.cache import Cache, CacheShape, KeyValues, LayerCache, cache_shape
 from export.nn.model import Transformer
 from export.nn.primitives import Op
 from mlx_transformer.spec.config import TransformerConfig
@@ -57,6 +57,20 @@ class Graph:
         value.shape = ir.Shape(axes)
         value.type = ir.TensorType(type)
         self.builder.add_output(value, name)
+
+    def keys_values(self, name: str, shape: CacheShape, rows: str | int, length: str | int) -> KeyValues:
+        """Inputs NAME.key and NAME.value (rows, K, length, d)."""
+        keys, values = (
+            self.floats(f"{name}.{part}", rows, shape.heads, length, width) for part, width in shape.widths.items()
+        )
+        return keys, values
+
+    def put_keys_values(
+        self, name: str, pair: KeyValues, shape: CacheShape, rows: str | int, length: str | int
+    ) -> None:
+        """Outputs NAME.key and NAME.value."""
+        for (part, width), value in zip(shape.widths.items(), pair, strict=True):
+            self.output(f"{name}.{part}", value, rows, shape.heads, length, width)
 
     def tap(self, name: str, value: ir.Value) -> None:
         """A tap costs nothing: it is the name of a value."""
@@ -131,8 +145,8 @@ def decoder_model(config: TransformerConfig) -> Graph:
     layers = [LayerCache() for _ in range(config.decoder_layers)]
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
     g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
-    _presents(g, config, "decoder", [layer.held() for layer in layers], TARGET)
-    _presents(g, config, "encoder", cross, SOURCE)
+    _presents(g, config, ".decoder", [layer.held() for layer in layers], TARGET)
+    _presents(g, config, ".encoder", cross, SOURCE)
     return g
 
 
@@ -152,7 +166,7 @@ def decoder_with_past_model(config: TransformerConfig) -> Graph:
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
     logits = Transformer(config).step(g.op, input_ids, cache, tap=g.tap)
     g.output("logits", logits, BATCH, TARGET, config.vocab_size)
-    _presents(g, config, "decoder", [layer.held() for layer in layers], TOTAL)
+    _presents(g, config, ".decoder", [layer.held() for layer in layers], TOTAL)
     return g
 
 
@@ -186,8 +200,8 @@ def decoder_model_merged(config: TransformerConfig) -> Graph:
     cross = [(flat[2 * i], flat[2 * i + 1]) for i in range(config.decoder_layers)]
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
     g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
-    _presents(g, config, "decoder", [layer.held() for layer in layers], TOTAL)
-    _presents(g, config, "encoder", cross, SOURCE)
+    _presents(g, config, ".decoder", [layer.held() for layer in layers], TOTAL)
+    _presents(g, config, ".encoder", cross, SOURCE)
     return g
 
 
@@ -204,16 +218,13 @@ def causal_model(config: TransformerConfig) -> Graph:
     attention_mask = g.ids("attention_mask", BATCH, total)
     position_ids = g.ids("position_ids", BATCH, target)
     layers = [
-        LayerCache(
-            g.floats(f"past_key_values.{i}.key", BATCH, config.key_value_heads, past, config.d_k),
-            g.floats(f"past_key_values.{i}.value", BATCH, config.key_value_heads, past, config.d_v),
-        )
+        LayerCache(*g.keys_values(f"past_key_values.{i}", cache_shape(config), BATCH, past))
         for i in range(config.decoder_layers)
     ]
-    cache = Cache(g.op, layers, tokens=attention_mask)
-    logits = Transformer(config).step(g.op, input_ids, cache, position_ids=position_ids, tap=g.tap)
+    cache = Cache(g.op, layers, tokens=attention_mask, index=position_ids)
+    logits = Transformer(config).step(g.op, input_ids, cache, tap=g.tap)
     g.output("logits", logits, BATCH, target, config.vocab_size)
-    _presents(g, config, None, [layer.held() for layer in layers], total)
+    _presents(g, config, "", [layer.held() for layer in layers], total)
     return g
 
 
@@ -246,33 +257,17 @@ BUILDERS: dict[str, Callable[[TransformerConfig], Graph]] = {
 
 def _pasts(g: Graph, config: TransformerConfig, sentences: str) -> tuple[list[LayerCache], list[KeyValues]]:
     """Cached keys and values as inputs, layer by layer: the decoder's own, then those of the source."""
-    layers, cross = [], []
+    shape, layers, cross = cache_shape(config), [], []
     for i in range(config.decoder_layers):
-        own = _pair(g, config, f"past_key_values.{i}.decoder", BATCH, PAST)
-        layers.append(LayerCache(*own))
-        cross.append(_pair(g, config, f"past_key_values.{i}.encoder", sentences, SOURCE))
+        layers.append(LayerCache(*g.keys_values(f"past_key_values.{i}.decoder", shape, BATCH, PAST)))
+        cross.append(g.keys_values(f"past_key_values.{i}.encoder", shape, sentences, SOURCE))
     return layers, cross
 
 
-def _pair(g: Graph, config: TransformerConfig, name: str, rows: str, length: str) -> KeyValues:
-    return (
-        g.floats(f"{name}.key", rows, config.key_value_heads, length, config.d_k),
-        g.floats(f"{name}.value", rows, config.key_value_heads, length, config.d_v),
-    )
-
-
-def _presents(
-    g: Graph,
-    config: TransformerConfig,
-    part: str | None,
-    pairs: Sequence[KeyValues],
-    length: str,
-) -> None:
+def _presents(g: Graph, config: TransformerConfig, part: str, pairs: Sequence[KeyValues], length: str) -> None:
     """All keys and values as outputs present.N[.part].{key,value}."""
-    for i, (keys, values) in enumerate(pairs):
-        name = f"present.{i}.{part}" if part else f"present.{i}"
-        g.output(f"{name}.key", keys, BATCH, config.key_value_heads, length, config.d_k)
-        g.output(f"{name}.value", values, BATCH, config.key_value_heads, length, config.d_v)
+    for i, pair in enumerate(pairs):
+        g.put_keys_values(f"present.{i}{part}", pair, cache_shape(config), BATCH, length)
 
 
 def _check_names(model: ir.Model) -> None:

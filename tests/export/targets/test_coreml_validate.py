@@ -64,13 +64,22 @@ def test_other_runtimes_and_a_single_row(runtime, tmp_path):
     assert report.placements[0].nodes
 
 
-def feed(reader: str, value: str, instead: str):
-    """The nodes whose names begin with `reader` get another input."""
+def unhide(k: int):
+    """Reader number k of the masks' constant gets 0 instead."""
 
     def edit(graph: onnx.GraphProto) -> None:
-        for node in graph.node:
-            if node.name.startswith(reader):
-                node.input[:] = [instead if name.startswith(value) else name for name in node.input]
+        readers = [node for node in graph.node if any(name.startswith(HIDDEN) for name in node.input)]
+        readers[k].input[:] = ["const_0.0_f32" if name.startswith(HIDDEN) else name for name in readers[k].input]
+
+    return edit
+
+
+def forget(buffer: str):
+    """Where the buffer is multiplied by 1 elsewhere than at the position, 0."""
+
+    def edit(graph: onnx.GraphProto) -> None:
+        node = next(node for node in graph.node if buffer in node.input and node.op_type == "Mul")
+        node.input[:] = [name if name == buffer else "const_0.0_f32" for name in node.input]
 
     return edit
 
@@ -99,13 +108,9 @@ def exchange(graph: onnx.GraphProto) -> None:
 
 HIDDEN = "const_-30000"
 MISTAKES = {
-    "what is behind the position is seen": ("decoder", feed("Mul_node_6", HIDDEN, "const_0.0_f32"), "self_attention"),
-    "padding of the source is seen": ("decoder", feed("Mul_node_11", HIDDEN, "const_0.0_f32"), "cross_attention"),
-    "the buffer of keys forgets": (
-        "decoder",
-        feed("decoder/layers.0/Mul_node_27", "v_Clip_4", "const_0.0_f32"),
-        "self_attention",
-    ),
+    "what is behind the position is seen": ("decoder", unhide(0), "self_attention"),
+    "padding of the source is seen": ("decoder", unhide(1), "cross_attention"),
+    "the buffer of keys forgets": ("decoder", forget("past_key_values.0.decoder.key"), "self_attention"),
     "a position's row": ("decoder", add_to("positions.sinusoids", (3, 5), 1e-6), "embedding"),
     "a norm's epsilon": ("encoder", epsilon, "feed_forward"),
     "keys of the wrong layer": ("encoder", exchange, "cross_attention"),
