@@ -21,7 +21,7 @@ from .cache import KeyValues, LayerCache
 from .feedforward import FeedForward
 from .masks import Mask
 from .norms import make_norm
-from .positions import PositionIds, Positions, Rotation, rotation
+from .positions import PositionIds, Positions, Rotation
 from .primitives import Op, scoped
 from .taps import Tap, no_tap, within
 
@@ -131,18 +131,17 @@ class Encoder(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        self.positions = Positions(config)
+        self.positions = Positions(config, causal=False)
         self.layers = nn.ModuleList([EncoderLayer(config, attention) for _ in range(config.encoder_layers)])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
-        x = self.positions(op, x, position_ids)
+        x, rotation, mask = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
-        angles = rotation(op, self.config, position_ids)
         for i, layer in enumerate(self.layers):
-            x = layer(op, x, mask, angles, within(tap, f"layers.{i}"))
+            x = layer(op, x, mask, rotation, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(op, x)
             tap("norm", x)
@@ -155,7 +154,7 @@ class Decoder(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        self.positions = Positions(config)
+        self.positions = Positions(config, causal=True)
         self.layers = nn.ModuleList([DecoderLayer(config, attention) for _ in range(config.decoder_layers)])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
@@ -172,13 +171,12 @@ class Decoder(nn.Module):
         tap: Tap = no_tap,
     ) -> ir.Value:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
-        x = self.positions(op, x, position_ids)
+        x, rotation, mask = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
-        angles = rotation(op, self.config, position_ids)
         for i, layer in enumerate(self.layers):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
-            x = layer(op, x, mask, angles, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
+            x = layer(op, x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(op, x)
             tap("norm", x)

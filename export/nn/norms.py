@@ -1,6 +1,6 @@
 """Normalisation of each position over its features.
 
-Shapes: D model; inputs (..., D).
+Shapes: D width; inputs (..., D).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .primitives import Op, Parameter
 class LayerNorm(nn.Module):
     """weight * (x - mean) / sqrt(variance + epsilon) + bias, variance with 1/D (Ba et al. 2016; section 3.1)."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, width: int, epsilon: float):
         super().__init__()
-        self.weight = Parameter([config.d_model])
-        self.bias = Parameter([config.d_model])
-        self.epsilon = config.norm_epsilon
+        self.weight = Parameter([width])
+        self.bias = Parameter([width])
+        self.epsilon = epsilon
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
         return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.epsilon)
@@ -32,10 +32,10 @@ class RMSNorm(nn.Module):
     RMSNormalization is an operator from opset 23 on; this chain is the one that ONNX Runtime fuses into one kernel.
     """
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, width: int, epsilon: float):
         super().__init__()
-        self.weight = Parameter([config.d_model])
-        self.epsilon = config.norm_epsilon
+        self.weight = Parameter([width])
+        self.epsilon = epsilon
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
         mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
@@ -43,4 +43,5 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return LayerNorm(config) if config.norm == "layernorm" else RMSNorm(config)
+    kind = LayerNorm if config.norm == "layernorm" else RMSNorm
+    return kind(config.d_model, config.norm_epsilon)

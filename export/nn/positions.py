@@ -14,6 +14,7 @@ from onnxscript import nn
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.positions import rotary_tables, sinusoids
 
+from .masks import Mask
 from .primitives import Op, Parameter, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
@@ -52,19 +53,35 @@ def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:
     return op.Sub(keys, op.Unsqueeze(queries, [1]))
 
 
-class Positions(nn.Module):
-    """x + position rows (section 3.5); nothing for rotary or none. Parameter `weight` only if learned."""
+class Placed(NamedTuple):
+    """A stack's input with its positions wherever this kind of them acts."""
 
-    def __init__(self, config: TransformerConfig):
+    x: ir.Value
+    """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
+    rotation: Rotation
+    """Rotary angles, the same for all layers."""
+    mask: Mask
+    """What is added to the scores of self-attention, the same for all layers."""
+
+
+class Positions(nn.Module):
+    """Where the tokens of one stack are. Parameter `weight` only if learned. `causal`: no query sees a later key."""
+
+    def __init__(self, config: TransformerConfig, causal: bool):
         super().__init__()
         self.config = config
         self.kind = config.positions
+        self.causal = causal
         if self.kind == "learned":
             self.weight = Parameter([config.max_positions, config.d_model])
 
-    def forward(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
-        """(B, L, D) -> (B, L, D)."""
-        if self.kind in ("rotary", "none"):
+    def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> Placed:
+        """x (B, L, D)."""
+        return Placed(self.added(op, x, position_ids), rotation(op, self.config, position_ids), mask)
+
+    def added(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
+        """x + position rows, (B, L, D)."""
+        if self.kind not in ("learned", "sinusoidal", "sinusoidal_concat"):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))

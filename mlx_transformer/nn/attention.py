@@ -14,7 +14,7 @@ from mlx import nn
 from mlx_transformer.spec.config import TransformerConfig
 
 from .cache import KeyValues, LayerCache
-from .masks import Mask, as_array
+from .masks import Mask, as_array, as_numbers
 from .positions import Rotation, rotate
 
 
@@ -103,9 +103,9 @@ def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float 
     """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked. What the fused form never stores."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)
-    allowed = as_array(mask, *scores.shape[-2:])
-    if allowed is not None:
-        scores = mx.where(allowed, scores, mx.array(-mx.inf, scores.dtype))
+    array = as_array(mask, *scores.shape[-2:])
+    if array is not None:
+        scores = scores + as_numbers(array, scores.dtype)
     return mx.softmax(scores, axis=-1, precise=True)
 
 

@@ -20,7 +20,7 @@ from .cache import KeyValues, LayerCache
 from .feedforward import FeedForward
 from .masks import Mask
 from .norms import make_norm
-from .positions import PositionIds, Positions, Rotation, rotation
+from .positions import PositionIds, Positions, Rotation
 from .taps import Tap, no_tap, within
 
 
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        self.positions = Positions(config)
+        self.positions = Positions(config, causal=False)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = [EncoderLayer(config, attention) for _ in range(config.encoder_layers)]
         if config.norm_placement == "pre":
@@ -131,12 +131,11 @@ class Encoder(nn.Module):
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> mx.array:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
-        x = self.positions(x, position_ids)
+        x, rotation, mask = self.positions(x, position_ids, mask)
         tap("embedding", x)
         x = self.dropout(x)
-        angles = rotation(self.config, position_ids, x.dtype)
         for i, layer in enumerate(self.layers):
-            x = layer(x, mask, angles, within(tap, f"layers.{i}"))
+            x = layer(x, mask, rotation, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(x)
             tap("norm", x)
@@ -149,7 +148,7 @@ class Decoder(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        self.positions = Positions(config)
+        self.positions = Positions(config, causal=True)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = [DecoderLayer(config, attention) for _ in range(config.decoder_layers)]
         if config.norm_placement == "pre":
@@ -166,14 +165,13 @@ class Decoder(nn.Module):
         tap: Tap = no_tap,
     ) -> mx.array:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
-        x = self.positions(x, position_ids)
+        x, rotation, mask = self.positions(x, position_ids, mask)
         tap("embedding", x)
         x = self.dropout(x)
-        angles = rotation(self.config, position_ids, x.dtype)
         for i, layer in enumerate(self.layers):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
-            x = layer(x, mask, angles, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
+            x = layer(x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(x)
             tap("norm", x)

@@ -1,8 +1,9 @@
 """Masks, built once at the model's boundary: one merged mask an attention, True where a query may look.
 
 Shapes: B batch, T queries, S keys. A mask is None (everything is allowed), the word "causal" (no key after the query,
-last query aligned with last key; the fused kernels' own form), or a boolean array that broadcasts to (B, H, T, S).
-No row of an array mask is False everywhere: what softmax makes of such a row differs from kernel to kernel.
+last query aligned with last key; the fused kernels' own form), or an array that broadcasts to (B, H, T, S): boolean,
+or numbers to add to the scores, minus infinity where nobody may look.
+No row of an array mask hides everything: what softmax makes of such a row differs from kernel to kernel.
 """
 
 from __future__ import annotations
@@ -38,5 +39,12 @@ def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.arra
 
 
 def as_array(mask: Mask, queries: int, keys: int) -> mx.array | None:
-    """The boolean array that a mask stands for."""
+    """The array that a mask stands for."""
     return causal_mask(queries, keys) if isinstance(mask, str) else mask
+
+
+def as_numbers(mask: mx.array, dtype: mx.Dtype) -> mx.array:
+    """An array mask as numbers to add to scores of that type."""
+    if mask.dtype != mx.bool_:
+        return mask.astype(dtype)
+    return mx.where(mask, mx.array(0, dtype), mx.array(-mx.inf, dtype))

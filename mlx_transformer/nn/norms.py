@@ -1,6 +1,6 @@
 """Normalisation of each position over its features; fused forward and backward, computed in float32 inside.
 
-Shapes: D model; inputs (..., D).
+Shapes: D width; inputs (..., D).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from mlx_transformer.spec.config import TransformerConfig
 class LayerNorm(nn.Module):
     """weight * (x - mean) / sqrt(variance + epsilon) + bias, variance with 1/D (Ba et al. 2016; section 3.1)."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, width: int, epsilon: float):
         super().__init__()
-        self.weight = mx.ones((config.d_model,))
-        self.bias = mx.zeros((config.d_model,))
-        self.epsilon = config.norm_epsilon
+        self.weight = mx.ones((width,))
+        self.bias = mx.zeros((width,))
+        self.epsilon = epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.layer_norm(x, self.weight, self.bias, self.epsilon)
@@ -27,14 +27,15 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """weight * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, width: int, epsilon: float):
         super().__init__()
-        self.weight = mx.ones((config.d_model,))
-        self.epsilon = config.norm_epsilon
+        self.weight = mx.ones((width,))
+        self.epsilon = epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.weight, self.epsilon)
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return LayerNorm(config) if config.norm == "layernorm" else RMSNorm(config)
+    kind = LayerNorm if config.norm == "layernorm" else RMSNorm
+    return kind(config.d_model, config.norm_epsilon)

@@ -16,6 +16,8 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.positions import rotary_tables, sinusoids
 
+from .masks import Mask
+
 CHUNK = 1024
 
 Rotation = tuple[mx.array, mx.array] | None
@@ -46,18 +48,35 @@ def positions_after(offset: int, length: int, starts: mx.array | None = None) ->
     return PositionIds(index, offset + length)
 
 
-class Positions(nn.Module):
-    """x + position rows (section 3.5); nothing for rotary or none. Parameter `weight` only if learned."""
+class Placed(NamedTuple):
+    """A stack's input with its positions wherever this kind of them acts."""
 
-    def __init__(self, config: TransformerConfig):
+    x: mx.array
+    """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
+    rotation: Rotation
+    """Rotary angles, the same for all layers."""
+    mask: Mask
+    """Whom self-attention may look at, the same for all layers."""
+
+
+class Positions(nn.Module):
+    """Where the tokens of one stack are. Parameter `weight` only if learned. `causal`: no query sees a later key."""
+
+    def __init__(self, config: TransformerConfig, causal: bool):
         super().__init__()
+        self.config = config
         self.kind = config.positions
+        self.causal = causal
         if self.kind == "learned":
             self.weight = mx.random.normal((config.max_positions, config.d_model), scale=config.d_model**-0.5)
 
-    def __call__(self, x: mx.array, position_ids: PositionIds) -> mx.array:
-        """(B, L, D) -> (B, L, D). `UserError` for a position past a learned table."""
-        if self.kind in ("rotary", "none"):
+    def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> Placed:
+        """x (B, L, D). `UserError` for a position past a learned table."""
+        return Placed(self.added(x, position_ids), rotation(self.config, position_ids, x.dtype), mask)
+
+    def added(self, x: mx.array, position_ids: PositionIds) -> mx.array:
+        """x + position rows, (B, L, D)."""
+        if self.kind not in ("learned", "sinusoidal", "sinusoidal_concat"):
             return x
         table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, x.shape[-1], self.kind)
         if position_ids.limit > table.shape[0]:

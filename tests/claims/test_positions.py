@@ -18,7 +18,7 @@ from mlx_transformer.spec.positions import sinusoids
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
     """The rows that a model adds: what `Positions` makes of zeros."""
     config = TransformerConfig(vocab_size=8, d_model=d_model, heads=1, positions=kind)
-    return np.array(Positions(config)(mx.zeros((1, length, d_model)), positions_of(length)))[0]
+    return np.array(Positions(config, causal=False)(mx.zeros((1, length, d_model)), positions_of(length)).x)[0]
 
 
 def test_interleaved_sinusoids() -> None:
@@ -161,10 +161,10 @@ def test_a_model_reads_further_than_the_first_table() -> None:
 def test_positions_are_added_to_scaled_embeddings() -> None:
     # YOUR CAT IS A LOVELY CAT: first feature of the word CAT, and of positions 1 and 5.
     config = TransformerConfig(vocab_size=8, d_model=1, heads=1, positions="learned", max_positions=6)
-    added = Positions(config)
+    added = Positions(config, causal=False)
     added.weight = mx.array([[0.0], [1664.068], [0.0], [0.0], [0.0], [1281.458]])
     cat = mx.full((1, 6, 1), 171.411)
-    sums = added(cat, positions_of(6))
+    sums = added(cat, positions_of(6)).x
     assert sums.shape == cat.shape  # added, not concatenated: the width stays d
     np.testing.assert_allclose(np.array(sums)[0, [1, 5], 0], [1835.479, 1452.869], atol=5e-4)
 

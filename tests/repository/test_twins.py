@@ -30,6 +30,7 @@ ONLY_MLX = {
     "cache.room_for": "a graph's cache is its inputs",
     "feedforward._fused": "the runtime's optimiser fuses",
     "masks.as_array": "a graph's masks are arrays always",
+    "masks.as_numbers": "a graph's masks are numbers always",
     "model.Transformer._filled": "a graph's parameters are filled as it is written",
     "model.Transformer._hidden_decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_decoder": "a graph decodes by `step` with an empty cache",
@@ -98,7 +99,7 @@ BODIES = {
     "positions.Positions.__init__": "a graph's table is made from the config",
     "positions.positions_after": "a graph's masks follow from distances",
     "positions.positions_of": "a graph's masks follow from distances",
-    "positions.Positions.__call__": "MLX extends tables and checks lengths",
+    "positions.Positions.added": "MLX extends tables and checks lengths",
     "positions.rotation": "a graph's table has max_positions rows",
 }
 

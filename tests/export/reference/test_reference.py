@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.reference import Reference
-from export.reference import network as reference
+from export.reference import layers as reference
 from export.reference.layers import attention
 from mlx_transformer.spec import positions as stored
 from mlx_transformer.spec.config import TransformerConfig
