@@ -7,13 +7,13 @@ every other value is what a later, published model needs.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from .errors import UserError
+from .fields import Bounds, check_fields, unknown_keys
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
@@ -22,19 +22,19 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "none"]
 TieEmbeddings = Literal["none", "target-output", "all"]
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "architecture": get_args(Architecture),
-    "norm_placement": get_args(NormPlacement),
-    "norm": get_args(Norm),
-    "activation": get_args(Activation),
-    "positions": get_args(Positions),
-    "tie_embeddings": get_args(TieEmbeddings),
-}
+# More than any model has, and little enough that a damaged file doesn't fill the memory.
+Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
+Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
+Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
+TokenId = Annotated[int, Bounds(at_least=0)]
+Positive = Annotated[float, Bounds(above=0)]
+Rate = Annotated[float, Bounds(at_least=0, below=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes and choices of one Transformer.
+    """Sizes and choices of one Transformer. A field's annotation is its whole description: `fields.py` checks it, and
+    the tests vary it. What two fields demand of each other stands in `_relations`.
 
     Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
     `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
@@ -44,23 +44,23 @@ class TransformerConfig:
     """
 
     architecture: Architecture = "encoder-decoder"
-    vocab_size: int
+    vocab_size: Length
     """Target vocabulary (encoder-only: the only one); also the width of the logits."""
-    source_vocab_size: int = None  # type: ignore[assignment]
+    source_vocab_size: Length = None  # type: ignore[assignment]
 
-    d_model: int = 512
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    heads: int = 8
-    key_value_heads: int = None  # type: ignore[assignment]
-    d_k: int = None  # type: ignore[assignment]
-    d_v: int = None  # type: ignore[assignment]
-    d_ff: int = 2048
+    d_model: Width = 512
+    encoder_layers: Layers = 6
+    decoder_layers: Layers = 6
+    heads: Width = 8
+    key_value_heads: Width = None  # type: ignore[assignment]
+    d_k: Width = None  # type: ignore[assignment]
+    d_v: Width = None  # type: ignore[assignment]
+    d_ff: Length = 2048
 
     norm_placement: NormPlacement = "post"
     """post: LayerNorm(x + Sublayer(x)), the paper's. pre: x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Positive = 1e-5
     activation: Activation = "relu"
     gated: bool = False
     """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
@@ -71,41 +71,35 @@ class TransformerConfig:
     """Bias of the final classifier."""
 
     positions: Positions = "sinusoidal"
-    max_positions: int = 1024
+    max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
-    rotary_base: float = 10000.0
+    rotary_base: Positive = 10000.0
     tie_embeddings: TieEmbeddings = "all"
     """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
 
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """On every sub-layer's output and on embedding + position (section 5.4)."""
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
+    attention_dropout: Rate = 0.0
+    activation_dropout: Rate = 0.0
 
-    pad_id: int = 0
-    bos_id: int = 1
+    pad_id: TokenId = 0
+    bos_id: TokenId = 1
     """Start token of the decoder."""
-    eos_id: int = 2
+    eos_id: TokenId = 2
 
     def __post_init__(self) -> None:
-        heads = self.heads if isinstance(self.heads, int) and self.heads > 0 else 1
-        width = self.d_model // heads if isinstance(self.d_model, int) else 0
-        defaults = {
-            "key_value_heads": self.heads,
-            "d_k": width,
-            "d_v": width,
-            "source_vocab_size": self.vocab_size,
-        }
-        divides = isinstance(self.d_model, int) and self.d_model % heads == 0
-        asked_for_width = self.d_k is not None and self.d_v is not None
-        for name, value in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        problems = _problems(self)
-        if not divides and not asked_for_width:
-            problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
+        problems = check_fields(self)
+        if not problems:
+            divided, left = divmod(self.d_model, self.heads)
+            if left and None in (self.d_k, self.d_v):
+                problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
+            following = dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=divided, d_v=divided)
+            for name, value in following.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
+            problems += _relations(self)
         if problems:
             raise UserError("TransformerConfig: " + "; ".join(problems))
 
@@ -126,12 +120,7 @@ class TransformerConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
         """Strict: an unknown key is an error (with the nearest known name), never dropped."""
-        known = {f.name for f in fields(cls)}
-        problems = []
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                problems.append(f"unknown key {key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        problems = unknown_keys(values, cls)
         if "vocab_size" not in values:
             problems.append("vocab_size is missing")
         if problems:
@@ -169,42 +158,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "big": dict(encoder_layers=6, decoder_layers=6, d_model=1024, heads=16, d_ff=4096, dropout=0.3),
 }
 
-_POSITIVE = "vocab_size source_vocab_size d_model heads key_value_heads d_k d_v d_ff max_positions".split()
-_MOST_LAYERS = 1000
-_BOOLEAN = "gated attention_bias feed_forward_bias output_bias scale_embeddings".split()
-_RATES = "dropout attention_dropout activation_dropout".split()
 
-
-def _problems(c: TransformerConfig) -> list[str]:
-    """Every reason why the config makes no sense, each naming its field."""
+def _relations(c: TransformerConfig) -> list[str]:
+    """What fields that are right by themselves must not be together."""
     found: list[str] = []
 
     def check(holds: bool, message: str) -> None:
         if not holds:
             found.append(message)
-
-    for name, allowed in CHOICES.items():
-        value = getattr(c, name)
-        check(value in allowed, f"{name}={value!r} is not one of {', '.join(allowed)}")
-    for name in [*_POSITIVE, "encoder_layers", "decoder_layers", "pad_id", "bos_id", "eos_id"]:
-        value = getattr(c, name)
-        least = 1 if name in _POSITIVE else 0
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        check(whole and value >= least, f"{name}={value!r} must be a whole number of at least {least}")
-        if whole and name.endswith("_layers"):  # a damaged file must not fill the memory with names of parameters
-            check(value <= _MOST_LAYERS, f"{name}={value} must be at most {_MOST_LAYERS}")
-    for name in _BOOLEAN:
-        check(isinstance(getattr(c, name), bool), f"{name}={getattr(c, name)!r} must be true or false")
-    for name in [*_RATES, "norm_epsilon", "rotary_base"]:
-        value = getattr(c, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        check(number, f"{name}={value!r} must be a number")
-        if number and name in _RATES:
-            check(0 <= value < 1, f"{name}={value} must be in [0, 1)")
-        if number and name not in _RATES:
-            check(0 < value < float("inf"), f"{name}={value} must be positive and finite")
-    if found:  # the checks below compute with the fields
-        return found
 
     check(c.heads % c.key_value_heads == 0, f"heads={c.heads} is not a multiple of key_value_heads={c.key_value_heads}")
     for id_name in ("pad_id", "bos_id", "eos_id"):

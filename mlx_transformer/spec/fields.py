@@ -1,0 +1,131 @@
+"""Dataclasses that are checked by their annotations, the one place where a field's type and bounds stand.
+
+norm: Literal["layernorm", "rmsnorm"]                            one of these
+gated: bool                                                      true or false
+layers: Annotated[int, Bounds(at_least=0, at_most=1000)]         a whole number
+dropout: Annotated[float, Bounds(at_least=0, below=1)]           a finite number; a whole one becomes a float
+corpus: str | None = None                                        text; where None is the default, it may be None
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """All four hold; nothing but a finite number is within any."""
+
+    at_least: float = -math.inf
+    above: float = -math.inf
+    at_most: float = math.inf
+    below: float = math.inf
+
+    def hold(self, value: float) -> bool:
+        return self.at_least <= value <= self.at_most and self.above < value < self.below
+
+    @property
+    def words(self) -> str:
+        limits = dataclasses.asdict(self).items()
+        text = " and ".join(f"{name.replace('_', ' ')} {limit:,}" for name, limit in limits if math.isfinite(limit))
+        return f" of {text}" if text.startswith("at") else f" {text}" if text else ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one field takes. `choices`: the only values, where there are few (those of a Literal, both of a bool)."""
+
+    type: type
+    choices: tuple[Any, ...] = ()
+    bounds: Bounds = Bounds()
+    optional: bool = False
+
+    @property
+    def wanted(self) -> str:
+        """In words that follow the value."""
+        if self.type is bool:
+            return "must be true or false"
+        if self.choices:
+            return f"is not one of {', '.join(self.choices)}"
+        number = "a number" if min(self.bounds.at_most, self.bounds.below) < math.inf else "a finite number"
+        return f"must be { {int: 'a whole number', float: number, str: 'text'}[self.type] }{self.bounds.words}"
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        if self.choices or self.type is str:
+            return isinstance(value, self.type) and (not self.choices or value in self.choices)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if self.type is float else int):
+            return False
+        return self.bounds.hold(_as_float(value) if self.type is float else value)
+
+
+@cache
+def kinds_of(of: type) -> dict[str, Kind]:
+    """What each field of a dataclass takes; fields of other types than the five above are left out."""
+    hints = get_type_hints(of, include_extras=True)
+    found = {field.name: _kind(hints[field.name], field.default is None) for field in dataclasses.fields(of)}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
+    """Every field of a frozen dataclass that doesn't hold what its annotation says, each by its name and value.
+
+    A whole number where a float is meant becomes a float, in place.
+    """
+    problems = []
+    for name, kind in kinds_of(type(values)).items():
+        value = getattr(values, name)
+        if not kind.accepts(value):
+            problems.append(f"{spelled.format(name, _shown(value))} {kind.wanted}")
+        elif kind.type is float and value is not None:
+            object.__setattr__(values, name, float(value))
+    return problems
+
+
+def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:
+    """Every key that is no field, with the field whose name is nearest."""
+    known = [field.name for field in dataclasses.fields(of)]
+    problems = []
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            problems.append(spelled.format(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
+    return problems
+
+
+def _kind(hint: Any, optional: bool) -> Kind | None:
+    if NoneType in get_args(hint):  # X | None
+        hint = next(part for part in get_args(hint) if part is not NoneType)
+    bounds = Bounds()
+    if get_origin(hint) is Annotated:
+        hint, bounds = get_args(hint)
+    if get_origin(hint) is Literal:
+        return Kind(str, get_args(hint), optional=optional)
+    if hint is bool:
+        return Kind(bool, (False, True), optional=optional)
+    return Kind(hint, (), bounds, optional) if hint in (int, float, str) else None
+
+
+def _as_float(value: float) -> float:
+    """Infinite where a whole number is more than floats hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(value: Any) -> str:
+    """In one line of bounded length."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return f"a number of {value.bit_length()} bits"
