@@ -1,8 +1,9 @@
-"""Small random models of many kinds, for tests of the exporter: every choice of the config occurs in one of them."""
+"""Small random models of many kinds, for tests of the exporter: every option of the config occurs in one of them."""
 
 from pathlib import Path
 
 import numpy as np
+from options import completed, fitted
 
 from export import export_onnx
 from mlx_transformer.spec.checkpoint import save_checkpoint
@@ -12,7 +13,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 
 SIZES = dict(vocab_size=50, d_model=32, heads=4, d_ff=48, max_positions=40, encoder_layers=2, decoder_layers=2)
 
-CHOICES = {
+NAMED = {
     "paper": {},
     "modern": dict(
         positions="rotary", norm="rmsnorm", gated=True, activation="silu", norm_placement="pre", key_value_heads=2
@@ -30,6 +31,7 @@ CHOICES = {
     ),
     "untied": dict(tie_embeddings="none", output_bias=True, positions="none", norm_placement="pre"),
 }
+CHOICES = completed(NAMED)
 
 
 def encoder_decoder(name: str) -> TransformerConfig:
@@ -38,12 +40,7 @@ def encoder_decoder(name: str) -> TransformerConfig:
 
 def alone(name: str, architecture: str) -> TransformerConfig:
     """The same choices in an encoder or a decoder alone."""
-    values = {**SIZES, **CHOICES[name], "architecture": architecture}
-    values.pop("source_vocab_size", None)
-    values["decoder_layers" if architecture == "encoder" else "encoder_layers"] = 0
-    if values.get("tie_embeddings") != "none":
-        values["tie_embeddings"] = "all" if architecture == "encoder" else "target-output"
-    return TransformerConfig(**values)
+    return TransformerConfig(**fitted({**SIZES, **CHOICES[name], "architecture": architecture}))
 
 
 def configs() -> dict[str, TransformerConfig]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from options import OPTIONS, fitted
 from random_models import write_model
 from rich.console import Console
 
@@ -28,35 +29,24 @@ GROUP = 32
 
 
 def random_config(rng: np.random.Generator) -> TransformerConfig:
-    """Any valid combination of choices, small."""
+    """Any valid combination of options, small."""
     while True:
-        architecture = str(rng.choice(["encoder-decoder", "encoder-decoder", "encoder", "decoder"]))
         heads = int(rng.choice([1, 2, 4]))
-        layers = int(rng.integers(1, 4))
-        tied = {"encoder": ["all", "none"], "decoder": ["target-output", "none"]}
-        values = dict(
-            architecture=architecture,
+        values = {name: allowed[rng.integers(len(allowed))] for name, allowed in OPTIONS.items()}
+        if rng.integers(4) == 0:  # more of those with both stacks
+            values["architecture"] = "encoder-decoder"
+        values |= dict(
             vocab_size=int(rng.integers(20, 90)),
             d_model=int(rng.choice([16, 32, 48])),
             d_ff=int(rng.integers(8, 80)),
             heads=heads,
             key_value_heads=int(rng.choice([k for k in (1, 2, 4) if heads % k == 0])),
-            encoder_layers=0 if architecture == "decoder" else layers,
-            decoder_layers=0 if architecture == "encoder" else int(rng.integers(1, 4)),
+            encoder_layers=int(rng.integers(1, 4)),
+            decoder_layers=int(rng.integers(1, 4)),
             max_positions=int(rng.integers(20, 60)),
-            norm=str(rng.choice(["layernorm", "rmsnorm"])),
-            norm_placement=str(rng.choice(["pre", "post"])),
-            positions=str(rng.choice(["sinusoidal", "sinusoidal_concat", "learned", "rotary", "none"])),
-            activation=str(rng.choice(["relu", "gelu", "gelu_tanh", "silu"])),
-            gated=bool(rng.integers(2)),
-            attention_bias=bool(rng.integers(2)),
-            feed_forward_bias=bool(rng.integers(2)),
-            output_bias=bool(rng.integers(2)),
-            scale_embeddings=bool(rng.integers(2)),
-            tie_embeddings=str(rng.choice(tied.get(architecture, ["all", "target-output", "none"]))),
         )
         try:
-            return TransformerConfig(**values)  # type: ignore[arg-type]
+            return TransformerConfig(**fitted(values))
         except UserError:
             continue
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from small_models import CHOICES
 
 from export.reference import Reference
 from export.reference import layers as reference
@@ -25,13 +26,7 @@ def make(dtype=np.float64, seed=0, **changes) -> Reference:
     return Reference(config, weights, dtype)
 
 
-VARIANTS = [
-    dict(),
-    dict(norm_placement="pre", norm="rmsnorm", gated=True, activation="silu", positions="rotary", key_value_heads=2),
-    dict(positions="learned", max_positions=12, attention_bias=True, output_bias=True, tie_embeddings="none"),
-    dict(positions="sinusoidal_concat", activation="gelu", d_k=6, d_v=3, key_value_heads=1, scale_embeddings=False),
-    dict(positions="none", activation="gelu_tanh", feed_forward_bias=False, tie_embeddings="target-output"),
-]
+VARIANTS = list(CHOICES.values())
 
 
 @pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal_concat"])

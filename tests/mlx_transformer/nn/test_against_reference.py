@@ -6,13 +6,14 @@ import pytest
 from drawn_configs import SMALL, configs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import OPTIONS
 
 from export.reference import Reference
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention
 from mlx_transformer.nn.inputs import as_tokens
 from mlx_transformer.nn.masks import padding_mask
-from mlx_transformer.spec.config import CHOICES, TransformerConfig
+from mlx_transformer.spec.config import TransformerConfig
 
 
 def compare(config: TransformerConfig, seed: int) -> None:
@@ -43,18 +44,18 @@ def test_any_config(config: TransformerConfig, seed: int) -> None:
     compare(config, seed)
 
 
-@pytest.mark.parametrize("activation", CHOICES["activation"])
+@pytest.mark.parametrize("activation", OPTIONS["activation"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_activations(activation: str, gated: bool) -> None:
     compare(TransformerConfig(**{**SMALL, "activation": activation, "gated": gated}), 0)
 
 
-@pytest.mark.parametrize("norm", CHOICES["norm"])
+@pytest.mark.parametrize("norm", OPTIONS["norm"])
 def test_epsilon_counts(norm: str) -> None:
     compare(TransformerConfig(**{**SMALL, "norm": norm, "norm_epsilon": 0.1}), 0)
 
 
-@pytest.mark.parametrize("placement", CHOICES["norm_placement"])
+@pytest.mark.parametrize("placement", OPTIONS["norm_placement"])
 def test_rotary_positions_and_grouped_heads(placement: str) -> None:
     changes = dict(positions="rotary", key_value_heads=2, norm_placement=placement, rotary_base=50.0)
     compare(TransformerConfig(**{**SMALL, **changes}), 0)

@@ -3,10 +3,11 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from options import OPTIONS
 
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.cache import room_for
-from mlx_transformer.spec.config import CHOICES, TransformerConfig
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 TOLERANCE = dict(rtol=0, atol=2e-5)
@@ -26,7 +27,7 @@ def random_ids(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(3, 31, shape)
 
 
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", OPTIONS["positions"])
 @pytest.mark.parametrize("placement", ["post", "pre"])
 def test_steps_of_any_length_equal_the_full_pass(positions: str, placement: str) -> None:
     model = model_of(positions=positions, norm_placement=placement)
@@ -79,7 +80,7 @@ def test_a_step_writes_in_place() -> None:
     assert not set(addresses()) & {buffer.ctypes.data for buffer in kept}
 
 
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", OPTIONS["positions"])
 def test_left_padded_prompts(positions: str) -> None:
     """Prefill and steps of a ragged batch equal each prompt decoded alone, without padding and without a cache."""
     model = decoder_only(positions=positions, max_positions=32)

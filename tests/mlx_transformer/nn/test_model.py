@@ -6,10 +6,11 @@ import pytest
 from drawn_configs import SMALL, configs
 from hypothesis import given, settings
 from mlx.utils import tree_flatten, tree_map
+from options import OPTIONS
 
 from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import CHOICES, TransformerConfig
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import output_weight_name, parameter_count, parameter_shapes
 
@@ -119,7 +120,7 @@ def test_attention_dropout_has_the_fused_forms_mean() -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", OPTIONS["positions"])
 def test_half_precision_stays_half_precision(dtype: mx.Dtype, positions: str) -> None:
     for changes in ({}, dict(norm="rmsnorm", norm_placement="pre", gated=True, activation="gelu", output_bias=True)):
         model = small(positions=positions, attention_dropout=0.1, activation_dropout=0.1, **changes)
@@ -217,7 +218,7 @@ def test_methods_a_shape_lacks_are_named() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", OPTIONS["positions"])
 def test_padding_on_either_side_changes_nothing(architecture: str, positions: str) -> None:
     layers = {"encoder": dict(decoder_layers=0), "decoder": dict(encoder_layers=0, tie_embeddings="none")}
     model = small(architecture=architecture, positions=positions, **layers[architecture]).eval()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import drawn, options
 
-from mlx_transformer.spec.config import CHOICES, PRESETS, TransformerConfig
+from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
 
@@ -60,32 +61,31 @@ def test_it_is_frozen():
         TransformerConfig(vocab_size=9).d_model = 4  # type: ignore[misc]
 
 
-def accepted(draw):
-    fixed = draw(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHOICES.items()}))
-    numbers = draw(
-        st.fixed_dictionaries(
-            {
-                "vocab_size": st.integers(3, 50),
-                "d_model": st.sampled_from([8, 12, 64]),
-                "heads": st.sampled_from([1, 2, 4]),
-                "dropout": st.floats(0, 0.9),
-                "norm_epsilon": st.floats(1e-12, 1e-2),
-                "gated": st.booleans(),
-            }
-        )
+@st.composite
+def configs(draw):
+    numbers = st.fixed_dictionaries(
+        {
+            "vocab_size": st.integers(3, 50),
+            "d_model": st.sampled_from([8, 12, 64]),
+            "heads": st.sampled_from([1, 2, 4]),
+            "dropout": st.floats(0, 0.9),
+            "norm_epsilon": st.floats(1e-12, 1e-2),
+        }
     )
-    if fixed["architecture"] != "encoder-decoder":
-        other = "decoder_layers" if fixed["architecture"] == "encoder" else "encoder_layers"
-        fixed |= {other: 0, "tie_embeddings": "none"}
-    return {**fixed, **numbers, "d_k": 4, "d_v": 6}
+    return drawn({**draw(options()), **draw(numbers), "d_k": 4, "d_v": 6})
 
 
-@given(st.composite(accepted)())
-def test_json_round_trip(values):
-    config = TransformerConfig(**values)
+@given(configs())
+def test_json_round_trip(config):
     assert TransformerConfig.from_json(config.to_json()) == config
     assert TransformerConfig.from_dict(config.to_dict()) == config
     assert json.loads(config.to_json())["d_v"] == 6
+
+
+@pytest.mark.parametrize("name", ["dropout", "norm_epsilon", "rotary_base"])
+def test_a_whole_number_where_a_float_is_meant_becomes_one(name):
+    config = TransformerConfig.from_json(json.dumps({"vocab_size": 9, name: 0 if name == "dropout" else 1}))
+    assert type(getattr(config, name)) is float
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,21 @@ def test_json_round_trip(values):
         ('{"vocab_size": 9, "heads": true}', "heads=True must be a whole number"),
         ('{"vocab_size": null}', "vocab_size=None must be a whole number"),
         ('{"vocab_size": 9, "d_model": "512", "heads": [8], "positions": {}}', "d_model='512' must"),
-        ('{"vocab_size": 9, "encoder_layers": 1000000000}', "encoder_layers=1000000000 must be at most 1000"),
+        ('{"vocab_size": 9, "encoder_layers": 1000000000}', "must be a whole number of at least 0 and at most 1,000$"),
+        ('{"vocab_size": 4294967296}', "vocab_size=4294967296 must be a .* at most 1,048,576$"),
+        ('{"vocab_size": 9, "max_positions": 2147483647}', "max_positions=2147483647 must be .* at most 1,048,576$"),
+        ('{"vocab_size": 9, "d_model": 1000000000, "d_k": 0}', r"d_model=\d+ must be .* at most 65,536; d_k=0 must be"),
+        ('{"vocab_size": 9, "positions": "%s"}' % ("x" * 1000), r"positions='x{12}\.\.\.x{13}' is not one of"),
     ],
 )
 def test_what_is_no_config_is_refused(text, message):
     with pytest.raises(UserError, match=message):
         TransformerConfig.from_json(text)
+
+
+def test_a_number_that_python_does_not_write():
+    with pytest.raises(UserError, match="heads=a number of 33220 bits must be a whole number"):
+        TransformerConfig(vocab_size=9, heads=10**10_000)
 
 
 @settings(max_examples=50)
