@@ -1,0 +1,24 @@
+"""Every option of the config in every target, against the reference, as it is exported without being asked for more.
+
+Targets with graphs of their own have files of their own, where pairs of options or lengths are varied too: portable
+(`test_all_configs.py`, beside MLX), cpu (`test_rows_validate.py`), coreml (`test_fixed_validate.py`); the file with the
+search inside is in `test_search_validate.py`.
+"""
+
+from pathlib import Path
+
+import pytest
+from random_models import write_model
+from small_models import CHOICES, encoder_decoder
+
+from export.targets import TARGETS
+from export.validate import compare
+
+ELSEWHERE = {"portable", "cpu", "coreml"}
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_option(name: str, target: str, tmp_path: Path) -> None:
+    report = compare(*write_model(encoder_decoder(name), tmp_path, 3, target=target), ["onnxruntime"], threads=1)
+    assert report.equal, (report.seed, report.failures())
