@@ -127,12 +127,12 @@ def _config(path: Path) -> TransformerConfig:
         if file.is_file():
             try:
                 return _of_fixed_shape(json.loads(_read(file)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
     try:
         values = json.loads(_read(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not JSON ({error})") from error
     return _from_marian(file, values)
 

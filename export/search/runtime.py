@@ -5,7 +5,6 @@ Shapes: B sentences, S source, n = n_best, T longest output.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -69,7 +68,10 @@ class SearchModel:
         if CONFIG not in metadata:
             raise UserError(f"{path}: is no search graph of ours: write one with export_search")
         self.takes_text = "text" in {entry.name for entry in self.session.get_inputs()}
-        self.config = TransformerConfig.from_dict(json.loads(metadata[CONFIG]))
+        try:
+            self.config = TransformerConfig.from_json(metadata[CONFIG])
+        except UserError as error:
+            raise UserError(f"{path}: {error}; write it again with export_search") from error
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output."""

@@ -59,7 +59,10 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
         values = read_json(spec)
         if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
             raise UserError(f"{spec}: damaged (no config in it); export the model again")
-        config = TransformerConfig.from_dict(values["config"])
+        try:
+            config = TransformerConfig.from_dict(values["config"])
+        except UserError as error:
+            raise UserError(f"{spec}: {error}; export the model again") from error
     parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
     return Group(*parts, *_graphs(graph_facts(path)))
 

@@ -194,6 +194,11 @@ def test_the_command_names_what_is_wrong(translating, tmp_path, capsys, argument
     assert error.count("\n") == 1
 
 
+def edit(spec, **changes):
+    values = json.loads(spec.read_text())
+    spec.write_text(json.dumps({**values, "config": {**values["config"], **changes}}))
+
+
 def test_folders_that_are_not_whole(models, translating, tmp_path):
     _, folder = models["post-norm"]
 
@@ -217,6 +222,10 @@ def test_folders_that_are_not_whole(models, translating, tmp_path):
         damaged(lambda copy: (copy / "onnx" / "encoder_model.onnx").write_bytes(b"no model"))
     with pytest.raises(UserError, match=r"mlx_transformer\.json"):
         damaged(lambda copy: (copy / "mlx_transformer.json").write_text("{"))
+    with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged \(maximum recursion"):
+        damaged(lambda copy: (copy / "mlx_transformer.json").write_text("[" * 100_000))
+    with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged .*max_positions=9223372036854775808 must be"):
+        damaged(lambda copy: edit(copy / "mlx_transformer.json", max_positions=2**63))
 
     def of_another_family(copy):
         (copy / "mlx_transformer.json").unlink()

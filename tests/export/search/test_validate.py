@@ -11,15 +11,18 @@ from onnx import numpy_helper
 from quantized_models import wide
 from random_models import random_weights
 from rich.console import Console
-from small_models import encoder_decoder
+from small_models import CHOICES, encoder_decoder
 
 from export import export_search
 from export.__main__ import main
+from export.search.interface import CONFIG
+from export.search.runtime import SearchModel
 from export.validate import compare
 from export.validate.engines.onnx_engine import initializers
 from export.validate.report.html import page
 from mlx_transformer.nn.quantize import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.quantization import Scheme
 
@@ -58,6 +61,16 @@ def test_tokens_scores_and_weights(name, target, options, tmp_path):
     report.print(console)
     for shown in (console.export_text(), page(report)):
         assert "a file with the search inside returns nothing else" in shown
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_option(name, target, tmp_path):
+    checkpoint = checkpoint_of(tmp_path, encoder_decoder(name), seed=2)
+    path = export_search(checkpoint, tmp_path / "search.onnx", target=target)
+    report = compare(checkpoint, path, ["onnxruntime"], longest=12, threads=1)
+    assert report.equal, (report.seed, report.failures())
+    assert {t.search for t in report.tokens} == SEARCHES
 
 
 @pytest.mark.parametrize("precision", ["float32", "packed"])
@@ -138,3 +151,24 @@ def test_of_another_checkpoint(tmp_path, capsys):
     assert "not exported from" in capsys.readouterr().err
     same_sizes = checkpoint_of(tmp_path / "c", encoder_decoder("paper"), seed=2)
     assert not compare(same_sizes, path, ["onnxruntime"], seed=1, longest=8, threads=1).equal
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("null", "expected a JSON object, found NoneType"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"vocab_size": 9, "max_positions": 9223372036854775808}', "max_positions=9223372036854775808 must be"),
+    ],
+    ids=["null", "cut", "deep", "absurd"],
+)
+def test_a_file_whose_config_is_damaged(held, said, tmp_path):
+    path = export_search(checkpoint_of(tmp_path, encoder_decoder("paper")), tmp_path / "search.onnx")
+    model = onnx.load(path)
+    next(entry for entry in model.metadata_props if entry.key == CONFIG).value = held
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(
+        UserError, match=f"search.onnx: TransformerConfig: .*{said}.*; write it again with export_search$"
+    ):
+        SearchModel(path)
