@@ -1,7 +1,8 @@
 """Published checkpoints to ours and back: one module a model family, each a dict of names and what goes with it.
 
 A family's module has `MODEL_TYPE` (config.json's `model_type`), `read(folder) -> (config, weights, notes)` and
-`write(config, weights) -> (config.json, weights)`; `huggingface.py` knows the folders they are kept in. NumPy alone.
+`write(checkpoint) -> (config.json, weights)`, which writes what `read` would read back equal and refuses the rest;
+`huggingface.py` knows the folders they are kept in. NumPy alone.
 """
 
 from __future__ import annotations

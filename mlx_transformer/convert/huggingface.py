@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,29 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
     if tokenizer.vocab_size > min(config.vocab_size, config.source_vocab_size):
         wrong.append(f"{tokenizer.vocab_size} tokens, more than the model has")
     return (None, [f"no tokenizer ({file}: {'; '.join(wrong)})"]) if wrong else (text, [])
+
+
+def check_read_back(
+    ours: TransformerConfig, fields: Mapping[str, Any], problems: Sequence[str], family: str, where: Path
+) -> None:
+    """`UserError` unless what a family's reader makes of the config.json to be written is `ours`, field by field.
+
+    `fields` of a config and `problems`: what the reader makes of it. A new field of ours needs nothing here.
+    """
+    refused: list[str] = []
+    try:
+        back = TransformerConfig.from_dict(fields).to_dict()
+    except UserError as error:  # of what can't be, as much as is known
+        known = {field.name: field.default for field in dataclasses.fields(TransformerConfig)} | dict(fields)
+        back = {name: value for name, value in known.items() if value is not None}
+        refused = [str(error)]
+    differing = [
+        f"{name}={value!r}, {family} has {back[name]!r}"
+        for name, value in ours.to_dict().items()
+        if name in back and back[name] != value
+    ]
+    if reasons := [*differing, *problems] or refused:
+        raise UserError(f"{where}: {family} has no such model: {'; '.join(reasons)}")
 
 
 def write_folder(

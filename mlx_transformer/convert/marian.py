@@ -1,5 +1,8 @@
 """Marian (Junczys-Dowmunt et al. 2018) as `transformers` keeps it: the paper's model, with biases everywhere.
 
+Where config.json says nothing, Marian is the paper's model, and so are our defaults. What `write` can write is what
+`read` would read back equal: nothing here lists what Marian lacks.
+
 Two things differ beyond names. Marian's position vector holds all sines before all cosines, with the paper's own
 frequencies, so its channels are a permutation of ours: `marian[j] = ours[CHANNELS[j]]`, applied to every axis of width
 d_model. And its decoder may start with the padding token. Padding belongs on the right: Marian counts positions from
@@ -8,6 +11,7 @@ the first column, padding included.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,7 @@ from mlx_transformer.spec.huggingface import ACTIVATIONS
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.positions import sinusoids
 
-from .huggingface import Folder
+from .huggingface import Folder, check_read_back
 
 MODEL_TYPE = "marian"
 
@@ -43,15 +47,8 @@ FIELDS: dict[str, tuple[str, Any]] = {
 }
 # Sizes that Marian has twice and we once.
 TWINS = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_dim": "decoder_ffn_dim"}
-# The one value of our fields that Marian computes with.
-FIXED: dict[str, Any] = {
-    "architecture": "encoder-decoder",
-    "norm_placement": "post",
-    "norm": "layernorm",
-    "norm_epsilon": 1e-5,
-    "gated": False,
-    "positions": "sinusoidal",
-}
+# Marian has them all; zeros compute what a model without them does.
+BIASES = dict(attention_bias=True, feed_forward_bias=True, output_bias=True)
 # Keys of older config.json files that `transformers`' Marian ignores; true, they would mean another network.
 OTHER_NETWORKS = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits")
 THEIR_ACTIVATIONS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "swish": "silu", "gelu_new": "gelu_tanh"}
@@ -141,18 +138,24 @@ def read(folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[st
 
 def write(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, NDArray]]:
     """config.json and weights of the Marian that computes what `checkpoint` does. Biases we don't have become zeros."""
-    c = checkpoint.config
-    if problems := _inexpressible(c):
-        raise UserError(f"{checkpoint.folder}: Marian has no such model: {'; '.join(problems)}")
-    ties = next(marians for marians, ours in TIES.items() if ours == c.tie_embeddings)
+    c = dataclasses.replace(checkpoint.config, **BIASES)
+    ties = next((marians for marians, ours in TIES.items() if ours == c.tie_embeddings), (True, True))
+    values = _values(c, ties)
+    fields, _, problems = _fields(values, {})
+    check_read_back(c, fields, problems, "Marian", checkpoint.folder)
     order = channels(c.d_model)
     weights = {}
     ours = dict(checkpoint.tensors())
     kind = ours[f"encoder.layers.0.{next(iter(LAYER))}.weight"].dtype
-    for name, shape in parameter_shapes(_with_all_biases(c)).items():
+    for name, shape in parameter_shapes(c).items():
         (theirs, *_), side = _names(name, ties)
         array = _permuted(ours[name] if name in ours else np.zeros(shape, kind), side, order)
         weights[theirs] = array[None] if theirs == BIAS else array
+    return {**values, "torch_dtype": str(kind)}, weights
+
+
+def _values(c: TransformerConfig, ties: tuple[bool, bool]) -> dict[str, Any]:
+    """config.json, but for the type of the weights."""
     share, tie = ties
     values = {theirs: getattr(c, name) for name, (theirs, _) in FIELDS.items()}
     values |= {second: values[first] for first, second in TWINS.items()}
@@ -161,24 +164,33 @@ def write(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, NDArray]]:
         "model_type": MODEL_TYPE,
         "is_encoder_decoder": True,
         **values,
-        "decoder_vocab_size": c.vocab_size,
+        "decoder_vocab_size": c.source_vocab_size,  # version 4 of transformers makes both embeddings of one size
         "num_hidden_layers": c.encoder_layers,
-        "activation_function": ACTIVATIONS[c.activation],
+        "activation_function": ACTIVATIONS.get(c.activation, c.activation),
         "share_encoder_decoder_embeddings": share,
         "tie_word_embeddings": tie,
         "bos_token_id": c.bos_id,
         "forced_eos_token_id": None,
-        "torch_dtype": str(kind),
         "use_cache": True,
-    }, weights
+    }
 
 
 def _config(folder: Folder) -> tuple[TransformerConfig, tuple[bool, bool]]:
     """Our config, with every bias that Marian has, and what Marian ties."""
-    theirs = folder.config
+    fields, ties, problems = _fields(folder.config, folder.generation)
+    if problems:
+        raise UserError(f"{folder.path / 'config.json'}: {'; '.join(problems)}")
+    try:
+        return TransformerConfig.from_dict(fields), ties
+    except UserError as error:
+        raise UserError(f"{folder.path / 'config.json'}: {error}") from error
+
+
+def _fields(theirs: dict[str, Any], generation: dict[str, Any]) -> tuple[dict[str, Any], tuple[bool, bool], list[str]]:
+    """Of config.json and generation_config.json: fields of our config, what is tied, and what isn't Marian's."""
 
     def value(key: str, default: Any) -> Any:
-        return next((source[key] for source in (theirs, folder.generation) if source.get(key) is not None), default)
+        return next((source[key] for source in (theirs, generation) if source.get(key) is not None), default)
 
     fields = {name: value(key, default) for name, (key, default) in FIELDS.items()}
     problems = [f"{key} is on" for key in OTHER_NETWORKS if theirs.get(key)]
@@ -186,46 +198,22 @@ def _config(folder: Folder) -> tuple[TransformerConfig, tuple[bool, bool]]:
         default = next(default for key, default in FIELDS.values() if key == first)
         if value(first, default) != value(second, default):
             problems.append(f"{first}={value(first, default)} and {second}={value(second, default)} are not equal")
+    heads, width = fields["heads"], fields["d_model"]
+    if isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads:
+        problems.append(f"d_model={width} is not a multiple of encoder_attention_heads={heads}")
     activation = value("activation_function", "gelu")
-    if activation not in list(THEIR_ACTIVATIONS):
+    if activation in list(THEIR_ACTIVATIONS):
+        activation = THEIR_ACTIVATIONS[activation]
+    else:
         problems.append(f"activation_function={activation!r} is not one of {', '.join(THEIR_ACTIVATIONS)}")
     if theirs.get("is_encoder_decoder") is False:
         problems.append("is_encoder_decoder is off")
     if "quantization_config" in theirs:
         problems.append("its weights are quantised")
-    if problems:
-        raise UserError(f"{folder.path / 'config.json'}: {'; '.join(problems)}")
     ties = bool(value("share_encoder_decoder_embeddings", True)), bool(value("tie_word_embeddings", True))
     size = fields["source_vocab_size"]
     fields["vocab_size"] = size if ties[0] else value("decoder_vocab_size", size)
-    try:
-        choices = {"activation": THEIR_ACTIVATIONS[activation], "tie_embeddings": TIES[ties]}
-        config = TransformerConfig.from_dict({**fields, **FIXED, **choices})
-    except UserError as error:
-        raise UserError(f"{folder.path / 'config.json'}: {error}") from error
-    return _with_all_biases(config), ties
-
-
-def _inexpressible(c: TransformerConfig) -> list[str]:
-    problems = [
-        f"{name}={getattr(c, name)!r}, not {value!r}" for name, value in FIXED.items() if getattr(c, name) != value
-    ]
-    if c.key_value_heads != c.heads:
-        problems.append(f"key_value_heads={c.key_value_heads} of heads={c.heads}")
-    problems += [
-        f"{name}={getattr(c, name)} times heads={c.heads} is not d_model={c.d_model}"
-        for name in ("d_k", "d_v")
-        if getattr(c, name) * c.heads != c.d_model
-    ]
-    if c.source_vocab_size != c.vocab_size:
-        problems.append(f"source_vocab_size={c.source_vocab_size} and vocab_size={c.vocab_size} are not equal")
-    return problems
-
-
-def _with_all_biases(c: TransformerConfig) -> TransformerConfig:
-    return TransformerConfig.from_dict(
-        {**c.to_dict(), "attention_bias": True, "feed_forward_bias": True, "output_bias": True}
-    )
+    return {**fields, **BIASES, "activation": activation, "tie_embeddings": TIES[ties]}, ties, problems
 
 
 def _without_zero_biases(
@@ -235,7 +223,7 @@ def _without_zero_biases(
         return any(array.any() for name, array in weights.items() if part in name and name.endswith("_proj.bias"))
 
     used = {"attention_bias": has("_attention."), "output_bias": bool(weights["output_proj.bias"].any())}
-    config = TransformerConfig.from_dict({**config.to_dict(), **used})
+    config = dataclasses.replace(config, **used)
     return config, {name: weights[name] for name in parameter_shapes(config)}
 
 

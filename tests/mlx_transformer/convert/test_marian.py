@@ -120,6 +120,8 @@ def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
     c = open_checkpoint(tmp_path / "back").config
     assert (c.activation, c.scale_embeddings, c.max_positions) == ("gelu", False, 1024)
     assert (c.tie_embeddings, c.bos_id, c.pad_id, c.eos_id) == ("all", 49, 49, 0)
+    assert (c.architecture, c.norm, c.norm_placement, c.norm_epsilon) == ("encoder-decoder", "layernorm", "post", 1e-5)
+    assert (c.positions, c.gated, c.key_value_heads, c.d_k, c.d_v) == ("sinusoidal", False, 4, 8, 8)
 
 
 def test_halves(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_options_are_the_fields_with_few_values() -> None:
 def test_new_options_are_checked_by_their_annotations() -> None:
     assert More(vocab_size=9, window=4, logit_cap=30).logit_cap == 30.0
     with pytest.raises(UserError) as caught:
-        More(vocab_size=9, **{"query_key_norm": 1, "residual": "none", "window": 5000, "logit_cap": 0})
+        More.from_dict({"vocab_size": 9, "query_key_norm": 1, "residual": "none", "window": 5000, "logit_cap": 0})
     assert str(caught.value) == (
         "TransformerConfig: query_key_norm=1 must be true or false; "
         "residual='none' is not one of plain, scaled, gated; "
