@@ -45,6 +45,15 @@ def softmax(x: Array) -> Array:
     return e / e.sum(axis=-1, keepdims=True)
 
 
+def norm(x: Array, gamma: Array, beta: Array | None, epsilon: float) -> Array:
+    """LayerNorm (Ba et al. 2016; biased variance); without beta RMSNorm (Zhang and Sennrich 2019)."""
+    if beta is None:
+        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * gamma
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(centred * centred, axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + epsilon) * gamma + beta
+
+
 def activation(name: str, x: Array) -> Array:
     """relu; gelu (Hendrycks and Gimpel 2016) exact or in its tanh form; silu x * sigmoid(x) (Elfwing et al. 2017)."""
     if name == "relu":
@@ -107,9 +116,9 @@ def append(past: KeysValues | None, new: KeysValues) -> KeysValues:
 
 def split_heads(x: Array, heads: int) -> Array:
     """(B,L,H*d) -> (B,H,L,d)"""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x: Array) -> Array:
     """(B,H,L,d) -> (B,L,H*d)"""
-    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])

@@ -109,7 +109,7 @@ class Reference(Sublayers):
     ) -> Cache:
         """An empty cache over memory (B,S,D) with its mask (B,S); a decoder alone gives only the batch size."""
         names = [f"decoder.layers.{i}.cross_attention" for i in range(self.config.decoder_layers)]
-        rows = len(memory) if memory is not None else int(batch or 1)
+        rows = len(memory) if memory is not None else 1 if batch is None else batch
         cross: list[KeysValues | None] = [None] * len(names)
         if memory is not None:
             for i, name in enumerate(names):

@@ -18,7 +18,19 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import check_parameters, output_weight_name
 
-from .layers import Bits, KeysValues, Look, activation, attention, merge_heads, rotation, sinusoid, split_heads, unseen
+from .layers import (
+    Bits,
+    KeysValues,
+    Look,
+    activation,
+    attention,
+    merge_heads,
+    norm,
+    rotation,
+    sinusoid,
+    split_heads,
+    unseen,
+)
 
 Array = NDArray
 Tap = Callable[[str, Array], Array | None]
@@ -38,7 +50,9 @@ class Sublayers:
         check_parameters(config, {name: np.shape(array) for name, array in weights.items()}, "reference")
         self.config, self.inside = config, inside
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.weights: dict[str, Array] = {name: np.asarray(array).astype(self.dtype) for name, array in weights.items()}
+        self.weights: dict[str, Array] = {
+            name: np.asarray(array).astype(self.dtype, copy=False) for name, array in weights.items()
+        }
 
     # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos)
 
@@ -117,13 +131,7 @@ class Sublayers:
         return look(f"{name}_norm", self._norm(f"{name}_norm", look(f"{name}.residual", x + y)))
 
     def _norm(self, name: str, x: Array) -> Array:
-        """LayerNorm (Ba et al. 2016; biased variance) or RMSNorm (Zhang and Sennrich 2019)."""
-        gamma = self.weights[f"{name}.weight"]
-        if self.config.norm == "rmsnorm":
-            return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon) * gamma
-        centred = x - np.mean(x, axis=-1, keepdims=True)
-        variance = np.mean(centred * centred, axis=-1, keepdims=True)
-        return centred / np.sqrt(variance + self.config.norm_epsilon) * gamma + self.weights[f"{name}.bias"]
+        return norm(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"), self.config.norm_epsilon)
 
     def final_norm(self, stack: str, x: Array, tap: Tap | None) -> Array:
         if self.config.norm_placement == "post":

@@ -29,7 +29,7 @@ from export.runtime.folder import (
 )
 from export.validate.engines import Engine
 from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -76,11 +76,12 @@ class Structure:
         return f"{found}, the architecture has {self.expected[0]} and {self.expected[1]}"
 
 
-def expected_counts(c: TransformerConfig) -> tuple[int, int]:
-    """Matrix products and softmaxes of one full pass: of an attention four projections, scores, weighted values."""
-    attentions = c.encoder_layers + c.decoder_layers * (2 if c.has_encoder else 1)
-    networks = c.encoder_layers + c.decoder_layers
-    return 6 * attentions + (3 if c.gated else 2) * networks + 1, attentions
+def expected_counts(config: TransformerConfig) -> tuple[int, int]:
+    """Matrix products and softmaxes of one full pass, counted in the table of parameters: each projection is a product,
+    so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
+    products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
+    attentions = sum(name.endswith(".query_proj.weight") for name in products)
+    return len(products | {output_weight_name(config)}) + 2 * attentions, attentions
 
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:

@@ -12,8 +12,10 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference.layers import activation
+from export.reference.layers import activation, norm
 from mlx_transformer.spec.config import Activation, TransformerConfig
+
+from .inside import makers
 
 Array = NDArray
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -58,11 +60,13 @@ def _changed(
 ) -> Iterator[tuple[str, Array]]:
     """(in words, what the point would be) of each mistake that this kind of operation invites."""
     if last.endswith("_norm") or last == "norm":
-        x = given.get(_input_of_norm(point, config, given))
-        if x is not None:
+        x = _before(point, given)
+        if x is not None and x.size == truth.size:
+            gamma, beta = weights[f"{point}.weight"], weights.get(f"{point}.bias")
             for epsilon in EPSILONS:
-                words = f"epsilon {epsilon:g}, not {config.norm_epsilon:g}"
-                yield words, _norm(config, x.astype(np.float64), weights, point, epsilon)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    changed = norm(x.astype(np.float64).reshape(truth.shape), gamma, beta, epsilon)
+                yield f"epsilon {epsilon:g}, not {config.norm_epsilon:g}", changed
     elif last == "inner":
         place = point.rpartition(".")[0]
         up = given[f"{place}.up_proj"].astype(np.float64)
@@ -91,39 +95,17 @@ def _changed(
             yield "the sub-layer's output isn't added", truth - sub
             yield "the sub-layer's output is added twice", truth + sub
             yield "the sub-layer's output is added to itself", 2.0 * sub
-    bias = weights.get(f"{_module(point)}.bias")
+    module = "output_proj" if point == "logits" else makers(given, weights).get(point, point)
+    bias = weights.get(f"{module}.bias")
     if bias is not None and bias.shape == truth.shape[-1:]:
         yield "the bias is missing", truth - bias
 
 
-def _module(point: str) -> str:
-    last = point.rpartition(".")[2]
-    if last in ("self_attention", "cross_attention"):
-        return f"{point}.output_proj"
-    if last == "feed_forward":
-        return f"{point}.down_proj"
-    return "output_proj" if point == "logits" else point
-
-
-def _input_of_norm(point: str, config: TransformerConfig, given: Mapping[str, Array]) -> str:
-    if config.norm_placement == "post":
-        return f"{point.removesuffix('_norm')}.residual"
+def _before(point: str, given: Mapping[str, Array]) -> Array | None:
+    """The value of the point before this one, which is what a norm reads."""
     names = list(given)
-    if point not in names:
-        return ""
-    # In pre-norm order a norm reads the newest of the residual stream's values.
-    stream = [n for n in names[: names.index(point)] if n.endswith((".residual", ".embedding"))]
-    return stream[-1] if stream else ""
-
-
-def _norm(config: TransformerConfig, x: Array, weights: Mapping[str, Array], name: str, epsilon: float) -> Array:
-    gamma = weights[f"{name}.weight"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if config.norm == "rmsnorm":
-            return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * gamma
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = np.mean(centred * centred, axis=-1, keepdims=True)
-        return centred / np.sqrt(variance + epsilon) * gamma + weights[f"{name}.bias"]
+    i = names.index(point) if point in given else 0
+    return given[names[i - 1]] if i else None
 
 
 def _mask(got: Array, truth: Array) -> str:

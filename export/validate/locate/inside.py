@@ -5,11 +5,16 @@ feed-forward    up_proj gate_proj inner, then the tap itself
 around each     X.residual (the sum), X_norm (the norm of sub-layer X)
 embedding       rows scaled, then the tap itself
 
+What belongs to keys or values has a name that begins so: in cross-attention it has the source's positions.
+
 A point is judged on the reference's own inputs: all points before it are replaced by the reference's values, so what is
 wrong at a point was done wrong there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +24,9 @@ from mlx_transformer.spec.config import TransformerConfig
 
 Array = NDArray
 
-ATTENTION = {
+OPERATIONS = {
+    "rows": "embedding row",
+    "scaled": "embedding scale",
     "query_proj": "query projection",
     "key_proj": "key projection",
     "value_proj": "value projection",
@@ -29,46 +36,69 @@ ATTENTION = {
     "scores": "scores: Q K^T / sqrt(d_k)",
     "weights": "mask and softmax",
     "context": "weights times values, heads merged",
-    "residual": "residual connection",
-}
-FEED_FORWARD = {
+    "self_attention": "output projection",
+    "cross_attention": "output projection",
     "up_proj": "up projection",
     "gate_proj": "gate projection",
     "inner": "activation",
+    "feed_forward": "down projection",
     "residual": "residual connection",
+    "logits": "classifier",
 }
-EMBEDDING = {"rows": "embedding row", "scaled": "embedding scale"}
-HEADS_FIRST = ("queries", "keys", "values", "scores", "weights")
+
+
+HEADS = ("queries", "keys", "values")
+"""What the attention itself reads, no module."""
 
 
 def operation(point: str, config: TransformerConfig) -> str:
     """In words, what makes this point out of those before it."""
-    place, _, last = point.rpartition(".")
-    norm = "layer norm" if config.norm == "layernorm" else "RMS norm"
-    if point == "logits":
-        return "classifier"
-    if last.endswith("norm"):
-        return f"{norm} after the stack" if last == "norm" else norm
-    if last in ("self_attention", "cross_attention"):
-        return "output projection"
-    if last == "feed_forward":
-        return "down projection"
+    last = point.rpartition(".")[2]
+    if last in OPERATIONS:
+        return OPERATIONS[last]
     if last == "embedding":
         return "positions" if config.positions in ("sinusoidal", "sinusoidal_concat", "learned") else "embedding"
-    if last.isdigit():
-        return norm if config.norm_placement == "post" else "residual connection"
-    table = EMBEDDING if place.endswith("embedding") else FEED_FORWARD if "feed_forward" in place else ATTENTION
-    return table[last]
+    norm = "layer norm" if config.norm == "layernorm" else "RMS norm"
+    if last.isdigit():  # a layer's last
+        return norm if config.norm_placement == "post" else OPERATIONS["residual"]
+    return f"{norm} after the stack" if last == "norm" else norm
 
 
-def positions_first(point: str, value: Array) -> Array:
-    """(B,H,L,d) -> (B,L,H,d) where heads come first."""
-    return value.swapaxes(1, 2) if point.rpartition(".")[2] in HEADS_FIRST and value.ndim == 4 else value
+def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
+    """{point: the module with parameters that makes it}.
+
+    A module makes the point of its own name; where that is none, the point of the module that it is the last part of,
+    as an attention's output projection does.
+    """
+    known, found = set(points), {}
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
+        found[module if module in known else module.rpartition(".")[0]] = module
+    return {point: module for point, module in found.items() if point in known}
+
+
+def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """(module, point before it, point that it makes) of each of `makers`, in the order of the points.
+
+    The point before it is named where no module makes it: a sum, an activation, heads merged.
+    """
+    parameters = list(parameters)
+    made = makers(points, parameters)
+    modules = {path for name in parameters for path in accumulate(name.split("."), "{}.{}".format)}
+    for earlier, point in pairwise(["", *points]):
+        if point in made:
+            place = made[point].rpartition(".")[0]
+            read = earlier.startswith(f"{place}.") and earlier.rpartition(".")[2] not in HEADS
+            yield made[point], earlier if read and earlier not in modules else "", point
+
+
+def positions_first(value: Array) -> Array:
+    """(B,H,L,d) -> (B,L,H,d): where there are heads, they come first."""
+    return value.swapaxes(1, 2) if value.ndim == 4 else value
 
 
 def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray[np.bool_]:
     """(B,L): the positions of a point that count. `part`: the decoder's positions in this pass, if not all."""
-    of_keys = point.rpartition(".")[2] in ("keys", "values", "key_proj", "value_proj")
+    of_keys = point.rpartition(".")[2].startswith(("key", "value"))
     if point.startswith("encoder.") or ("cross_attention" in point and of_keys):
         return case.source_real
     real = case.valid("logits")

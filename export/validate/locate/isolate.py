@@ -101,14 +101,14 @@ def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
 
 
 def _explained(point: str, got: Array, s: Setting, config: TransformerConfig, weights: Mapping[str, Array]) -> str:
-    got, t64, t32 = (positions_first(point, x) for x in (got, s.truth64[point], s.truth32[point]))
+    got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
     valid = valid_at(point, s.case, s.part, t64.shape[1])
     natural = float(np.abs(t32 - t64)[valid].sum())
     return explain(point, config, weights, s.given, got, t64, natural, valid)
 
 
 def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
-    t64, t32, got = (positions_first(point, x) for x in (s.truth64[point], s.truth32[point], got))
+    t64, t32, got = (positions_first(x) for x in (s.truth64[point], s.truth32[point], got))
     if got.shape != t64.shape:
         deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)

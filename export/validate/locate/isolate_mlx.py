@@ -15,6 +15,10 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from export.validate.points import inside_names
+from mlx_transformer.spec.parameters import parameter_shapes
+
+from .inside import HEADS, modules_between
 from .setting import Setting
 
 Array = NDArray
@@ -79,12 +83,10 @@ def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array]
     current = ""
     fused = module.attention
 
-    def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-        q, k, v = (
-            note(f"{current}.{part}", x) for part, x in zip(("queries", "keys", "values"), (q, k, v), strict=True)
-        )
-        note(f"{current}.weights", module.attention_weights(q, k, mask))
-        return fused(q, k, v, mask)
+    def attend(q: Any, k: Any, v: Any, *settings: Any) -> Any:
+        q, k, v = (note(f"{current}.{part}", x) for part, x in zip(HEADS, (q, k, v), strict=True))
+        note(f"{current}.weights", module.attention_weights(q, k, *settings))
+        return fused(q, k, v, *settings)
 
     def entering(name: str) -> Callable[[], None]:
         def enter() -> None:
@@ -95,38 +97,25 @@ def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array]
 
     with ExitStack() as undo:
 
-        def wrap(owner: Any, key: Any, before: str = "", after: str = "", enter: Any = None) -> None:
+        def wrap(owner: Any, key: Any, before: str, after: str, enter: Any = None) -> None:
             held = owner[key]
             owner[key] = Wrapped(held, note, before, after, enter)
             undo.callback(owner.__setitem__, key, held)
 
+        config = model.config
+        for name, before, after in modules_between(inside_names(config), parameter_shapes(config)):
+            place, _, key = name.rpartition(".")
+            wrap(_part(model, place), key, before, after, entering(place))
         for stack in ("encoder", "decoder"):
-            if stack in model:
-                _wrap_stack(model[stack], stack, wrap, entering, model.config.norm_placement == "pre")
+            layers = model[stack]["layers"] if stack in model else []
+            for i in range(len(layers)):
+                wrap(layers, i, f"{stack}.embedding" if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
         yield lambda name, value: see(name, np.array(value)) if name == "logits" else None
 
 
-def _wrap_stack(stack: Any, name: str, wrap: Callable, entering: Callable, pre: bool) -> None:
-    layers = stack["layers"]
-    for i, layer in enumerate(layers):
-        scope = f"{name}.layers.{i}"
-        parts = [part for part in ("self_attention", "cross_attention", "feed_forward") if part in layer]
-        for part, earlier in zip(parts, ["", *parts], strict=False):
-            inner, full = layer[part], f"{scope}.{part}"
-            if part == "feed_forward":
-                wrap(inner, "up_proj", "", f"{full}.up_proj")
-                if "gate_proj" in inner:
-                    wrap(inner, "gate_proj", "", f"{full}.gate_proj")
-                wrap(inner, "down_proj", f"{full}.inner", full)
-            else:
-                wrap(inner, "query_proj", "", f"{full}.query_proj", entering(full))
-                wrap(inner, "key_proj", "", f"{full}.key_proj")
-                wrap(inner, "value_proj", "", f"{full}.value_proj")
-                wrap(inner, "output_proj", f"{full}.context", full)
-            before = (f"{scope}.{earlier}.residual" if earlier else "") if pre else f"{full}.residual"
-            wrap(layer, f"{part}_norm", before, f"{full}_norm")
-    for i in range(len(layers)):
-        wrap(layers, i, f"{name}.embedding" if i == 0 else "", f"{name}.layers.{i}")
-    if "norm" in stack:
-        wrap(stack, "norm", "", f"{name}.norm")
+def _part(model: Any, name: str) -> Any:
+    """The module of a dotted name."""
+    for key in name.split("."):
+        model = model[int(key) if key.isdigit() else key]
+    return model
