@@ -1,8 +1,8 @@
 """Every option of the config in every target, against the reference, as it is exported without being asked for more.
 
 Targets with graphs of their own have files of their own, where pairs of options or lengths are varied too: portable
-(`test_all_configs.py`, beside MLX), cpu (`test_rows_validate.py`), coreml (`test_fixed_validate.py`); the file with the
-search inside is in `test_search_validate.py`.
+(`test_all_configs.py`, beside MLX), cpu (`test_cpu_validate.py`), coreml (`test_coreml_validate.py`); the one file with
+the search inside is in `search/test_validate.py`.
 """
 
 from pathlib import Path
