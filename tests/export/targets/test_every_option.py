@@ -11,7 +11,7 @@ import pytest
 from random_models import write_model
 from small_models import CHOICES, encoder_decoder
 
-from export.targets import TARGETS
+from export.targets.table import TARGETS
 from export.validate import compare
 
 ELSEWHERE = {"portable", "cpu", "coreml"}

@@ -168,7 +168,7 @@ def test_other_architectures_and_epsilons_are_refused(tmp_path: Path) -> None:
 class More(TransformerConfig):
     """What tomorrow's config may hold."""
 
-    query_key_norm: bool = False
+    head_norm: bool = False
     window: int | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "cubed"] = "relu"  # type: ignore[assignment]
 
@@ -176,7 +176,7 @@ class More(TransformerConfig):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (dict(query_key_norm=True), "query_key_norm=True, Marian has False"),
+        (dict(head_norm=True), "head_norm=True, Marian has False"),
         (dict(window=4), "window=4, Marian has None"),
         (dict(activation="cubed"), "activation_function='cubed' is not one of relu"),
         ({}, ""),

@@ -16,14 +16,14 @@ from mlx_transformer.spec.fields import Bounds, kinds_of
 class More(TransformerConfig):
     """What tomorrow's config may hold."""
 
-    query_key_norm: bool = False
+    head_norm: bool = False
     residual: Literal["plain", "scaled", "gated"] = "plain"
     window: Annotated[int, Bounds(at_least=1, at_most=4096)] | None = None
     logit_cap: Annotated[float, Bounds(above=0)] | None = None
 
 
 def test_options_are_the_fields_with_few_values() -> None:
-    assert options_of(More).keys() - OPTIONS.keys() == {"query_key_norm", "residual"}
+    assert options_of(More).keys() - OPTIONS.keys() == {"head_norm", "residual"}
     assert options_of(More)["residual"] == ("plain", "scaled", "gated")
     assert OPTIONS["gated"] == (False, True)
     assert {"d_model", "dropout", "pad_id"}.isdisjoint(OPTIONS)
@@ -33,9 +33,9 @@ def test_options_are_the_fields_with_few_values() -> None:
 def test_new_options_are_checked_by_their_annotations() -> None:
     assert More(vocab_size=9, window=4, logit_cap=30).logit_cap == 30.0
     with pytest.raises(UserError) as caught:
-        More.from_dict({"vocab_size": 9, "query_key_norm": 1, "residual": "none", "window": 5000, "logit_cap": 0})
+        More.from_dict({"vocab_size": 9, "head_norm": 1, "residual": "none", "window": 5000, "logit_cap": 0})
     assert str(caught.value) == (
-        "TransformerConfig: query_key_norm=1 must be true or false; "
+        "TransformerConfig: head_norm=1 must be true or false; "
         "residual='none' is not one of plain, scaled, gated; "
         "window=5000 must be a whole number of at least 1 and at most 4,096; "
         "logit_cap=0 must be a finite number above 0"
@@ -43,7 +43,7 @@ def test_new_options_are_checked_by_their_annotations() -> None:
 
 
 def test_new_options_join_the_named_models() -> None:
-    added = {"query_key_norm=True": {"query_key_norm": True}}
+    added = {"head_norm=True": {"head_norm": True}}
     added |= {f"residual={value}": {"residual": value} for value in ("scaled", "gated")}
     assert completed(NAMED, More) == NAMED | added
     assert completed(NAMED) == CHOICES
@@ -54,7 +54,7 @@ def test_new_options_join_the_covering_set_in_every_pair() -> None:
     chosen = [
         merged(factors, choice) for choice in covering(factors, lambda values: values == fitted(values), draws=3000)
     ]
-    seen = {(c["residual"], c["norm"], c["query_key_norm"], c.get("window")) for c in chosen}
+    seen = {(c["residual"], c["norm"], c["head_norm"], c.get("window")) for c in chosen}
     for first, second in ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3)):
         pairs = {(c[first], c[second]) for c in seen}
         assert len(pairs) == len({c[first] for c in seen}) * len({c[second] for c in seen})
