@@ -32,6 +32,18 @@ def node(op_type: str, scope: str, change: Callable[[onnx.NodeProto], None]) -> 
     return edit
 
 
+def feeding(op_type: str, reader: str, change: Callable[[onnx.NodeProto], None]) -> Edit:
+    """Change the node of a type whose result nodes of a scope read."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        read = {name for n in model.graph.node if n.name.startswith(reader) for name in n.input}
+        for n in model.graph.node:
+            if n.op_type == op_type and n.output[0] in read:
+                change(n)
+
+    return edit
+
+
 def epsilon(value: float) -> Callable[[onnx.NodeProto], None]:
     def change(n: onnx.NodeProto) -> None:
         next(a for a in n.attribute if a.name == "epsilon").f = value
@@ -167,7 +179,8 @@ def sees(query: int, key: int) -> Edit:
         graph = model.graph
         for i, n in enumerate(graph.node):
             if n.op_type == "LessOrEqual":
-                keys, queries, out = n.input[0], n.input[1], n.output[0]
+                distances = next(m for m in graph.node if m.output[0] == n.input[0])
+                keys, queries, out = distances.input[0], distances.input[1], n.output[0]
                 n.output[0] = "causal_before"
                 for name, value in (("one_key", key), ("one_query", query)):
                     graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), name))

@@ -11,6 +11,7 @@ from mutation_edits import (
     constant,
     epsilon,
     exchanged,
+    feeding,
     left_padding_seen,
     node,
     one_more,
@@ -137,7 +138,7 @@ ONNX = {
         tap="encoder.embedding", culprit="embedding row",
     ),
     "rotary sine from the table of cosines": Mutation(
-        reads("decoder/Gather", "positions.sin", "positions.cos"), model="modern", files="decoder_model",
+        reads("decoder/positions/Gather", "positions.sin", "positions.cos"), model="modern", files="decoder_model",
         tap=f"{D0}.self_attention", culprit="",
     ),
     # Masks
@@ -149,7 +150,7 @@ ONNX = {
         left_padding_seen, files="encoder*", tap=f"{E0}.self_attention", culprit="mask and softmax (mask: query ",
     ),
     "source padding not masked in the decoder": Mutation(
-        node("Where", "Where_node_4", lambda n: n.input.__setitem__(2, n.input[1])), files=PAST,
+        feeding("Where", f"{d0}/cross_attention", lambda n: n.input.__setitem__(2, n.input[1])), files=PAST,
         tap=f"{D0}.cross_attention", path="cached, tapped", culprit="mask and softmax (mask: query ",
     ),
     "causal mask wrong at one position": Mutation(
