@@ -44,11 +44,10 @@ class Wiring:
     def readers(self, value: str | None) -> list[onnx.NodeProto]:
         return [node for node in self.nodes if value in node.input]
 
-    def behind(self, value: str, *operators: str) -> str:
-        """The value before nodes of these types, as far as there are any."""
-        while value in self.maker and self.maker[value].op_type in operators:
-            value = self.maker[value].input[0]
-        return value
+    def behind(self, value: str, operator: str) -> str:
+        """The value before the node that makes this one, if that is of the type."""
+        maker = self.maker.get(value)
+        return maker.input[0] if maker is not None and maker.op_type == operator else value
 
 
 def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
@@ -175,7 +174,8 @@ def _attention(wiring: Wiring, module: str) -> Iterator[tuple[str, str]]:
     yield "scores", scores
     product = wiring.maker.get(wiring.behind(scores, "Reshape"))
     if product is not None and product.op_type == "MatMul":
-        yield "queries", wiring.behind(wiring.behind(product.input[0], "Reshape"), "Mul")
+        scaled = wiring.behind(product.input[0], "Reshape")
+        yield "queries", wiring.behind(scaled, "Mul")  # by 1 / sqrt(d_k): what else multiplies belongs to the queries
         transposed = wiring.maker.get(product.input[1])
         if transposed is not None and transposed.op_type == "Transpose":
             yield "keys", transposed.input[0]
