@@ -15,6 +15,7 @@ from mlx_transformer.spec.config import TransformerConfig
 
 from .cache import KeyValues, LayerCache
 from .masks import Mask
+from .norms import RMSNorm
 from .positions import Rotation, rotate
 from .primitives import Linear, Op, extent, scoped
 
@@ -35,6 +36,10 @@ class Attention(nn.Module):
         self.query_proj = Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = Linear(config.d_model, config.key_value_heads * config.d_k, bias)
         self.value_proj = Linear(config.d_model, config.key_value_heads * config.d_v, bias)
+        if config.query_key_norm:
+            self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
+            self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
+        self.normed = config.query_key_norm
         self.output_proj = Linear(config.heads * config.d_v, config.d_model, bias)
 
     @scoped
@@ -42,6 +47,7 @@ class Attention(nn.Module):
         """(B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
         k = self.split(op, self.key_proj(op, x), self.key_value_heads)
         v = self.split(op, self.value_proj(op, x), self.key_value_heads)
+        k = self.key_norm(op, k) if self.normed else k
         return rotate(op, k, rotation), v
 
     @scoped
@@ -68,6 +74,7 @@ class Attention(nn.Module):
     def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
         """(B, T, D) -> (B, H, T, d_k)."""
         q = self.split(op, self.query_proj(op, x), self.heads, rows)
+        q = self.query_norm(op, q) if self.normed else q
         return rotate(op, q, rotation)
 
     def split(self, op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:

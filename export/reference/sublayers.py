@@ -78,7 +78,7 @@ class Sublayers:
         c = self.config
         keys = split_heads(look("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
         values = split_heads(look("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
-        return self._turn(keys, positions), values
+        return self._turn(self._head_norm(f"{name}.key_norm", keys, look), positions), values
 
     def attend(
         self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, look: Look
@@ -86,10 +86,16 @@ class Sublayers:
         """One multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
         c, group = self.config, self.config.heads // self.config.key_value_heads
         Q = split_heads(look("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
-        Q = look("queries", self._turn(Q, positions))  # (B,H,L,d_k)
+        Q = look("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, look), positions))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         heads = attention(Q, K, V, allowed, look)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", look("context", merge_heads(heads)))
+
+    def _head_norm(self, name: str, x: Array, look: Look) -> Array:
+        """RMSNorm over each head (B,H,L,d_k), where the config has one (Henry et al. 2020)."""
+        if not self.config.query_key_norm:
+            return x
+        return look(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
 
     def _turn(self, x: Array, positions: Array | None) -> Array:
         """Rotary positions (Su et al. 2021) on (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).

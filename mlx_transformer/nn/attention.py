@@ -15,6 +15,7 @@ from mlx_transformer.spec.config import TransformerConfig
 
 from .cache import KeyValues, LayerCache
 from .masks import Mask, as_array, as_numbers
+from .norms import RMSNorm
 from .positions import Rotation, rotate
 
 
@@ -34,6 +35,10 @@ class Attention(nn.Module):
         self.query_proj = nn.Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_k, bias)
         self.value_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_v, bias)
+        if config.query_key_norm:
+            self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
+            self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
+        self.normed = config.query_key_norm
         self.output_proj = nn.Linear(config.heads * config.d_v, config.d_model, bias)
         self.dropout = nn.Dropout(config.attention_dropout)
         self.drops = config.attention_dropout > 0
@@ -42,6 +47,7 @@ class Attention(nn.Module):
         """(B, S, D) -> keys (B, K, S, d_k), values (B, K, S, d_v)."""
         k = self.split(self.key_proj(x), self.key_value_heads)
         v = self.split(self.value_proj(x), self.key_value_heads)
+        k = self.key_norm(k) if self.normed else k
         return rotate(k, rotation), v
 
     def attend(
@@ -66,6 +72,7 @@ class Attention(nn.Module):
     def queries(self, x: mx.array, rotation: Rotation = None, rows: int | None = None) -> mx.array:
         """(B, T, D) -> (B, H, T, d_k)."""
         q = self.split(self.query_proj(x), self.heads, rows)
+        q = self.query_norm(q) if self.normed else q
         return rotate(q, rotation)
 
     def split(self, x: mx.array, heads: int, rows: int | None = None) -> mx.array:

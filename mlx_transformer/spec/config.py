@@ -66,6 +66,8 @@ class TransformerConfig:
     """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
     attention_bias: bool = False
     """Biases on the query, key, value and output projections; the paper's formula has none."""
+    query_key_norm: bool = False
+    """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
     feed_forward_bias: bool = True
     output_bias: bool = False
     """Bias of the final classifier."""

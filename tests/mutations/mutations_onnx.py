@@ -194,6 +194,19 @@ ONNX = {
         ),
         model="modern", files="decoder_model", tap=f"{D0}.self_attention", culprit="",
     ),
+    "epsilon of the queries' norm 1e-6 for 1e-5": Mutation(
+        constant(1e-5, 1e-6, f"{d1}/self_attention/query_norm"), model="normed heads", files="decoder_model",
+        tap=f"{D1}.self_attention", culprit="RMS norm of each head's queries (epsilon 1e-06, not 1e-05)",
+    ),
+    "epsilon of the norm of the source's keys 1e-4 for 1e-5": Mutation(
+        constant(1e-5, 1e-4, f"{d0}/cross_attention/key_norm"), model="normed heads", files="decoder_model",
+        tap=f"{D0}.cross_attention", culprit="RMS norm of each head's keys",
+    ),
+    "a weight of the queries' norm": Mutation(
+        weight(f"{E1}.self_attention.query_norm.weight", lambda x: x * 1.001), model="normed heads",
+        weights=f"{E1}.self_attention.query_norm.weight", tap=f"{E1}.self_attention",
+        culprit="RMS norm of each head's queries",
+    ),
     "gelu in its tanh form": Mutation(
         node("Gelu", e1, become("Gelu", approximate="tanh")),
         tap=f"{E1}.feed_forward", culprit="activation (gelu_tanh, not gelu)",

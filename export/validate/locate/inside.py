@@ -1,6 +1,7 @@
 """The points inside the sub-layers, the same names on all sides, and the operation that each one is the result of.
 
-attention       query_proj key_proj value_proj queries keys values scores weights context, then the tap itself
+attention       query_proj key_proj value_proj [query_norm key_norm] queries keys values scores weights context, then
+                the tap itself
 feed-forward    up_proj gate_proj inner, then the tap itself
 around each     X.residual (the sum), X_norm (the norm of sub-layer X)
 embedding       rows scaled, then the tap itself
@@ -30,6 +31,8 @@ OPERATIONS = {
     "query_proj": "query projection",
     "key_proj": "key projection",
     "value_proj": "value projection",
+    "query_norm": "RMS norm of each head's queries",
+    "key_norm": "RMS norm of each head's keys",
     "queries": "queries: heads split, rotary positions",
     "keys": "keys: heads split, rotary positions, earlier keys from the cache",
     "values": "values: heads split, earlier values from the cache",

@@ -45,7 +45,7 @@ def test_new_options_are_checked_by_their_annotations() -> None:
 def test_new_options_join_the_named_models() -> None:
     added = {"head_norm=True": {"head_norm": True}}
     added |= {f"residual={value}": {"residual": value} for value in ("scaled", "gated")}
-    assert completed(NAMED, More) == NAMED | added
+    assert completed(NAMED, More) == CHOICES | added
     assert completed(NAMED) == CHOICES
 
 
