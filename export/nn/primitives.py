@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -111,50 +110,6 @@ def table(op: Op, name: str, make: Callable[[], NDArray]) -> ir.Value:
     root = op.builder.root
     found = root.graph.initializers.get(name)
     return root.initializer(ir.tensor(make(), name=name), qualify=False) if found is None else found
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How initializers that aren't parameters of the checkpoint are made from such: `make(*arrays) -> arrays`.
-
-    Evaluated while the weights are written, so that no more than one recipe's arrays are in memory. `key`: the same for
-    all initializers of one evaluation.
-    """
-
-    parameters: tuple[str, ...]
-    make: Callable[..., Sequence[NDArray]]
-    key: str
-
-
-def derived(
-    op: Op,
-    name: str,
-    parameters: Sequence[str],
-    make: Callable[..., NDArray],
-    shape: Sequence[int],
-    dtype: ir.DataType = ir.DataType.FLOAT,
-) -> ir.Value:
-    """An initializer made from parameters by `make(*arrays)`, while the weights are written; `name` is its full name.
-
-    Sharing follows the names: all graphs of a package must mean the same array by one.
-    """
-    graph = op.builder.root.graph
-    found = graph.initializers.get(name)
-    if found is None:
-        recipe = Recipe(tuple(parameters), lambda *arrays: (make(*arrays),), name)
-        found = graph.initializers[name] = recipe_value(name, recipe, 0, shape, dtype)
-    return found
-
-
-def recipe_value(name: str, recipe: Recipe, index: int, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:
-    """Result `index` of a recipe as an initializer. Types that NumPy lacks come from the recipe as their bytes."""
-    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-    value.meta[RECIPE] = recipe, index
-    return value
-
-
-RECIPE = "recipe"
-"""In an initializer's `meta`: (Recipe, which of its results)."""
 
 
 def size(op: Op, x: ir.Value, axis: int) -> ir.Value:

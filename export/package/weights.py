@@ -1,7 +1,7 @@
 """External data: initializers go from the checkpoint to one data file, one by one; memory holds one tensor at a time.
 
-An initializer is a parameter, an array that a recipe makes from parameters (`primitives.derived`), or a constant of the
-builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
+An initializer is a parameter, an array that a recipe makes from parameters (`precision/recipes.py`), or a constant of
+the builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.nn.primitives import RECIPE, extent
+from export.nn.primitives import extent
+from export.precision.recipes import RECIPE
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 

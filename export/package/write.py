@@ -24,7 +24,8 @@ import onnx_ir as ir
 
 from export.precision.mlx_integers import keep_packed
 from export.precision.packed import check_integers, use_blocks
-from export.precision.table import PRECISIONS, change, check_precisions
+from export.precision.passes import change
+from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import target_of
 from mlx_transformer.spec.checkpoint import MANIFEST, WEIGHTS, Checkpoint, open_checkpoint, write_manifest

@@ -16,34 +16,37 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.nn.primitives import extent, recipe_value
-from export.validate.engines.stored import BLOCK
+from export.nn.primitives import extent
 
-from .int8 import CONTRIB, then, to_int8
+from .int8 import CONTRIB, to_int8
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
-from .rounding import block_rows, packed
-from .table import STANDARD
+from .recipes import recipe_value, then
+from .rounding import BLOCK, block_rows, packed
 
 ACCURACY = 4
 """MatMulNBits: activations are quantised to int8 a block, as DynamicQuantizeLinear would a tensor; the fastest form."""
 
 
-def weight_only(model: ir.Model, bits: int, target: str) -> None:
-    """Change a built graph, before its weights are filled, by `bits` for what isn't a table."""
+def weight_only(model: ir.Model, bits: int, *, standard: bool, fused: bool, blocks_in_tables: bool) -> None:
+    """Change a built graph, before its weights are filled, by `bits` for what isn't a table.
+
+    `standard`: blocks are read by standard operators. `blocks_in_tables`: tables are in blocks too; otherwise as in
+    `int8.py`, there `fused` with ONNX Runtime's own operator.
+    """
     looked_up = lookups(model)
     tables = {lookup.table.name for lookup in looked_up} | {"output_proj.weight"}
     products = linears(model)
     of_tables = [linear for linear in products if linear.weight.name in tables]
-    if target == "web":
+    if blocks_in_tables:
         for lookup in looked_up:
             _look_up(model, lookup)
         for linear in of_tables:
             _matmul_n_bits(model, linear, 8)
     else:
-        to_int8(model, of_tables, looked_up, fused=target == "cpu")
+        to_int8(model, of_tables, looked_up, fused)
     for linear in products:
         if linear.weight.name not in tables:
-            if target in STANDARD:
+            if standard:
                 _dequantize(model, linear, bits)
             else:
                 _matmul_n_bits(model, linear, bits)

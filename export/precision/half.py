@@ -16,10 +16,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.nn.primitives import RECIPE
 from mlx_transformer.spec.errors import UserError
 
-from .int8 import then
+from .recipes import RECIPE, then
 
 HIDDEN = -6e4
 # With an Add on a ReduceMean: the square root's epsilon.

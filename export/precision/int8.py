@@ -11,16 +11,17 @@ Shapes: D width in, O width out, V entries of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.nn.primitives import RECIPE, Recipe, extent, recipe_value
+from export.nn.primitives import extent
 
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
+from .recipes import recipe_value, then
 from .rounding import int8_rows
 
 CONTRIB = "com.microsoft"
@@ -88,15 +89,6 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
     scale = initializer(model, recipe_value(f"{lookup.table.name}.scales", recipe, 1, (size, 1), ir.DataType.FLOAT))
     row = rewrite("Cast", rewrite("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
     rewrite.replace(rewrite("Mul", row, rewrite("Gather", scale, lookup.ids, axis=0)))
-
-
-def then(weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str) -> Recipe:
-    """The recipe that makes further arrays from one initializer, be it a parameter or made itself."""
-    key = f"{weight.name}|{kind}"
-    if RECIPE not in weight.meta:
-        return Recipe((str(weight.name),), make, key)
-    before, index = weight.meta[RECIPE]
-    return Recipe(before.parameters, lambda *arrays: make(before.make(*arrays)[index]), key)
 
 
 def _is_vector(value: ir.Value) -> bool:

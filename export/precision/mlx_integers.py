@@ -24,9 +24,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import replace_all_uses_with
 
-from export.nn.primitives import Recipe, extent, recipe_value
+from export.nn.primitives import extent
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.quantization import Scheme
+
+from .recipes import Recipe, recipe_value
 
 PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How many bits of each value the stored parts hold: a byte must be a whole number of them."""

@@ -16,19 +16,20 @@ Shapes: O rows, D columns, G groups of b columns in a row, V entries of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from export.nn.primitives import Recipe, extent, recipe_value
+from export.nn.primitives import extent
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import Packed
 
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
+from .recipes import Recipe, recipe_value
 
 CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
@@ -125,38 +126,6 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
     assert zero is not None
     bits = HELD_IN[packed.scheme.bits]
     return in_bytes(packed.integers(), bits), packed.scales, in_bytes(zero, bits)
-
-
-def matrices(
-    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it) of those in `names`, parameters
-    with their shapes."""
-    for tensor, data in tensors.items():
-        name, _, kind = tensor.rpartition(".")
-        if name in names and kind in ("blocks", "rows"):
-            rows, width = names[name]
-            bits, scales = data.size * 8 // (rows * width), tensors[f"{name}.scales"]
-            zeros = from_bytes(tensors[f"{name}.zeros"].reshape(rows, -1), bits)[:, : scales.shape[1]]
-            yield name, kind, _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
-
-
-def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding. If it
-    isn't, `dense` itself."""
-    zero = zero_points(packed)
-    if zero is None:
-        return dense
-    found = _matrix(packed.integers(), packed.scales, zero)
-    largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits
-    near = np.abs(found - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
-    return found if near.all() else dense
-
-
-def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8]) -> NDArray[np.float32]:
-    group = q.shape[1] // scales.shape[1]
-    difference = q.astype(np.float32) - np.repeat(zeros, group, axis=1).astype(np.float32)
-    return difference * np.repeat(scales, group, axis=1)
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

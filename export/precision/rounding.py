@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 INT8 = 127
 # Of activations in 0..255: two products of a pair of columns are summed in 16 bits on x86 CPUs without VNNI.
 PAIR = 32767 // 255
+BLOCK = 32
+"""Columns that share a scale, where rows are in blocks."""
 
 
 def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Precisions that a model can be exported in: one table, and the passes over the built graphs that make each.
+"""Precisions that a model can be exported in: one table. `passes.py` makes each of them.
 
 A precision's files have a suffix, by which transformers.js and Optimum find them: encoder_model_quantized.onnx. Ids and
 masks stay int64, all other inputs and outputs float32: whoever runs one precision runs the others.
@@ -10,12 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mlx_transformer.spec.errors import UserError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 OPSET, IR_VERSION = 20, 9
 STANDARD = ("portable", "cuda")
@@ -42,33 +38,6 @@ PRECISIONS: dict[str, Precision] = {
     "int4": Precision("_q4", "q4", "weights of 4 bits in blocks, embeddings of 8, float32 activations", 21, 10),
     "packed": Precision("_packed", "fp32", "integers of a checkpoint quantised by MLX, in ONNX Runtime's operators"),
 }
-
-
-def change(model: ir.Model, precision: str, target: str) -> None:
-    """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place."""
-    if target == "coreml" and precision != "float32":
-        raise UserError(f"precision {precision}: target coreml takes float32 alone and chooses its own arithmetic")
-    if precision == "int8":
-        from .int8 import int8
-
-        int8(model, fused=target == "cpu")
-    elif precision in ("int4", "int8-weights"):
-        from .blocks import weight_only
-
-        weight_only(model, 4 if precision == "int4" else 8, target)
-    elif precision in ("float16", "bfloat16"):
-        from onnx_ir import DataType
-
-        from .half import half, stored_half
-
-        if target == "cpu" or (precision == "bfloat16" and target != "cuda"):
-            stored_half(model, DataType[precision.upper()])
-        else:
-            half(model, DataType[precision.upper()])
-    chosen = PRECISIONS[precision]
-    if target in STANDARD and chosen.opset > model.graph.opset_imports[""]:
-        model.graph.opset_imports[""] = chosen.opset
-        model.ir_version = max(chosen.ir_version, model.ir_version)
 
 
 def check_precisions(names: str | Iterable[str]) -> list[str]:

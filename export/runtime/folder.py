@@ -16,15 +16,21 @@ from typing import Any
 
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
+from export.targets.names import (
+    ALONE,
+    DECODER_FIXED,
+    DECODER_ROWS,
+    ENCODER,
+    ENCODER_FIXED,
+    ENCODER_ROWS,
+    FIRST,
+    MERGED,
+    NEXT,
+)
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 from mlx_transformer.spec.parameters import parameter_shapes
-
-ENCODER, FIRST, NEXT, MERGED = "encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"
-ALONE = "model"
-ENCODER_ROWS, DECODER_ROWS = "encoder_rows", "decoder_rows"
-ENCODER_FIXED, DECODER_FIXED = "encoder_fixed", "decoder_fixed"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Any
 
 import onnxruntime as ort
 
+from export.targets.names import ALONE, DECODER_ROWS, ENCODER, ENCODER_ROWS, FIRST, NEXT
 from mlx_transformer.spec.errors import UserError
 
-from .folder import ALONE, DECODER_ROWS, ENCODER, ENCODER_ROWS, FIRST, NEXT, OnnxFolder
+from .folder import OnnxFolder
 
 CPU = "CPUExecutionProvider"
 

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs
 from export.targets.cpu.runtime import RowsGraphs
+from export.targets.names import DECODER_FIXED, DECODER_ROWS, ENCODER_FIXED, ENCODER_ROWS
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
 from mlx_transformer.spec.errors import UserError
 
 from . import sessions as opening
-from .folder import DECODER_FIXED, DECODER_ROWS, ENCODER_FIXED, ENCODER_ROWS, OnnxFolder, open_folder
+from .folder import OnnxFolder, open_folder
 from .sessions import Opener
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.nn.primitives import Op, scope, size, table
-from export.targets.portable.graphs import BATCH
+from export.targets.graph import BATCH
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 

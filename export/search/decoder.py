@@ -21,7 +21,7 @@ from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, distances
 from export.nn.primitives import Op, size
-from export.targets.portable.graphs import BATCH
+from export.targets.graph import BATCH
 from mlx_transformer.spec.config import TransformerConfig
 
 from .steps import Carried, State

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from export.targets.cpu.gemm import join_reshapes, use_gemm
 from export.targets.cpu.network import DOMAIN
-from export.targets.portable.graphs import BATCH, Graph
+from export.targets.graph import BATCH, Graph
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 

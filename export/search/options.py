@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.nn.primitives import Op
-from export.targets.portable.graphs import Graph
+from export.targets.graph import Graph
 from mlx_transformer.generation.options import EXTRA_TOKENS
 from mlx_transformer.spec.config import TransformerConfig
 

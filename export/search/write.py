@@ -16,7 +16,8 @@ from export.package.quality import LIMITS, gate_text
 from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import keep_packed
 from export.precision.packed import check_integers, use_blocks
-from export.precision.table import change, check_precisions
+from export.precision.passes import change
+from export.precision.table import check_precisions
 from export.targets.table import target_of
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.durable import clear_leftovers

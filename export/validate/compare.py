@@ -32,8 +32,9 @@ from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
 from .engines import DEFAULT, Engine, Unavailable, open_engine
 from .engines.foreign_engine import ForeignEngine, is_foreign
+from .findings import PLAIN, TAPPED, Point, Runtime, Weights
 from .locate.isolate import Culprit, isolable, isolate
-from .report import PLAIN, TAPPED, Point, Report, Runtime, Weights
+from .report import Report
 from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
 from .threads import one_blas_thread
 

@@ -38,7 +38,7 @@ def quantize(
     group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
-    from mlx_transformer.nn.quantize import quantize_checkpoint
+    from mlx_transformer.nn.loading import quantize_checkpoint
     from mlx_transformer.spec.quantization import Scheme
 
     print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits))}")

@@ -1,4 +1,4 @@
-"""The search on MLX: its array operations, and `nn.Transformer` as a model of it. The only file here that loads MLX.
+"""The search on MLX: its array operations, and a network in MLX as a model of it. The only file here that loads MLX.
 
 Shapes: B sentences, R rows (hypotheses), L prompt, V vocabulary.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from . import search as shared
@@ -22,11 +23,34 @@ from .stream import stream
 from .stream import stream_ids as shared_stream_ids
 from .translate import Translator
 
-if TYPE_CHECKING:
-    from mlx_transformer.nn import Cache, Transformer
-
-
 T = TypeVar("T")
+
+
+class Cache(Protocol):
+    """Keys and values of the rows that are decoded."""
+
+    def repeat(self, times: int) -> None: ...
+    def reorder(self, rows: mx.array) -> None: ...
+    def keep(self, rows: mx.array) -> None: ...
+
+
+class Network(Protocol):
+    """What the search asks of a network: `nn.Transformer` is one."""
+
+    config: TransformerConfig
+
+    @property
+    def training(self) -> bool: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def encode(self, source_ids: mx.array, source_mask: np.ndarray | None = None) -> mx.array: ...
+    def start(
+        self,
+        memory: mx.array | None = None,
+        source_mask: np.ndarray | None = None,
+        *,
+        prompt_mask: np.ndarray | None = None,
+    ) -> Any: ...
+    def step(self, ids: mx.array, cache: Any, *, last: bool = False) -> mx.array: ...
 
 
 class MlxArrays:
@@ -72,9 +96,9 @@ class MlxArrays:
 
 
 class MlxModel:
-    """`nn.Transformer` as `steps.Model`."""
+    """A network as `steps.Model`."""
 
-    def __init__(self, model: Transformer):
+    def __init__(self, model: Network):
         self.model, self.config = model, model.config
         self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
         self.extends_positions = model.config.positions != "learned"
@@ -100,7 +124,7 @@ class MlxModel:
 class MlxDecoder:
     """One batch in decoding, as `steps.Decoder`."""
 
-    def __init__(self, model: Transformer, cache: Cache):
+    def __init__(self, model: Network, cache: Cache):
         self.model, self.cache = model, cache
 
     def step(self, ids: mx.array) -> mx.array:
@@ -116,43 +140,43 @@ class MlxDecoder:
         self.cache.keep(rows)
 
 
-def generate(model: Transformer, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+def generate(model: Network, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
     """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
     with evaluating(model):
         return shared.generate(MlxModel(model), ids, prefix, **options)
 
 
-def search(model: Transformer, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+def search(model: Network, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
     """The n best outputs of each input with their scores; see `generation.search.search`."""
     with evaluating(model):
         return shared.search(MlxModel(model), ids, prefix, **options)
 
 
 @contextmanager
-def evaluating(model: Transformer) -> Iterator[None]:
+def evaluating(model: Network) -> Iterator[None]:
     """Without dropout; afterwards the model is in the mode it was in."""
     training = model.training
-    model.eval()
+    model.train(False)
     try:
         yield
     finally:
         model.train(training)
 
 
-def stream_ids(model: Transformer, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
+def stream_ids(model: Network, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
     """New token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
     return _while_evaluating(model, shared_stream_ids(MlxModel(model), ids, prefix, **options))
 
 
-def _while_evaluating(model: Transformer, items: Iterator[T]) -> Iterator[T]:
+def _while_evaluating(model: Network, items: Iterator[T]) -> Iterator[T]:
     with evaluating(model):
         yield from items
 
 
 class MlxTranslator(Translator):
-    """`translate(lines, beam=..., ...)` with an `nn.Transformer` and its tokenizer."""
+    """`translate(lines, beam=..., ...)` with a network and its tokenizer."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer | None):
+    def __init__(self, model: Network, tokenizer: Tokenizer | None):
         super().__init__(model.config, tokenizer, partial(search, model), generate=partial(generate, model))
         self.model = model
 

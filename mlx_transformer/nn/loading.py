@@ -1,13 +1,20 @@
-"""From a checkpoint folder to a model and its tokenizer."""
+"""From a checkpoint folder to a model and its tokenizer, or to a quantised copy of both."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_transformer.spec.checkpoint import resolve
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.quantization import Scheme, described, quantizable
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .model import Transformer
+from .quantize import Quantized, matrix, quantization_of, use_quantized_layers
 
 
 def load(folder: str | Path) -> tuple[Transformer, Tokenizer | None]:
@@ -18,3 +25,53 @@ def load(folder: str | Path) -> tuple[Transformer, Tokenizer | None]:
     folder = resolve(folder)
     path = folder / "tokenizer.json"
     return Transformer.load(folder), Tokenizer.load(path) if path.exists() else None
+
+
+def quantize(model: Transformer, scheme: Scheme) -> None:
+    """Quantise in place every linear map and embedding whose width is a multiple of the group; others stay as they are.
+
+    Raises `UserError` if nothing can be quantised, or something is already.
+    """
+    if quantization_of(model):
+        raise UserError("the model is quantised already; quantise the one that it was made from")
+    shapes = quantizable(parameter_shapes(model.config))
+    chosen = {name: scheme for name, shape in shapes.items() if scheme.divides(shape)}
+    if not chosen:
+        widths = ", ".join(map(str, sorted({width for _, width in shapes.values()})))
+        raise UserError(f"no matrix (widths {widths}) has groups of {scheme.group_size}: choose a smaller group size")
+    use_quantized_layers(model, chosen)
+
+
+def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
+    """As `model.weights()`, with the values of quantised matrices in the table's shapes."""
+    quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
+    found = {}
+    for name, array in model.weights().items():
+        path, _, part = name.rpartition(".")
+        if path not in quantized or part == "bias":
+            found[name] = array
+        elif part == "weight":
+            found[name] = np.array(matrix(quantized[path]).astype(mx.float32))
+    return found
+
+
+def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme) -> str:
+    """Write a checkpoint's quantised copy, tokenizer included; returns what was done in words.
+
+    Raises `UserError` for a damaged or already quantised checkpoint, or if `out` is the checkpoint itself.
+    """
+    from .model import Transformer
+
+    checkpoint = open_checkpoint(folder)
+    if Path(out).exists() and Path(out).samefile(checkpoint.folder):
+        raise UserError(f"{out}: is the checkpoint itself, whose weights would be lost; give another folder")
+    if checkpoint.quantization:
+        raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
+    model = Transformer.load(checkpoint.folder)
+    model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, and fast kernels want zero points
+    quantize(model, scheme)
+    quantization = quantization_of(model)
+    text = checkpoint.tokenizer_path.read_text(encoding="utf-8") if checkpoint.tokenizer_path else None
+    save_checkpoint(out, model.config, model.weights(), text, quantization=quantization)
+    sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
+    return f"{described(quantization, parameter_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

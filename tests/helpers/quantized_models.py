@@ -2,7 +2,7 @@
 
 from small_models import random_weights
 
-from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.quantization import BITS, GROUP_SIZES, Scheme

@@ -48,7 +48,7 @@ RULES = (
     Rule((SPEC,), never=MLX + ONNX + RUNTIME, ours=(SPEC,)),
     Rule((DATA,), never=MLX + ONNX + RUNTIME, ours=(SPEC, DATA)),
     Rule((GENERATION,), never=(*MLX, *ONNX, *RUNTIME, WITH_MLX), ours=(SPEC, DATA, GENERATION), apart=(WITH_MLX,)),
-    Rule((WITH_MLX,), never=ONNX + RUNTIME, ours=(SPEC, DATA, GENERATION, "mlx_transformer.nn")),
+    Rule((WITH_MLX,), never=ONNX + RUNTIME, ours=(SPEC, DATA, GENERATION)),
     Rule(
         ("mlx_transformer.nn",),
         never=("mlx_transformer.training", "mlx_transformer.convert", *JOINTS),
@@ -133,6 +133,7 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
         ("mlx_transformer.generation.__init__", "from .with_mlx import generate"),
         ("mlx_transformer.generation.beam", "from ..nn import model"),
         ("mlx_transformer.generation.with_mlx", "import onnxruntime"),
+        ("mlx_transformer.generation.with_mlx", "if TYPE_CHECKING:\n    from mlx_transformer.nn import Cache"),
         ("mlx_transformer.nn.model", "import onnx"),
         ("mlx_transformer.nn.model", "import importlib\nimportlib.import_module('export.nn.model')"),
         ("mlx_transformer.nn.model", "from ..training import trainer"),

@@ -25,8 +25,8 @@ from export.nn.model import Transformer
 from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
 from export.nn.taps import within
-from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED
-from export.targets.portable.graphs import IR_VERSION, Graph
+from export.targets.graph import IR_VERSION, Graph
+from export.targets.names import DECODER_FIXED, ENCODER_FIXED
 from mlx_transformer.spec.config import TransformerConfig
 
 from .shape import FixedShape

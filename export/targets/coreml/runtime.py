@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED
+from export.targets.names import DECODER_FIXED, ENCODER_FIXED
 from export.targets.portable.runtime import EncoderGraphs, Feeds, Graph, Session
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig

@@ -11,8 +11,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.nn.primitives import Op, branch
-from export.runtime.folder import DECODER_ROWS, ENCODER_ROWS
-from export.targets.portable.graphs import Graph
+from export.targets.graph import Graph
+from export.targets.names import DECODER_ROWS, ENCODER_ROWS
 from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig

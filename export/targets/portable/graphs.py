@@ -10,85 +10,22 @@ widths, D model, V vocabulary. Ids and masks are int64, everything else float32.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
-from onnxscript import GraphBuilder
 
-from export.nn.cache import Cache, CacheShape, KeyValues, LayerCache, cache_shape
+from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
 from export.nn.model import Transformer
 from export.nn.primitives import Op
+from export.targets.graph import BATCH, Graph
 from mlx_transformer.spec.config import TransformerConfig
 
 ENCODER_DECODER = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 
-OPSET = 20
-IR_VERSION = 9
-
-# transformers.js fills the axis of this name, and sets the other dynamic ones to 0, when it makes an empty cache.
-BATCH = "batch_size"
 SOURCE, TARGET, PAST = "encoder_sequence_length", "decoder_sequence_length", "past_decoder_sequence_length"
 TOTAL = f"{PAST} + {TARGET}"
 # Where cached keys and values of the source come in, several rows (the beams of one sentence) may share one sentence's.
 SENTENCES = "sentences"
-
-
-class Graph:
-    """One graph in the making: typed inputs, named outputs, taps."""
-
-    def __init__(self, name: str) -> None:
-        self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
-        self.builder = GraphBuilder(self.graph)
-        self.op: Op = self.builder.op
-        self.tapped: list[ir.Value] = []
-
-    def ids(self, name: str, *axes: str) -> ir.Value:
-        return self.builder.input(name, ir.DataType.INT64, axes)
-
-    def floats(self, name: str, *axes: str | int) -> ir.Value:
-        return self.builder.input(name, ir.DataType.FLOAT, axes)
-
-    def output(self, name: str, value: ir.Value, *axes: str | int, type: ir.DataType = ir.DataType.FLOAT) -> None:
-        if value in self.tapped:  # its name is taken
-            value = self.op.Identity(value)
-        value.shape = ir.Shape(axes)
-        value.type = ir.TensorType(type)
-        self.builder.add_output(value, name)
-
-    def keys_values(self, name: str, shape: CacheShape, rows: str | int, length: str | int) -> KeyValues:
-        """Inputs NAME.key and NAME.value (rows, K, length, d)."""
-        keys, values = (
-            self.floats(f"{name}.{part}", rows, shape.heads, length, width) for part, width in shape.widths.items()
-        )
-        return keys, values
-
-    def put_keys_values(
-        self, name: str, pair: KeyValues, shape: CacheShape, rows: str | int, length: str | int
-    ) -> None:
-        """Outputs NAME.key and NAME.value."""
-        for (part, width), value in zip(shape.widths.items(), pair, strict=True):
-            self.output(f"{name}.{part}", value, rows, shape.heads, length, width)
-
-    def tap(self, name: str, value: ir.Value) -> None:
-        """A tap costs nothing: it is the name of a value."""
-        if name != "logits":  # an output already
-            value.name = name
-            self.tapped.append(value)
-
-    def model(self) -> ir.Model:
-        model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="mlx-transformer")
-        CommonSubexpressionEliminationPass()(model)
-        RemoveUnusedNodesPass()(model)
-        _check_names(model)
-        for node in model.graph.all_nodes():
-            node.metadata_props.clear()
-            for value in node.outputs:  # the builder's guesses; runtimes infer their own
-                if not value.is_graph_output():
-                    value.shape = value.type = None
-        return model
 
 
 def build(config: TransformerConfig, name: str) -> ir.Model:
@@ -101,18 +38,6 @@ def graph_names(config: TransformerConfig) -> list[str]:
     if config.architecture == "encoder-decoder":
         return list(ENCODER_DECODER)
     return ["model"]
-
-
-def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """A copy of an exported graph in which the values of these names (those that it has) are outputs as well."""
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
-    present = {output for node in model.graph.node for output in node.output}
-    outputs = {output.name for output in model.graph.output}
-    for name in names:
-        if name in present - outputs:
-            tapped.graph.output.append(onnx.ValueInfoProto(name=name))  # of whatever type it is
-    return tapped
 
 
 def encoder_model(config: TransformerConfig) -> Graph:
@@ -268,10 +193,3 @@ def _presents(g: Graph, config: TransformerConfig, part: str, pairs: Sequence[Ke
     """All keys and values as outputs present.N[.part].{key,value}."""
     for i, pair in enumerate(pairs):
         g.put_keys_values(f"present.{i}{part}", pair, cache_shape(config), BATCH, length)
-
-
-def _check_names(model: ir.Model) -> None:
-    """Node names serve reports and profiles: two of one name would be taken for each other."""
-    twice = [f"{name} ({n})" for name, n in Counter(node.name for node in model.graph.all_nodes()).items() if n > 1]
-    if twice:
-        raise ValueError(f"{model.graph.name}: node names used more than once: {', '.join(twice)}")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from export.runtime.folder import ALONE, ENCODER, FIRST, MERGED, NEXT
+from export.targets.names import ALONE, ENCODER, FIRST, MERGED, NEXT
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.report import PLAIN, Tokens
+from export.validate.findings import PLAIN, Tokens
 from export.validate.rule import Truth
 
 Array = NDArray

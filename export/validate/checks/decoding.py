@@ -1,30 +1,20 @@
 """Free-running tokens under the float64 reference: greedy and drawn ones one by one, beam search against its own.
 
 Runtimes may part only at a certified tie: where the reference's own gap between the two choices is within twice the
-budget that their logits have. The beam search here is a third one, written without the package's: plain lists, one
-sentence after the other, only the network is run for all of them at once.
-
-Greedy search, limit n: at each step the likeliest token that is allowed (never pad or bos), until eos or n tokens.
-Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row alone, the best block of BLOCK tokens by its
-log-sum-exp, then the best token of it by its logit.
-Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha, length counting eos.
+budget that their logits have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from export.reference import Cache, Reference
+from export.reference import Reference
+from export.reference.search import Sentence, allowed, drawn, teacher_forced
 from export.validate.rule import UNIT
 from mlx_transformer.generation.sampling import BLOCK, noise
-from mlx_transformer.spec.config import TransformerConfig
-
-Array = NDArray
-ALPHA = 0.6
 
 
 @dataclass(frozen=True)
@@ -33,26 +23,6 @@ class Judged:
 
     problem: str = ""
     tie: str = ""
-
-
-@dataclass
-class Hypothesis:
-    """Log-probability so far and tokens so far, eos included where it has come."""
-
-    log_p: float
-    tokens: tuple[int, ...]
-
-
-@dataclass
-class Sentence:
-    """State of one sentence's beam search. `margin`: the closest decision taken so far, in log-probability."""
-
-    live: list[Hypothesis]
-    finished: list[tuple[float, Hypothesis]] = field(default_factory=list)
-    margin: float = np.inf
-
-    def decide(self, kept: float, dropped: float) -> None:
-        self.margin = min(self.margin, abs(kept - dropped))
 
 
 def judge_greedy(
@@ -67,7 +37,7 @@ def judge_greedy(
     ones, with the noise of the seed `sample`."""
     c = reference.config
     chosen = [[*ids, c.eos_id] if len(ids) < limit else list(ids) for ids in outputs]
-    logits = _teacher_forced(reference, sources, [tokens[:-1] for tokens in chosen])
+    logits = teacher_forced(reference, sources, [tokens[:-1] for tokens in chosen])
     judged = []
     for row, tokens in enumerate(chosen):
         verdict = Judged()
@@ -75,13 +45,13 @@ def judge_greedy(
             judged.append(Judged(problem=f"sentence {row}: {len(tokens)} tokens, the limit is {limit}"))
             continue
         for i, token in enumerate(tokens):
-            scores = _allowed(logits[row][i], c)
+            scores = allowed(logits[row][i], c)
             tie = 2 * budget
             if sample is None:
                 best = int(scores.argmax())
                 gap = float(scores[best] - scores[token])
             else:
-                best, gap = _drawn(scores, noise(sample, i, np.array([row]), c.vocab_size)[0], token)
+                best, gap = drawn(scores, noise(sample, i, np.array([row]), c.vocab_size)[0], token)
                 # Sums in float32: of a block's probabilities, and of scores and noise.
                 tie += UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
@@ -122,157 +92,3 @@ def judge_beam(
                 Judged(problem=f"{said}; closest decision {sentence.margin:.3g}, a tie would be {2 * room:.3g}")
             )
     return judged
-
-
-def beam_search(
-    reference: Reference, sources: Sequence[list[int]], beam: int, limit: int, alpha: float = ALPHA
-) -> list[Sentence]:
-    """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length)."""
-    c = reference.config
-    cache, logits = _start(reference, sources)
-    sentences = [Sentence([Hypothesis(0.0, ())]) for _ in sources]
-    for _ in range(limit):
-        rows: list[int] = []
-        offset = 0
-        for sentence in sentences:
-            width = len(sentence.live)
-            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], beam, limit, alpha, c)]
-            offset += width
-        if not rows:
-            break
-        new, cache = reference.step([[h.tokens[-1]] for s in sentences for h in s.live], cache.select(rows))
-        logits = new[:, -1]
-    for sentence in sentences:
-        for (first, _), (second, _) in zip(sentence.finished[:1], sentence.finished[1:2], strict=False):
-            sentence.decide(first, second)
-    return sentences
-
-
-def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c: TransformerConfig) -> list[int]:
-    """One step of one sentence, from its live hypotheses' logits (K,V); the parents of the new live ones."""
-    if not s.live:
-        return []
-    length = len(s.live[0].tokens) + 1
-    penalty = ((5 + length) / 6) ** alpha
-    scores = _allowed(_log_softmax(logits), c) + np.array([[h.log_p] for h in s.live])
-    last = np.partition(scores, -min(3 * beam, scores.size), axis=None)[-min(3 * beam, scores.size)]
-    best = np.flatnonzero(scores >= last)
-    order = best[np.argsort(-scores.reshape(-1)[best], kind="stable")]  # ties: first hypothesis, lowest id
-    candidates = []
-    for parent, token in zip(*np.unravel_index(order, scores.shape), strict=True):
-        if np.isfinite(scores[parent, token]):
-            tokens = (*s.live[parent].tokens, int(token))
-            candidates.append((int(parent), Hypothesis(float(scores[parent, token]), tokens)))
-
-    def ends(hypothesis: Hypothesis) -> bool:
-        return hypothesis.tokens[-1] == c.eos_id or length == limit
-
-    # Of the beam best candidates those that end are finished; of all, the beam best that go on are live.
-    border = [h for _, h in candidates[beam - 1 : beam + 1]]
-    if len(border) == 2 and any(map(ends, border)):
-        s.decide(border[0].log_p, border[1].log_p)
-    s.finished += [(h.log_p / penalty, h) for _, h in candidates[:beam] if ends(h)]
-    s.finished.sort(key=lambda pair: -pair[0])
-    if len(s.finished) > beam:
-        s.decide(s.finished[beam - 1][0], s.finished[beam][0])
-        del s.finished[beam:]
-    going = [(parent, h) for parent, h in candidates if not ends(h)]
-    if len(going) > beam:
-        s.decide(going[beam - 1][1].log_p, going[beam][1].log_p)
-        del going[beam:]
-    if going and len(s.finished) == beam:  # could the best live one still win?
-        worst, hope = s.finished[-1][0], going[0][1].log_p / ((5 + limit) / 6) ** alpha
-        s.decide(worst, hope)
-        if worst >= hope:
-            going = []
-    s.live = [h for _, h in going]
-    return [parent for parent, _ in going]
-
-
-def token_by_token(
-    reference: Reference, sources: Sequence[list[int]], limit: int, sample: int | None = None
-) -> list[tuple[list[int], float]]:
-    """The greedy output (ids without eos, log p / lp(length)) of each source, by the reference's own logits; with a
-    seed `sample` a drawn one. Not a beam search of width one, which may go on past eos for a better score."""
-    c = reference.config
-    cache, logits = _start(reference, sources)
-    rows = np.arange(len(sources))
-    tokens: list[list[int]] = [[] for _ in sources]
-    total = np.zeros(len(sources))
-    done = np.zeros(len(sources), bool)
-    for step in range(limit):
-        scores = _allowed(logits, c)
-        if sample is None:
-            chosen = scores.argmax(axis=1)
-        else:
-            drawn = noise(sample, step, rows, c.vocab_size)
-            chosen = np.array([_drawn(*pair)[0] for pair in zip(scores, drawn, strict=True)])
-        log_p = _log_softmax(logits)
-        for row in rows[~done]:
-            tokens[row].append(int(chosen[row]))
-            total[row] += log_p[row, chosen[row]]
-        done |= chosen == c.eos_id
-        if done.all() or step + 1 == limit:  # a learned table may end here
-            break
-        new, cache = reference.step(chosen[:, None], cache)
-        logits = new[:, -1]
-    scores = [float(p) / ((5 + len(row)) / 6) ** ALPHA for p, row in zip(total, tokens, strict=True)]
-    return [(row[:-1] if row[-1] == c.eos_id else row, s) for row, s in zip(tokens, scores, strict=True)]
-
-
-def _start(reference: Reference, sources: Sequence[list[int]]) -> tuple[Cache, Array]:
-    """A cache over all sources at once and the logits (B,V) of the first new token."""
-    c = reference.config
-    if c.has_encoder:
-        ids, mask = _padded(sources, c.pad_id)
-        cache = reference.start(reference.encode(ids, mask), mask)
-        logits, cache = reference.step([[c.bos_id]] * len(sources), cache)
-    else:
-        ids, mask = (part[:, ::-1] for part in _padded([row[::-1] for row in sources], c.pad_id))
-        logits, cache = reference.step(ids, reference.start(batch=len(sources)), mask)
-    return cache, logits[:, -1]
-
-
-def _teacher_forced(reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]]) -> list[Array]:
-    """Logits (n+1,V) of each row's n output tokens and of the one after them."""
-    c = reference.config
-    if c.has_encoder:
-        ids, mask = _padded(sources, c.pad_id)
-        logits = reference(ids, _padded([[c.bos_id, *row] for row in outputs], c.pad_id)[0], mask)
-        return list(logits)
-    ids, mask = _padded([[*prompt, *row] for prompt, row in zip(sources, outputs, strict=True)], c.pad_id)
-    logits = reference(ids, mask=mask)
-    return [row[len(prompt) - 1 :] for row, prompt in zip(logits, sources, strict=True)]
-
-
-def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
-    """(B,L) ids filled with pad on the right, and True on tokens."""
-    lengths = np.array([len(row) for row in rows])
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.full(mask.shape, pad, np.int64)
-    ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    return ids, mask
-
-
-def _drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, float]:
-    """The token that scores (V,) and noise (BLOCK + blocks,) draw; how far `token` falls behind it, in the decision
-    between the blocks or, if that is more, in the one within its own."""
-    first = np.arange(0, len(scores), BLOCK)
-    blocks = np.logaddexp.reduceat(scores, first) + noise[BLOCK:]
-    within = [scores[i : i + BLOCK] + noise[: len(scores[i : i + BLOCK])] for i in first]
-    block = int(blocks.argmax())
-    drawn = block * BLOCK + int(within[block].argmax())
-    own, place = divmod(drawn if token is None else token, BLOCK)
-    return drawn, float(max(blocks.max() - blocks[own], within[own].max() - within[own][place]))
-
-
-def _allowed(scores: Array, c: TransformerConfig) -> Array:
-    """Scores (...,V) with minus infinity where a token is never written."""
-    scores = scores.copy()
-    scores[..., [c.pad_id, c.bos_id]] = -np.inf
-    return scores
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

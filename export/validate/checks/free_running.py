@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from export.reference import Reference
+from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case
 from export.validate.engines import Engine
-from export.validate.report import Parting, Tokens
+from export.validate.findings import Parting, Tokens
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-from .decoding import Judged, beam_search, judge_beam, judge_greedy, token_by_token
+from .decoding import Judged, judge_beam, judge_greedy
 
 T = TypeVar("T")
 Words = Callable[[Sequence[int]], tuple[str, ...]]

@@ -17,16 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.runtime.folder import (
-    ALONE,
-    DECODER_FIXED,
-    DECODER_ROWS,
-    ENCODER,
-    ENCODER_FIXED,
-    ENCODER_ROWS,
-    FIRST,
-    MERGED,
-)
+from export.targets.names import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, MERGED
 from export.validate.engines import Engine
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes

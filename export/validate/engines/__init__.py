@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS, has_graph
+from export.runtime.folder import has_graph
+from export.targets.names import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.runtime.folder import DECODER_FIXED, ENCODER_FIXED
 from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs, FixedGraph
+from export.targets.names import DECODER_FIXED, ENCODER_FIXED
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names

@@ -20,8 +20,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.runtime.folder import ALONE, ENCODER, FIRST
 from export.runtime.sessions import open_session, session_options
+from export.targets.names import ALONE, ENCODER, FIRST
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError

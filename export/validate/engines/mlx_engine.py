@@ -90,7 +90,7 @@ class MlxEngine:
         return Placement(self.name, self.device, tf32, "MLX's own", libraries)
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        from mlx_transformer.nn.quantize import dense_weights
+        from mlx_transformer.nn.loading import dense_weights
 
         for name, array in dense_weights(self.model).items():
             yield "model in memory", name, array

@@ -19,10 +19,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.precision.packed import matrices, matrix_of
 from export.precision.table import PRECISIONS
-from export.runtime.folder import ENCODER, FIRST, MERGED, OnnxFolder, open_folder
-from export.targets.portable.graphs import add_taps
+from export.runtime.folder import OnnxFolder, open_folder
+from export.targets.names import ENCODER, FIRST, MERGED
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
@@ -32,7 +31,8 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 
-from .stored import RoundTrip, restored
+from .stored import RoundTrip, matrices, matrix_of, restored
+from .taps import add_taps
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference import Reference, Tap
+from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case, reference_taps
-from export.validate.checks.decoding import beam_search, token_by_token
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 

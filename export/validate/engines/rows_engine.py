@@ -17,9 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.runtime.folder import DECODER_ROWS, ENCODER_ROWS
 from export.targets.cpu.runtime import RowsGraphs
-from export.targets.portable.graphs import add_taps
+from export.targets.names import DECODER_ROWS, ENCODER_ROWS
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
@@ -29,6 +28,7 @@ from mlx_transformer.spec.errors import UserError
 
 from .onnx_engine import NoCachedPath
 from .onnxruntime_engine import OnnxRuntimeEngine, ProfiledSession
+from .taps import add_taps
 
 Array = NDArray
 

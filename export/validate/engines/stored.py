@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from export.precision.rounding import block_rows, from_block_rows, from_int8_rows, int8_rows
-
-BLOCK = 32
+from export.precision.packed import TOLERANCE, from_bytes, zero_points
+from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
+from mlx_transformer.spec.quantization import Packed
 
 RoundTrip = Callable[[NDArray], NDArray]
 """A parameter -> what is left of it after quantising and back."""
@@ -79,3 +79,35 @@ SCALES = {
     **dict.fromkeys(("int8", "int8_rows"), "scale"),
     "uint8_rows": "uint8_scale",
 }
+
+
+def matrices(
+    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it) of those in `names`, parameters
+    with their shapes."""
+    for tensor, data in tensors.items():
+        name, _, kind = tensor.rpartition(".")
+        if name in names and kind in ("blocks", "rows"):
+            rows, width = names[name]
+            bits, scales = data.size * 8 // (rows * width), tensors[f"{name}.scales"]
+            zeros = from_bytes(tensors[f"{name}.zeros"].reshape(rows, -1), bits)[:, : scales.shape[1]]
+            yield name, kind, _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
+
+
+def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding. If it
+    isn't, `dense` itself."""
+    zero = zero_points(packed)
+    if zero is None:
+        return dense
+    found = _matrix(packed.integers(), packed.scales, zero)
+    largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits
+    near = np.abs(found - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
+    return found if near.all() else dense
+
+
+def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8]) -> NDArray[np.float32]:
+    group = q.shape[1] // scales.shape[1]
+    difference = q.astype(np.float32) - np.repeat(zeros, group, axis=1).astype(np.float32)
+    return difference * np.repeat(scales, group, axis=1)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.runtime.folder import ALONE, ENCODER, FIRST, MERGED, NEXT
+from export.targets.names import ALONE, ENCODER, FIRST, MERGED, NEXT
 
 from .setting import Setting
 

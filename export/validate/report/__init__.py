@@ -6,39 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data import (
-        EXIT_BAD_INPUT,
-        EXIT_EQUAL,
-        EXIT_MISMATCH,
-        EXIT_UNAVAILABLE,
-        PLAIN,
-        TAPPED,
-        Parting,
-        Point,
-        Report,
-        Runtime,
-        Tokens,
-        Weights,
-    )
+    from .data import EXIT_BAD_INPUT, EXIT_EQUAL, EXIT_MISMATCH, EXIT_UNAVAILABLE
+    from .report import Report
 
-__all__ = [
-    "Report",
-    "Point",
-    "Tokens",
-    "Weights",
-    "Runtime",
-    "Parting",
-    "TAPPED",
-    "PLAIN",
-    "EXIT_EQUAL",
-    "EXIT_MISMATCH",
-    "EXIT_BAD_INPUT",
-    "EXIT_UNAVAILABLE",
-]
+# Loaded on first use.
+_HOMES = {
+    "Report": "report",
+    "EXIT_EQUAL": "data",
+    "EXIT_MISMATCH": "data",
+    "EXIT_BAD_INPUT": "data",
+    "EXIT_UNAVAILABLE": "data",
+}
+__all__ = ["Report", "EXIT_EQUAL", "EXIT_MISMATCH", "EXIT_BAD_INPUT", "EXIT_UNAVAILABLE"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on first use."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.data"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

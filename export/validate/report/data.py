@@ -1,6 +1,6 @@
-"""What a validation found: plain data, and as JSON. `terminal` and `html` show it.
+"""What a validation found: plain data, and as JSON.
 
-`Report.verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
+`verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
 runtime is not available.
 """
 
@@ -12,110 +12,20 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from export.validate.checks.gradients import Gradient, worst_of_each
 from export.validate.checks.structure import Structure
 from export.validate.engines import Placement
+from export.validate.findings import Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
-from export.validate.rule import Budget, Measurement
-from mlx_transformer.spec.errors import UserError
 
 EQUAL, MISMATCH = "equal", "mismatch"
-TAPPED, PLAIN = "tapped", "plain"
 EXIT_EQUAL, EXIT_MISMATCH, EXIT_BAD_INPUT, EXIT_UNAVAILABLE = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """One engine that took part, its budget and where it ran."""
-
-    name: str
-    precision: str
-    device: str
-    budget: Budget
-    details: dict[str, str]
-    logits_only: bool = False
-    """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
-    unseen: tuple[str, ...] = ()
-    """Taps that aren't values of its graphs."""
-    search_only: bool = False
-    """One file with the search inside: it returns tokens and scores."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """One holder of parameters (a model in memory, a file) against the checkpoint, bit for bit."""
-
-    runtime: str
-    where: str
-    count: int
-    problems: tuple[str, ...]
-    digest: str = ""
-    """SHA-256 of names, types, shapes and values of all that it holds."""
-
-    @property
-    def passed(self) -> bool:
-        return not self.problems
-
-
-@dataclass(frozen=True)
-class Point:
-    """One tap of one runtime over all inputs: `worst` is the measurement that came nearest to its budget, or went past.
-
-    `path`: tapped (a copy of the model that shows its inside), plain (the model as it is used), or a name with "cached"
-    (plain, step by step). `failures`: the inputs on which it was over budget.
-    """
-
-    runtime: str
-    path: str
-    tap: str
-    worst: Measurement
-    case: str
-    inputs: int
-    failures: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        return not self.failures
-
-
-@dataclass(frozen=True)
-class Parting:
-    """One sentence whose tokens aren't the reference's: both outputs, as text where there is a tokenizer."""
-
-    sentence: int
-    got: tuple[str, ...]
-    expected: tuple[str, ...]
-    said: str
-    problem: bool
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Free-running tokens of one runtime and one kind of search, each choice held against the float64 reference.
-
-    `ties`: sentences that part from the reference where it sees a tie within the budget. `problems`: real divergences.
-    """
-
-    runtime: str
-    search: str
-    sentences: int
-    tokens: int
-    ties: tuple[str, ...]
-    problems: tuple[str, ...]
-    partings: tuple[Parting, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        return not self.problems
-
-
-@dataclass(frozen=True)
-class Report:
+class ReportData:
     """The whole of one run. `points` are in the order of the data's way through the network."""
 
     checkpoint: str
@@ -207,34 +117,10 @@ class Report:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
-    def write(self, path: str | Path) -> None:
-        """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
-        _write(path, self.to_json())
-
-    def write_html(self, path: str | Path) -> None:
-        """Write one page that needs nothing else; `UserError` if the place can't be written to."""
-        from .html import page
-
-        _write(path, page(self))
-
-    def print(self, console: Console | None = None) -> None:
-        """On the terminal: verdict first, then what supports it."""
-        from .terminal import show
-
-        show(self, console or Console())
-
 
 def _brief(taps: Iterable[str]) -> list[str]:
     """The layers of a stack as one: encoder.layers.*.feed_forward."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
-
-
-def _write(path: str | Path, text: str) -> None:
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: the report can't be written ({error.strerror})") from error
 
 
 def place_of(point: Point) -> str:

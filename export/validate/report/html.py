@@ -8,15 +8,16 @@ from importlib.resources import files
 
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.explain import explain
+from export.validate.findings import Point, Tokens
 from export.validate.points import natural_order
 
-from .data import Point, Report, Tokens
+from .data import ReportData
 from .plot import colour, plot
 
 WORST = 6  # elements shown for each runtime
 
 
-def page(report: Report) -> str:
+def page(report: ReportData) -> str:
     css = files("export.validate.report").joinpath("report.css").read_text(encoding="utf-8")
     sections = [
         _verdict(report),
@@ -35,7 +36,7 @@ def page(report: Report) -> str:
     )
 
 
-def _verdict(r: Report) -> str:
+def _verdict(r: ReportData) -> str:
     names = " and ".join(runtime.name for runtime in r.runtimes)
     if r.equal:
         verb = "compute" if len(r.runtimes) > 1 else "computes"
@@ -56,7 +57,7 @@ def _verdict(r: Report) -> str:
     )
 
 
-def _summary(r: Report) -> str:
+def _summary(r: ReportData) -> str:
     parts = []
     if r.weights:
         parts.append(f"{sum(check.count for check in r.weights)} parameters bit for bit")
@@ -66,7 +67,7 @@ def _summary(r: Report) -> str:
     return ", ".join(parts)
 
 
-def _plots(r: Report) -> str:
+def _plots(r: ReportData) -> str:
     taps = natural_order(point.tap for point in r.points)
     cards = []
     for runtime in r.runtimes:
@@ -87,7 +88,7 @@ def _plots(r: Report) -> str:
     return f'<h2>Error against budget</h2><p class="note">{note}</p>{"".join(cards)}'
 
 
-def _worst(r: Report) -> str:
+def _worst(r: ReportData) -> str:
     rows = []
     for runtime in r.runtimes:
         points = [p for p in r.points if p.runtime == runtime.name and p.worst.deviation.index]
@@ -107,7 +108,7 @@ def _element(p: Point) -> list[str]:
     return [*map(escape, cells), f"{d.ulp:.3g}", share]
 
 
-def _weights(r: Report) -> str:
+def _weights(r: ReportData) -> str:
     if not r.weights:
         return _structure(r)
     rows = []
@@ -122,7 +123,7 @@ def _weights(r: Report) -> str:
     return f'<h2>Weights</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2,)) + _structure(r)
 
 
-def _structure(r: Report) -> str:
+def _structure(r: ReportData) -> str:
     rows = []
     for s in r.structures:
         said = f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
@@ -136,7 +137,7 @@ def _structure(r: Report) -> str:
     return f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3)) if rows else ""
 
 
-def _tokens(r: Report) -> str:
+def _tokens(r: ReportData) -> str:
     if not r.tokens:
         return ""
     rows = []
@@ -151,7 +152,7 @@ def _tokens(r: Report) -> str:
     return f'<h2>Tokens</h2><p class="note">{note}</p>{_table(head, rows, numbers=(2, 3))}{parted}'
 
 
-def _gradients(r: Report) -> str:
+def _gradients(r: ReportData) -> str:
     if not r.gradients:
         return ""
     rows = []
@@ -188,7 +189,7 @@ def _row(tokens: Sequence[str], first: int) -> str:
     return f'<div class="tokens mono">{"".join(spans)}</div>'
 
 
-def _runs(r: Report) -> str:
+def _runs(r: ReportData) -> str:
     rows = []
     for place in r.placements:
         nodes = ", ".join(f"{count} on {provider}" for provider, count in place.providers.items()) or place.device

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .data import Point
+from export.validate.findings import Point
 
 WIDTH, HEIGHT = 1000, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 16, 92

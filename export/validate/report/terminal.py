@@ -7,11 +7,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from export.validate.checks.gradients import BUDGET, worst_of_each
+from export.validate.findings import TAPPED, Point
 
-from .data import TAPPED, Point, Report
+from .data import ReportData
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: ReportData, console: Console) -> None:
     """Verdict first, then what supports it."""
     colour = "green" if report.equal else "red"
     console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
@@ -42,7 +43,7 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(f"{len(report.inputs)} inputs: {'; '.join(report.inputs)}; {report.seconds:.1f} s", style="dim"))
 
 
-def _weights_table(report: Report) -> Table:
+def _weights_table(report: ReportData) -> Table:
     table = Table("weights, bit for bit", "where", "parameters", "result", box=None, header_style="bold")
     for check in report.weights:
         result = "equal" if check.passed else f"{len(check.problems)} differ"
@@ -50,7 +51,7 @@ def _weights_table(report: Report) -> Table:
     return table
 
 
-def _points_table(report: Report) -> Table:
+def _points_table(report: ReportData) -> Table:
     """A row a tap, a column a runtime: worst rms and max ratio over all inputs; then the logits of the other paths."""
     runtimes = [r.name for r in report.runtimes]
     table = Table(Column("tap", no_wrap=True), box=None, header_style="bold")
@@ -82,7 +83,7 @@ def _label(point: Point) -> str:
     return f"all points, {point.path}" if inside and point.passed else f"{point.tap}, {point.path}"
 
 
-def _tokens_table(report: Report) -> Table:
+def _tokens_table(report: ReportData) -> Table:
     table = Table("tokens", "search", "sentences", "tokens", "result", box=None, header_style="bold")
     for check in report.tokens:
         result = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"

@@ -10,7 +10,7 @@ import pytest
 from small_models import CHOICES, SIZES, alone, configs, encoder_decoder, random_weights
 
 from export.package import export_onnx
-from export.targets.portable.graphs import add_taps
+from export.validate.engines.taps import add_taps
 from mlx_transformer.nn.model import Transformer
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 from small_models import encoder_decoder, random_weights
 
-from export.nn.primitives import Recipe, derived, recipe_value
 from export.package.weights import ALIGNMENT, fill
-from export.targets.portable.graphs import Graph
+from export.precision.recipes import Recipe, derived, recipe_value
+from export.targets.graph import Graph
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 
 PAPER = encoder_decoder("paper")

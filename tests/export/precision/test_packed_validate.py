@@ -13,9 +13,10 @@ from quantized_models import NAMES, SCHEMES, wide
 from random_models import random_weights, write_model
 
 from export import export_onnx
-from export.precision.packed import from_bytes, in_bytes, matrix_of
+from export.precision.packed import from_bytes, in_bytes
 from export.validate import compare
-from mlx_transformer.nn.quantize import quantize_checkpoint
+from export.validate.engines.stored import matrix_of
+from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.quantization import Scheme
 

@@ -10,12 +10,13 @@ from random_models import random_weights
 from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer, export_onnx
-from export.precision.table import PRECISIONS, change
+from export.precision.passes import change
+from export.precision.table import PRECISIONS
 from export.reference import Reference
+from export.reference.search import token_by_token
 from export.targets.portable.graphs import build, graph_names
 from export.targets.table import target_of
 from export.validate import compare
-from export.validate.checks.decoding import token_by_token
 from export.validate.engines.stored import restored
 from mlx_transformer.spec.checkpoint import save_checkpoint, write_manifest
 from mlx_transformer.spec.errors import UserError

@@ -11,7 +11,7 @@ from ending_models import POST_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
 from export.runtime import sessions as opening
-from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.quantization import Scheme
 
 

@@ -11,7 +11,7 @@ from ending_models import POST_NORM, PRE_NORM, made, rows
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
 from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import Scheme

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from export.reference.search import drawn
 from export.search import philox as in_graph
-from export.targets.portable.graphs import Graph
-from export.validate.checks.decoding import _drawn
+from export.targets.graph import Graph
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.philox import gumbel, philox
 from mlx_transformer.generation.sampling import BLOCK, draw, noise
@@ -118,12 +118,11 @@ def test_the_judge_of_drawn_tokens_takes_the_same_decisions():
     rng = np.random.default_rng(2)
     scores = rng.normal(size=(40, 300))
     scores[:, 3] = -np.inf
-    drawn = noise(8, 1, np.arange(40), 300)
-    tokens = draw(NumpyArrays(), np.maximum(scores, -1e9).astype(np.float32), drawn)
-    assert [_drawn(*row, token) for *row, token in zip(scores, drawn, tokens, strict=True)] == [
-        (t, 0.0) for t in tokens
-    ]
-    for row, own, token in zip(scores, drawn, tokens, strict=True):
-        gaps = {other: _drawn(row, own, other)[1] for other in range(300)}
+    gumbels = noise(8, 1, np.arange(40), 300)
+    tokens = draw(NumpyArrays(), np.maximum(scores, -1e9).astype(np.float32), gumbels)
+    rows = list(zip(scores, gumbels, tokens, strict=True))
+    assert [drawn(*row) for row in rows] == [(t, 0.0) for t in tokens]
+    for row, own, token in rows:
+        gaps = {other: drawn(row, own, other)[1] for other in range(300)}
         assert min(gap for other, gap in gaps.items() if other != token) > 0
         assert gaps[3] == np.inf

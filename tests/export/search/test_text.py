@@ -15,7 +15,7 @@ from export.__main__ import main as build
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
 from export.search.text import TextOps
-from export.targets.portable.graphs import Graph
+from export.targets.graph import Graph
 from mlx_transformer import cli
 from mlx_transformer.data import cldr
 from mlx_transformer.generation.translate import Translator

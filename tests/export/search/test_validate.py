@@ -20,7 +20,7 @@ from export.search.runtime import SearchModel
 from export.validate import compare
 from export.validate.engines.onnx_engine import initializers
 from export.validate.report.html import page
-from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes

@@ -7,7 +7,7 @@ import pytest
 from ending_models import POST_NORM, made
 
 from export.search import SearchModel, export_search
-from export.targets.portable.graphs import Graph
+from export.targets.graph import Graph
 from export.targets.top_k import MANY, block_size, largest, top_k
 
 WIDTHS = [100, MANY, 16640, 37000, 58101, 32003]

@@ -7,7 +7,7 @@ import pytest
 from small_models import CHOICES, alone, encoder_decoder, random_weights
 
 from export.package import export_onnx
-from export.precision.table import change
+from export.precision.passes import change
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.spec.checkpoint import save_checkpoint
 

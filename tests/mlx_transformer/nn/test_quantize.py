@@ -19,7 +19,8 @@ from export import export_onnx
 from export.precision.mlx_integers import PARTS, planes
 from mlx_transformer.cli import main
 from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.quantize import dense_weights, quantization_of, quantize, quantize_checkpoint
+from mlx_transformer.nn.loading import dense_weights, quantize, quantize_checkpoint
+from mlx_transformer.nn.quantize import quantization_of
 from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes

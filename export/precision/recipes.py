@@ -1,0 +1,63 @@
+"""Recipes: initializers that are made from a checkpoint's parameters while the weights are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from export.nn.primitives import Op
+
+RECIPE = "recipe"
+"""In an initializer's `meta`: (Recipe, which of its results)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How initializers that aren't parameters of the checkpoint are made from such: `make(*arrays) -> arrays`.
+
+    Evaluated while the weights are written, so that no more than one recipe's arrays are in memory. `key`: the same for
+    all initializers of one evaluation.
+    """
+
+    parameters: tuple[str, ...]
+    make: Callable[..., Sequence[NDArray]]
+    key: str
+
+
+def derived(
+    op: Op,
+    name: str,
+    parameters: Sequence[str],
+    make: Callable[..., NDArray],
+    shape: Sequence[int],
+    dtype: ir.DataType = ir.DataType.FLOAT,
+) -> ir.Value:
+    """An initializer made from parameters by `make(*arrays)`, while the weights are written; `name` is its full name.
+
+    Sharing follows the names: all graphs of a package must mean the same array by one.
+    """
+    graph = op.builder.root.graph
+    found = graph.initializers.get(name)
+    if found is None:
+        recipe = Recipe(tuple(parameters), lambda *arrays: (make(*arrays),), name)
+        found = graph.initializers[name] = recipe_value(name, recipe, 0, shape, dtype)
+    return found
+
+
+def recipe_value(name: str, recipe: Recipe, index: int, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:
+    """Result `index` of a recipe as an initializer. Types that NumPy lacks come from the recipe as their bytes."""
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    value.meta[RECIPE] = recipe, index
+    return value
+
+
+def then(weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str) -> Recipe:
+    """The recipe that makes further arrays from one initializer, be it a parameter or made itself."""
+    key = f"{weight.name}|{kind}"
+    if RECIPE not in weight.meta:
+        return Recipe((str(weight.name),), make, key)
+    before, index = weight.meta[RECIPE]
+    return Recipe(before.parameters, lambda *arrays: make(before.make(*arrays)[index]), key)

@@ -1,0 +1,37 @@
+"""The report that a validation returns: its data, and every way to show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from mlx_transformer.spec.errors import UserError
+
+from .data import ReportData
+from .html import page
+from .terminal import show
+
+
+class Report(ReportData):
+    """`print()`, `write(path)` as JSON, `write_html(path)`."""
+
+    def write(self, path: str | Path) -> None:
+        """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
+        _write(path, self.to_json())
+
+    def write_html(self, path: str | Path) -> None:
+        """Write one page that needs nothing else; `UserError` if the place can't be written to."""
+        _write(path, page(self))
+
+    def print(self, console: Console | None = None) -> None:
+        """On the terminal: verdict first, then what supports it."""
+        show(self, console or Console())
+
+
+def _write(path: str | Path, text: str) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: the report can't be written ({error.strerror})") from error
