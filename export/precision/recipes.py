@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.nn.primitives import Op
-
 RECIPE = "recipe"
 """In an initializer's `meta`: (Recipe, which of its results)."""
 
@@ -25,26 +23,6 @@ class Recipe:
     parameters: tuple[str, ...]
     make: Callable[..., Sequence[NDArray]]
     key: str
-
-
-def derived(
-    op: Op,
-    name: str,
-    parameters: Sequence[str],
-    make: Callable[..., NDArray],
-    shape: Sequence[int],
-    dtype: ir.DataType = ir.DataType.FLOAT,
-) -> ir.Value:
-    """An initializer made from parameters by `make(*arrays)`, while the weights are written; `name` is its full name.
-
-    Sharing follows the names: all graphs of a package must mean the same array by one.
-    """
-    graph = op.builder.root.graph
-    found = graph.initializers.get(name)
-    if found is None:
-        recipe = Recipe(tuple(parameters), lambda *arrays: (make(*arrays),), name)
-        found = graph.initializers[name] = recipe_value(name, recipe, 0, shape, dtype)
-    return found
 
 
 def recipe_value(name: str, recipe: Recipe, index: int, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:

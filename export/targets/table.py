@@ -16,6 +16,7 @@ from mlx_transformer.spec.errors import UserError
 from .coreml import graphs as fixed_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as rows_graphs
+from .names import ALONE
 from .portable import graphs
 
 Builders = Mapping[str, Callable[[TransformerConfig], graphs.Graph]]
@@ -64,7 +65,7 @@ class Target:
     def _builders(self, config: TransformerConfig) -> Builders:
         if config.architecture == "encoder-decoder":
             return self.encoder_decoder
-        return dict.fromkeys(graphs.graph_names(config), graphs.BUILDERS[config.architecture])
+        return {ALONE: graphs.BUILDERS[config.architecture]}
 
 
 _PORTABLE = {name: graphs.BUILDERS[name] for name in graphs.ENCODER_DECODER}

@@ -22,7 +22,6 @@ from mlx_transformer.spec.versions import versions
 
 MADE = "run.json metrics.jsonl tensorboard tokenizer.json checkpoints model onnx report data summary.json".split()
 MARKER = ".quickstart"  # says that the folder is ours to clear
-PATHS = "model onnx report data metrics.jsonl summary.json".split()
 
 
 def run(out: Path, minutes: float, seed: int) -> int:

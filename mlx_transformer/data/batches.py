@@ -136,13 +136,8 @@ class TokenBatches:
                 plan += [(bucket, part) for part in np.array_split(members[moved:], self._parts[bucket])]
         return EpochBatches(self, [plan[i] for i in random.permutation(len(plan))])
 
-    def at_step(self, step: int) -> Batch:
-        """The batch of optimizer step `step`, counted from 0 over all epochs. To walk on from there: `from_step`."""
-        epoch, index = divmod(step, len(self))
-        return self.batches(epoch)[index]
-
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Endless batches from step `step` on: what an uninterrupted run would have seen."""
+        """Endless batches from step `step` on, counted over all epochs: what an uninterrupted run would have seen."""
         epoch, index = divmod(step, len(self))
         while True:
             batches = self.batches(epoch)

@@ -200,9 +200,6 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield f"training.seed = {t.seed} must be in [0, 2^32)"
 
 
-_FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
-
-
 def _model_problems(recipe: Recipe) -> Iterator[str]:
     """The model is checked before a corpus is built and a tokenizer trained for it."""
     if not isinstance(recipe.preset, str) or recipe.preset not in PRESETS:

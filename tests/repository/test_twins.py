@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from small_models import configs
 
-from export.targets.portable import graphs
+from export.targets.table import target_of
 from mlx_transformer.nn.model import Transformer
 from mlx_transformer.spec.parameters import parameter_shapes
 
@@ -198,8 +198,8 @@ def test_both_sides_use_every_parameter_of_the_table(name):
     mlx = {parameter: tuple(x.shape) for parameter, x in tree_flatten(Transformer(config).parameters())}
     assert mlx == expected
     onnx = {}
-    for graph in graphs.graph_names(config):
-        for parameter, value in graphs.build(config, graph).graph.initializers.items():
+    for graph in target_of("portable").graph_names(config):
+        for parameter, value in target_of("portable").build(config, graph).graph.initializers.items():
             if value.const_value is None:
                 assert value.uses()
                 onnx[parameter] = tuple(value.shape)

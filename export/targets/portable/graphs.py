@@ -28,18 +28,6 @@ TOTAL = f"{PAST} + {TARGET}"
 SENTENCES = "sentences"
 
 
-def build(config: TransformerConfig, name: str) -> ir.Model:
-    """The graph of that name (see `graph_names`), its parameters named but not filled."""
-    return BUILDERS[name if config.architecture == "encoder-decoder" else config.architecture](config).model()
-
-
-def graph_names(config: TransformerConfig) -> list[str]:
-    """Names of the graphs that this architecture has; each becomes NAME.onnx."""
-    if config.architecture == "encoder-decoder":
-        return list(ENCODER_DECODER)
-    return ["model"]
-
-
 def encoder_model(config: TransformerConfig) -> Graph:
     """
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D)

@@ -7,7 +7,7 @@ import pytest
 from small_models import encoder_decoder, random_weights
 
 from export.package.weights import ALIGNMENT, fill
-from export.precision.recipes import Recipe, derived, recipe_value
+from export.precision.recipes import Recipe, recipe_value
 from export.targets.graph import Graph
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 
@@ -21,10 +21,13 @@ def checkpoint(tmp_path):
     return open_checkpoint(save_checkpoint(tmp_path / "model", PAPER, random_weights(PAPER)))
 
 
-def model_with(value_of):
+def model_with(name, parameters, make, shape):
+    """A product with a float32 matrix that a recipe makes."""
     g = Graph("one")
     x = g.floats("x", "rows", WIDTH)
-    g.output("y", g.op.MatMul(x, value_of(g.op)), "rows", None)
+    recipe = Recipe(parameters, lambda *arrays: (make(*arrays),), name)
+    g.graph.initializers[name] = recipe_value(name, recipe, 0, shape, ir.DataType.FLOAT)
+    g.output("y", g.op.MatMul(x, g.graph.initializers[name]), "rows", None)
     return g.model()
 
 
@@ -41,7 +44,7 @@ def test_a_derived_initializer_is_made_once_and_stored_once(checkpoint, tmp_path
         calls.append((query, key))
         return np.concatenate([query, key]).T.copy()
 
-    models = [model_with(lambda op: derived(op, "fused", (QUERY, KEY), fused, (WIDTH, 2 * WIDTH))) for _ in range(2)]
+    models = [model_with("fused", (QUERY, KEY), fused, (WIDTH, 2 * WIDTH)) for _ in range(2)]
     data = tmp_path / "data"
     assert fill(models, checkpoint, data, threshold) == (threshold == 0)
     assert len(calls) == 1
@@ -59,7 +62,7 @@ def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
         calls.append(len(calls))
         return array.astype(np.int8), array.reshape(-1)[: WIDTH // 2].view(np.uint8)[: WIDTH // 2]
 
-    model = model_with(lambda op: derived(op, QUERY + "_float", (QUERY,), lambda x: x, (WIDTH, WIDTH)))
+    model = model_with(QUERY + "_float", (QUERY,), lambda x: x, (WIDTH, WIDTH))
     recipes = [Recipe((name,), make, name) for name in (QUERY, KEY)]
     for index, (kind, shape) in enumerate([(ir.DataType.INT8, (WIDTH, WIDTH)), (ir.DataType.INT4, (WIDTH,))]):
         for recipe in recipes:
@@ -80,6 +83,6 @@ def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
 
 
 def test_a_recipe_of_the_wrong_size_is_refused(checkpoint, tmp_path):
-    model = model_with(lambda op: derived(op, "half", (QUERY,), lambda x: x[: WIDTH // 2], (WIDTH, WIDTH)))
+    model = model_with("half", (QUERY,), lambda x: x[: WIDTH // 2], (WIDTH, WIDTH))
     with pytest.raises(ValueError, match="half: its recipe made"):
         fill([model], checkpoint, tmp_path / "data", 0)

@@ -13,7 +13,8 @@ from small_models import SIZES, configs, encoder_decoder, random_weights
 from export.package import export_onnx
 from export.package import write as package
 from export.package.write import data_owners
-from export.targets.portable import graphs
+from export.targets.graph import Graph
+from export.targets.table import target_of
 from mlx_transformer.spec.checkpoint import save_checkpoint, verify_files
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -118,8 +119,8 @@ def test_external_data_from_any_size_on(checkpoint, exported, tmp_path, threshol
 def test_graphs_are_standard(name):
     """No operator from outside ai.onnx, nothing unused, the builder's notes gone."""
     config = configs()[name]
-    for graph in graphs.graph_names(config):
-        model = graphs.build(config, graph)
+    for graph in target_of("portable").graph_names(config):
+        model = target_of("portable").build(config, graph)
         onnx.checker.check_model(ir.to_proto(filled(model)), full_check=True)
         assert {node.domain for node in model.graph.all_nodes()} == {""}
         assert not [node for node in model.graph.all_nodes() if node.metadata_props]
@@ -139,8 +140,8 @@ def test_node_counts_of_the_paper():
     """The transposes of weights, which runtimes fold, are not counted."""
     config = TransformerConfig.preset("base", 1000)
     counts = {}
-    for name in graphs.graph_names(config):
-        model = graphs.build(config, name)
+    for name in target_of("portable").graph_names(config):
+        model = target_of("portable").build(config, name)
         counts[name] = sum(not (n.op_type == "Transpose" and n.inputs[0].is_initializer()) for n in model.graph)
     assert counts == {
         "encoder_model": 173,
@@ -152,13 +153,13 @@ def test_node_counts_of_the_paper():
 
 def test_cross_attention_is_projected_once():
     """With a past, keys and values of the source are inputs: nothing projects the encoder's output again."""
-    model = graphs.build(PAPER, "decoder_with_past_model")
+    model = target_of("portable").build(PAPER, "decoder_with_past_model")
     assert not [n for n in model.graph.initializers if "cross_attention.key" in n or "cross_attention.value" in n]
     assert Counter(n.op_type for n in model.graph)["MatMul"] == PAPER.decoder_layers * (4 + 2 + 2 + 2 + 2) + 1
 
 
 def test_a_node_name_used_twice_raises():
-    g = graphs.Graph("twice")
+    g = Graph("twice")
     x = g.floats("x", "batch_size")
     g.output("y", g.op.Relu(g.op.Relu(x, _name="same"), _name="same"), "batch_size")
     with pytest.raises(ValueError, match=r"same \(2\)"):

@@ -14,7 +14,6 @@ from export.precision.passes import change
 from export.precision.table import PRECISIONS
 from export.reference import Reference
 from export.reference.search import token_by_token
-from export.targets.portable.graphs import build, graph_names
 from export.targets.table import target_of
 from export.validate import compare
 from export.validate.engines.stored import restored
@@ -140,8 +139,8 @@ def test_tied_weights_are_stored_once(tmp_path):
 @pytest.mark.parametrize("name", ["paper", "odd widths"])
 def test_float16_has_no_infinity_and_casts_at_the_edges_alone(name):
     config = MODELS[name]
-    for graph in graph_names(config):
-        model = build(config, graph)
+    for graph in target_of("portable").graph_names(config):
+        model = target_of("portable").build(config, graph)
         change(model, "float16", "portable")
         for value in model.graph.initializers.values():
             assert value.dtype.name != "FLOAT"
