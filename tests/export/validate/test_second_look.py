@@ -41,25 +41,24 @@ def test_a_second_look_draws_float32s_own_errors_anew() -> None:
     assert (found.size, found.tokens) == (pytest.approx(float(np.sqrt(np.mean(truth**2)))), ids[1].size)
 
 
-@pytest.mark.parametrize(("epsilon", "factor", "luck", "equal"), [(1e-5, 3, 8, True), (1e-6, 1, 2, False)])
+@pytest.mark.parametrize(("epsilon", "factor", "equal"), [(1e-5, 3, True), (1e-6, 1, False)])
 def test_a_lucky_float32_blames_nobody_and_hides_nothing(
-    epsilon: float,
-    factor: float,
-    luck: float,
-    equal: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    epsilon: float, factor: float, equal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one float32 pass errs less than float32 does: who is over budget by that is judged by more passes. A runtime
-    with three times float32's errors is right, one with another epsilon isn't."""
+    with three times float32's errors is right, one with another epsilon isn't.
+
+    How lucky the pass is follows from the runtime's error, so that the runtime uses 1.4 to 2 times its budget whatever
+    the kernels of this machine round: an eighth of its error over factors of 4 and 8, and a pool of one input.
+    """
     truths, looks = compare_module._truths, []
 
-    def lucky(*arguments: Any) -> dict[str, Truth]:
-        def smaller(natural: Natural) -> Natural:
-            errors = {name: getattr(natural, name) / luck for name in ("rms", "max", "worst")}
-            return replace(natural, **errors)
-
-        return {tap: replace(t, natural=smaller(t.natural)) for tap, t in truths(*arguments).items()}
+    def lucky(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
+        found = truths(truth64, truth32, case)
+        t64, valid = found["logits"].t64, found["logits"].valid
+        error = Natural.of((engine.logits(case) - t64)[valid], t64[valid])
+        eighth = {name: getattr(error, name) / 8 for name in ("rms", "max", "worst")}
+        return found | {"logits": replace(found["logits"], natural=replace(error, **eighth))}
 
     class Watched(SecondLook):
         def __call__(self, case: Case, tap: str) -> Natural:
@@ -78,6 +77,7 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     save_checkpoint(tmp_path / "model", CONFIG, random_weights(CONFIG, 1))
     checkpoint = open_checkpoint(tmp_path / "model")
     engine = Coarse(replace(checkpoint.config, norm_epsilon=epsilon), dict(checkpoint.tensors()))
-    report = compare_engines(checkpoint, [engine], grid(checkpoint.config, 1, longest=12))
+    ragged = [case for case in grid(checkpoint.config, 1, longest=12) if case.name == "padding right"]
+    report = compare_engines(checkpoint, [engine], ragged)
     assert report.equal is equal, report.failures()
-    assert looks
+    assert looks == ["logits"]
