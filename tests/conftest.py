@@ -11,8 +11,11 @@ os.environ["NO_COLOR"] = "1"
 os.environ["COLUMNS"] = "120"
 os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # typer takes GitHub's runners for a terminal
 os.environ.pop("FORCE_COLOR", None)
+# Equality is judged: a GPU's products are float32's, in subprocesses too. MLX reads this when it first multiplies.
+os.environ["MLX_ENABLE_TF32"] = "0"
 
 import pytest  # noqa: E402
+from choices import DEVICE_CHOICES  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # No deadline: the first call of a kernel or a session may take seconds on a busy machine.
@@ -25,6 +28,30 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("project")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """MLX computes on the CPU, in subprocesses too: bits are promised there alone. A GPU adds up an embedding's
+    gradient in whatever order its threads come."""
+    import mlx.core as mx
+
+    monkeypatch.setenv("MLX_TRANSFORMER_DEVICE", "cpu")
+    with mx.stream(mx.cpu):
+        yield
+
+
+@pytest.fixture(params=DEVICE_CHOICES)
+def device_choices(request):
+    """Once with the choices of this machine's device and, where that is a CPU, once with a GPU's: the compiled step,
+    batches of few shapes, a search that seldom asks. Files that have such a branch: `pytestmark = both_choices`."""
+    from mlx_transformer.device import deciding_as
+
+    if request.param == "own":
+        yield "own"
+        return
+    with deciding_as(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

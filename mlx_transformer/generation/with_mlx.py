@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.device import choices
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
@@ -59,10 +60,7 @@ class MlxArrays:
     lazy = True
 
     def __init__(self) -> None:
-        gpu = mx.default_device() == mx.Device(mx.gpu)
-        self.check_every = 8 if gpu else 1
-        # On a GPU a smaller batch costs nearly the same: drop rows seldom, so that few shapes occur.
-        self.drop_below = 0.5 if gpu else 0.75
+        self.check_every, self.drop_below = choices().check_every, choices().drop_below
 
     asarray = staticmethod(mx.array)
     queue = staticmethod(mx.async_eval)

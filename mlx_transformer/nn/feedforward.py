@@ -11,6 +11,7 @@ from collections.abc import Callable
 import mlx.core as mx
 from mlx import nn
 
+from mlx_transformer.device import choices
 from mlx_transformer.spec.config import TransformerConfig
 
 
@@ -33,9 +34,13 @@ def silu(x: mx.array) -> mx.array:
 
 
 def _fused(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
-    """One kernel on a GPU. Not on the CPU, where mx.compile would call a C++ compiler at run time and gain nothing."""
-    gpu = mx.default_device().type == mx.DeviceType.gpu
-    return mx.compile(function, shapeless=True) if gpu else function
+    """One kernel where the device compiles."""
+    compiled = mx.compile(function, shapeless=True)
+
+    def activation(x: mx.array) -> mx.array:
+        return compiled(x) if choices().compiles else function(x)
+
+    return activation
 
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {

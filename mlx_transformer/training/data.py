@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.corpus import ParallelText, read_parallel
 from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.device import choices
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
@@ -59,13 +59,14 @@ def train_tokenizer(data: RunData, vocab_size: int) -> Tokenizer:
 
 
 def make_batches(text: ParallelText, tokenizer: Tokenizer, recipe: Recipe, seed: int) -> TokenBatches:
-    """Batches by token budget; on a GPU few shapes of at least 16 tokens, on a CPU (nothing is compiled) tight ones."""
-    kind = SortedBatches if mx.default_device() == mx.cpu else TokenBatches
+    """Batches by token budget: few shapes or tight ones, as the device likes them."""
+    kind = TokenBatches if choices().few_shapes else SortedBatches
     return kind(
         tokenizer.encode_batch(text.source),
         tokenizer.encode_batch(text.target),
         tokens_per_batch=recipe.data.batch_tokens,
         max_length=recipe.data.max_length,
+        min_length=choices().shortest,
         seed=seed,
         pad_id=tokenizer.pad_id,
         bos_id=tokenizer.bos_id,

@@ -16,6 +16,8 @@ from typing import cast
 
 import mlx.core as mx
 
+from ..device import choices
+
 
 def label_smoothed_loss(
     hidden: mx.array, weight: mx.array, bias: mx.array | None, targets: mx.array, smoothing: float, pad_id: int
@@ -63,7 +65,6 @@ def _function(smoothing: float) -> Callable[..., tuple[mx.array, mx.array]]:
 
 
 def _exp(x: mx.array) -> mx.array:
-    """e^x; on CPU as a power, which MLX takes from the C library 2.5 times faster than its own scalar exp."""
-    if mx.default_device() == mx.cpu:
+    if choices().exp_as_power:
         return mx.power(mx.array(2.0), x * 1.4426950408889634)
     return mx.exp(x)

@@ -7,7 +7,6 @@ each on its own stream, and the gradients (each already divided by the whole bat
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.blas import set_blas_threads
 from mlx_transformer.data.batches import Batch
+from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 
 from .loss import label_smoothed_loss
@@ -39,18 +39,16 @@ class TrainStep:
         clip_norm: float = 0.0,
         compiled: bool | None = None,
     ):
-        """`compiled` None: on a GPU yes, on a CPU no (there the batch is split over streams instead)."""
+        """`compiled` None: as the device likes it. If not, the batch is split over streams instead."""
         self.model = model
         self.optimizer = optim.Adam(1.0, betas=list(betas), eps=epsilon, bias_correction=True)
         self.optimizer.init(model.trainable_parameters())
         self.smoothing, self.clip_norm = smoothing, clip_norm
-        on_cpu = mx.default_device() == mx.cpu
-        self.streams = [mx.new_stream(mx.cpu) for _ in range(_cores())] if on_cpu else []
-        if on_cpu:
-            set_blas_threads(1)
+        whole_step = choices().compiles if compiled is None else compiled
+        self.streams = [] if whole_step else cpu_streams()
+        set_blas_threads(1)
         # Without the random state among them, a compiled step would repeat one dropout mask for ever.
         state = [model.state, self.optimizer.state, mx.random.state]
-        whole_step = compiled if compiled is not None else not on_cpu
         self._run = mx.compile(self._step, inputs=state, outputs=state) if whole_step else self._split_step
 
     def __call__(self, batch: Batch, learning_rate: float) -> tuple[mx.array, mx.array, mx.array]:
@@ -120,13 +118,6 @@ def _clip(gradients: Gradients, largest: float) -> tuple[mx.array, Gradients]:
         return norm, gradients
     factor = mx.minimum(largest / (norm + 1e-6), 1.0)
     return norm, tree_map(lambda g: g * factor.astype(g.dtype), gradients)
-
-
-def _cores() -> int:
-    """Cores that this process may use: a container or `taskset` may allow fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def assign(tree: Any, values: Any) -> None:

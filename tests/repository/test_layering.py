@@ -35,7 +35,7 @@ class Rule:
 
 
 SPEC, DATA, GENERATION = "mlx_transformer.spec", "mlx_transformer.data", "mlx_transformer.generation"
-SCORING = "mlx_transformer.scoring"
+SCORING, DEVICE = "mlx_transformer.scoring", "mlx_transformer.device"
 WITH_MLX = "mlx_transformer.generation.with_mlx"
 ENGINES = (
     "export.validate.engines",
@@ -48,7 +48,7 @@ RULES = (
     Rule((SPEC,), never=MLX + ONNX + RUNTIME, ours=(SPEC,)),
     Rule((DATA,), never=MLX + ONNX + RUNTIME, ours=(SPEC, DATA)),
     Rule((GENERATION,), never=(*MLX, *ONNX, *RUNTIME, WITH_MLX), ours=(SPEC, DATA, GENERATION), apart=(WITH_MLX,)),
-    Rule((WITH_MLX,), never=ONNX + RUNTIME, ours=(SPEC, DATA, GENERATION)),
+    Rule((WITH_MLX,), never=ONNX + RUNTIME, ours=(SPEC, DATA, GENERATION, "mlx_transformer.device")),
     Rule(
         ("mlx_transformer.nn",),
         never=("mlx_transformer.training", "mlx_transformer.convert", *JOINTS),

@@ -63,10 +63,11 @@ def test_a_disk_that_fills_up_anywhere_keeps_the_old_checkpoint(tmp_path):
     assert value_of(folder) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize("call", ["_flush", "rename"])
 def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, call):
     folder = saved(tmp_path / "one", 1.0)
-    original, count = getattr(os, call), 0
+    owner = durable if call == "_flush" else durable.os
+    original, count = getattr(owner, call), 0
 
     def refusing(*arguments):
         nonlocal count
@@ -75,7 +76,7 @@ def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, c
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(*arguments)
 
-    monkeypatch.setattr(durable.os, call, refusing)
+    monkeypatch.setattr(owner, call, refusing)
     attempts = 1
     count = attempts
     while message := refusal(saved, folder, 2.0):
@@ -84,12 +85,30 @@ def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, c
         if left == ["one"]:
             assert value_of(folder) == pytest.approx(1.0)
         else:  # the very last flush, after both renames
-            assert (call, left) == ("fsync", [".one.previous", "one"])
+            assert (call, left) == ("_flush", [".one.previous", "one"])
         attempts += 1
         count = attempts
-    assert attempts > (5 if call == "fsync" else 2)
+    assert attempts > (5 if call == "_flush" else 2)
     assert value_of(folder) == pytest.approx(2.0)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize("network_drive", [False, True])
+def test_macos_flushes_the_drives_cache_too(tmp_path, monkeypatch, network_drive):
+    """By F_FULLFSYNC, which not every file system knows: there by fsync, as everywhere else."""
+    calls = []
+
+    def fcntl(handle, command):
+        calls.append(command)
+        if network_drive:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(durable.sys, "platform", "darwin")
+    monkeypatch.setattr(durable.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(durable.fcntl, "fcntl", fcntl)
+    monkeypatch.setattr(durable.os, "fsync", lambda handle: calls.append("fsync"))
+    durable._flush(tmp_path)
+    assert calls == ([51, "fsync"] if network_drive else [51])
 
 
 def test_a_folder_without_permission(tmp_path):

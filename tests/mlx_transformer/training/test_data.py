@@ -9,9 +9,9 @@ from tiny_run import recipe, write_pairs
 
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.device import deciding_as
 from mlx_transformer.scoring import score
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.training import data as training_data
 from mlx_transformer.training.data import load_data, make_batches, train_tokenizer
 from mlx_transformer.training.recipe import Recipe
 
@@ -55,15 +55,16 @@ def test_the_built_in_corpus_brings_all_parts():
     )
 
 
-def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path, monkeypatch):
+def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path):
     write_pairs(tmp_path, 200)
     chosen = recipe(tmp_path)
     found = load_data(chosen)
     tokenizer = train_tokenizer(found, 300)
-    tight = make_batches(found.train, tokenizer, chosen, seed=1)
+    with deciding_as("cpu"):
+        tight = make_batches(found.train, tokenizer, chosen, seed=1)
     assert isinstance(tight, SortedBatches)
-    monkeypatch.setattr(training_data.mx, "default_device", lambda: training_data.mx.gpu)
-    few = make_batches(found.train, tokenizer, chosen, seed=1)
+    with deciding_as("gpu"):
+        few = make_batches(found.train, tokenizer, chosen, seed=1)
     assert type(few) is TokenBatches
     assert min(batch.target_out.shape[1] for batch in few.batches(0)) >= 16
     assert tight.shapes != few.shapes

@@ -3,46 +3,15 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from choices import both_choices
 from mlx import nn
 from mlx.utils import tree_flatten
+from tiny_step import BETAS, EPSILON, batch, model, run, step_with
 
 from mlx_transformer.data.batches import Batch
-from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.training.step import TrainStep
 
-V, BETAS, EPSILON = 23, (0.9, 0.98), 1e-9
-
-
-def model(dropout=0.0, seed=1):
-    mx.random.seed(seed)
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "heads": 2, "d_ff": 24}
-    made = Transformer(TransformerConfig(vocab_size=V, dropout=dropout, output_bias=True, **sizes))
-    mx.eval(made.parameters())
-    return made.train()
-
-
-def batch(rows=5, source=7, target=6, seed=0, ragged=True):
-    """Odd rows, so that parts are unequal; the last row is padding only, as in a last batch."""
-    rng = np.random.default_rng(seed)
-    ids, out = rng.integers(3, V, (rows, source)), rng.integers(3, V, (rows, target))
-    if ragged:
-        ids[1, 4:], out[1, 2:], out[2, 5:] = 0, 0, 0
-        ids[-1], out[-1] = 0, 0
-    before = np.concatenate([np.ones((rows, 1), int), out[:, :-1]], axis=1)
-    return Batch(*(x.astype(np.int32) for x in (ids, before, out)), tokens=int((out != 0).sum()))
-
-
-def step_with(made, streams=1, clip_norm=0.0, **options):
-    step = TrainStep(made, BETAS, EPSILON, 0.1, clip_norm, **options)
-    step.streams = [mx.new_stream(mx.cpu) for _ in range(streams)]
-    return step
-
-
-def run(step, data, rate=1e-3):
-    loss, norm, finite = step(data, rate)
-    step.evaluate(loss, norm, finite)
-    return loss.item(), norm.item(), finite.item()
+pytestmark = both_choices
 
 
 def flat(tree):
@@ -68,7 +37,7 @@ def plain_gradients(made, data, smoothing=0.1):
 
 
 @pytest.mark.parametrize("ragged", [True, False])
-@pytest.mark.parametrize("streams", [1, 2, 3, 9])
+@pytest.mark.parametrize("streams", [None, 1, 2, 3, 9])
 def test_streams_compute_the_gradient_of_the_whole_batch(streams, ragged):
     step = step_with(model(), streams)
     data = batch(ragged=ragged)
@@ -84,15 +53,17 @@ def test_streams_compute_the_gradient_of_the_whole_batch(streams, ragged):
 
 def test_two_streams_give_the_parameters_of_one():
     found = []
-    for streams in (1, 2):
+    for streams in (1, 2, None):
         step = step_with(model(), streams)
         for seed in range(3):
             run(step, batch(rows=6, seed=seed))
         found.append(flat(step.model.parameters()))
     for name, one in found[0].items():
-        np.testing.assert_allclose(found[1][name], one, atol=3e-5, err_msg=name)
+        for other in found[1:]:
+            np.testing.assert_allclose(other[name], one, atol=3e-5, err_msg=name)
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_same_seed_same_bits_and_dropout_differs_between_parts_and_steps():
     first, again = (step_with(model(dropout=0.3), 2) for _ in range(2))
     rows = batch(rows=1, ragged=False)
@@ -119,23 +90,30 @@ def test_clipping_scales_all_gradients_together():
         np.testing.assert_array_equal(gradient, whole[name])
 
 
+class Recording(TrainStep):
+    """Hands on each step's gradients: what a compiled function computes leaves it as a result or not at all."""
+
+    def _gradients(self, *arguments):
+        loss, self.found = super()._gradients(*arguments)
+        return loss, self.found
+
+    def _step(self, *arguments):
+        return *super()._step(*arguments), self.found
+
+    def _split_step(self, *arguments):
+        return *super()._split_step(*arguments), self.found
+
+
 def test_adam_with_bias_correction():
     """Kingma and Ba 2015, algorithm 1, in float64, fed with the same gradients; the rate changes every step."""
-    step = step_with(model())
-    seen = []
-    original = step._gradients
-
-    def recording(*arguments):
-        loss, gradients = original(*arguments)
-        seen.append(flat(gradients))
-        return loss, gradients
-
-    step._gradients = recording
+    step = step_with(model(), kind=Recording)
+    step.streams = step.streams[:1]
     weights = {name: w.astype(np.float64) for name, w in flat(step.model.parameters()).items()}
     m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     for t, rate in enumerate((1e-3, 2e-3, 3e-3, 1e-3, 5e-4), start=1):
-        run(step, batch(seed=t), rate)
-        for name, gradient in seen[-1].items():
+        *results, gradients = step(batch(seed=t), rate)
+        step.evaluate(*results)
+        for name, gradient in flat(gradients).items():
             g = gradient.astype(np.float64)
             m[name] = BETAS[0] * m[name] + (1 - BETAS[0]) * g
             v[name] = BETAS[1] * v[name] + (1 - BETAS[1]) * g * g
@@ -146,10 +124,11 @@ def test_adam_with_bias_correction():
     assert step.optimizer.step.item() == 5
 
 
-def spoil(step, factor):
-    original = step.loss
-    step.loss = lambda *arguments: original(*arguments) * factor
-    return original
+def spoilable(step):
+    """The loss times `model._factor`: one of the model's arrays, since a compiled step reads nothing else anew."""
+    original, step.model._factor = step.loss, mx.array(1.0)
+    step.loss = lambda *arguments: original(*arguments) * step.model._factor
+    return step
 
 
 def state_of(step):
@@ -159,22 +138,22 @@ def state_of(step):
 def check_a_bad_step_changes_nothing(step, factor):
     run(step, batch(seed=1))
     before = state_of(step)
-    original = spoil(step, mx.array(factor))
+    step.model._factor = mx.array(factor)
     assert run(step, batch(seed=2))[2] is False
     after = state_of(step)
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert after[name].tobytes() == value.tobytes(), name
-    step.loss = original
+    step.model._factor = mx.array(1.0)
     assert run(step, batch(seed=2))[2] is True
     assert np.isfinite(np.concatenate([x.ravel() for x in state_of(step).values()])).all()
     assert state_of(step)["step"] == before["step"] + 1
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
-@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("streams", [None, 1, 2])
 def test_a_step_that_is_not_finite_changes_nothing(streams, factor):
-    check_a_bad_step_changes_nothing(step_with(model(), streams, clip_norm=1.0), factor)
+    check_a_bad_step_changes_nothing(spoilable(step_with(model(), streams, clip_norm=1.0)), factor)
 
 
 def test_a_batch_of_padding_changes_no_weight_to_nan():

@@ -1,0 +1,129 @@
+"""What differs between MLX's devices, decided in one place: what is compiled, how batches are cut, when the host asks.
+
+`choices()` follows MLX's default device, and with it `mx.stream(mx.cpu)`. Where there is no GPU its choices can be
+rehearsed on the CPU: for a whole process by MLX_TRANSFORMER_DEVICE_CHOICES=gpu, for a block by `deciding_as("gpu")`.
+MLX_TRANSFORMER_DEVICE=cpu takes the CPU of a machine that has a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from .spec.errors import UserError
+
+DEVICE = "MLX_TRANSFORMER_DEVICE"
+VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How to use one kind of device."""
+
+    compiles: bool
+    """The training step and the activations are compiled functions. On Linux CPUs `mx.compile` would start a C++
+    compiler at run time and gain nothing; there the step is split over streams, one a core."""
+    few_shapes: bool
+    """Training batches come in few shapes, for a compiled function is built again for each. Otherwise each is tight."""
+    shortest: int
+    """Positions that a training batch has at least. On GPUs the fused attention for 8 queries or fewer has no gradient
+    (it may throw), so that those take 16."""
+    exp_as_power: bool
+    """e^x is computed as a power of two, which MLX's CPU backend takes from the C library, 2.5 times faster."""
+    check_every: int
+    """A search asks "all finished?" after so many steps: on a GPU each question waits for the work in its queue."""
+    drop_below: float
+    """A search drops finished rows when at most this share still runs. On a GPU a smaller batch costs nearly the same,
+    so that few shapes occur."""
+
+
+CPU = Choices(compiles=False, few_shapes=False, shortest=1, exp_as_power=True, check_every=1, drop_below=0.75)
+GPU = Choices(compiles=True, few_shapes=True, shortest=16, exp_as_power=False, check_every=8, drop_below=0.5)
+_CHOICES = {"cpu": CPU, "gpu": GPU}
+
+_told: list[str] = []
+
+
+def _use_device() -> None:
+    """What the variable names, before anything is computed."""
+    named = os.environ.get(DEVICE, "")
+    if named not in ("", *_CHOICES):
+        raise UserError(f"{DEVICE}={named}: choose cpu or gpu, or unset it")
+    if named:
+        device = mx.Device(mx.cpu if named == "cpu" else mx.gpu)
+        if not mx.is_available(device):
+            raise UserError(f"{DEVICE}={named}: MLX sees no GPU here; choose cpu, or unset it")
+        mx.set_default_device(device)
+
+
+_use_device()
+
+
+def choices() -> Choices:
+    """Those of MLX's default device, unless told otherwise. `UserError` if the variable names none."""
+    told = _told[-1] if _told else os.environ.get(VARIABLE, "")
+    if told and told not in _CHOICES:
+        raise UserError(f"{VARIABLE}={told}: choose cpu or gpu, or unset it")
+    if told == "gpu" and not _on_gpu() and not _told:
+        _set_fusing(False)
+    return _CHOICES[told or ("gpu" if _on_gpu() else "cpu")]
+
+
+@contextmanager
+def deciding_as(kind: str) -> Iterator[None]:
+    """Decide as for a "cpu" or a "gpu" in this block, in every thread, whatever MLX's default device is."""
+    _told.append(kind)
+    rehearsed = kind == "gpu" and not _on_gpu()
+    if rehearsed:
+        _set_fusing(False)
+    try:
+        yield
+    finally:
+        _told.pop()
+        if rehearsed:
+            _set_fusing(True)
+
+
+def device_kind() -> str:
+    """MLX's default device: cpu, metal or cuda."""
+    if not _on_gpu():
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def cpu_streams() -> list[mx.Stream]:
+    """One new stream for each core that this process may use (a container or `taskset` may allow fewer than there are):
+    one MLX stream runs on one core. On a GPU its own."""
+    if _on_gpu():
+        return [mx.default_stream(mx.default_device())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return [mx.new_stream(mx.cpu) for _ in range(cores)]
+
+
+def _on_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def _set_fusing(on: bool) -> None:
+    """Whether compiled functions are fused into kernels as well. Traced and simplified they are either way, which is
+    what a rehearsal needs, but on a CPU fusing starts a C++ compiler (minutes for a training step).
+
+    MLX's CompileMode {disabled, no_simplify, no_fuse, enabled} is known to its C++ interface alone.
+    """
+    library = next(Path(mx.__file__).parent.glob("lib/libmlx.*"), None)
+    set_mode = None if library is None else getattr(ctypes.CDLL(str(library)), _SET_MODE, None)
+    if on:
+        mx.enable_compile()
+    elif set_mode is not None:
+        set_mode(ctypes.c_int(2))
+    else:
+        mx.disable_compile()  # another build: run as written, never traced
+
+
+_SET_MODE = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"

@@ -1,0 +1,45 @@
+"""An optimizer step of a network of a few hundred parameters, and batches for it."""
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.data.batches import Batch
+from mlx_transformer.nn import Transformer
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.training.step import TrainStep
+
+V, BETAS, EPSILON = 23, (0.9, 0.98), 1e-9
+
+
+def model(dropout=0.0, seed=1):
+    mx.random.seed(seed)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "heads": 2, "d_ff": 24}
+    made = Transformer(TransformerConfig(vocab_size=V, dropout=dropout, output_bias=True, **sizes))
+    mx.eval(made.parameters())
+    return made.train()
+
+
+def batch(rows=5, source=18, target=17, seed=0, ragged=True):
+    """Odd rows, so that parts are unequal; the last row is padding only, as in a last batch. Lengths are such that
+    attention has a gradient on a GPU."""
+    rng = np.random.default_rng(seed)
+    ids, out = rng.integers(3, V, (rows, source)), rng.integers(3, V, (rows, target))
+    if ragged:
+        ids[1, 4:], out[1, 2:], out[2, 5:] = 0, 0, 0
+        ids[-1], out[-1] = 0, 0
+    before = np.concatenate([np.ones((rows, 1), int), out[:, :-1]], axis=1)
+    return Batch(*(x.astype(np.int32) for x in (ids, before, out)), tokens=int((out != 0).sum()))
+
+
+def step_with(made, streams=None, clip_norm=0.0, kind=TrainStep, **options):
+    """`streams`: not compiled, but split over so many. None: what the device likes."""
+    step = kind(made, BETAS, EPSILON, 0.1, clip_norm, **options, **({} if streams is None else {"compiled": False}))
+    if streams is not None:
+        step.streams = [mx.new_stream(mx.cpu) for _ in range(streams)]
+    return step
+
+
+def run(step, data, rate=1e-3):
+    loss, norm, finite = step(data, rate)
+    step.evaluate(loss, norm, finite)
+    return loss.item(), norm.item(), finite.item()

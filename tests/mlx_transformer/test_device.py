@@ -1,0 +1,124 @@
+"""What the devices decide, and that a GPU's choices can be rehearsed on a CPU: truly traced, and for nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import runtimes
+from tiny_step import batch, model, run, step_with
+from waiting import PATIENCE
+
+from mlx_transformer import device
+from mlx_transformer.device import CPU, GPU, choices, deciding_as
+from mlx_transformer.generation.with_mlx import MlxArrays
+from mlx_transformer.spec.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_choices_follow_the_default_device_or_what_was_said(monkeypatch):
+    monkeypatch.delenv(device.VARIABLE, raising=False)
+    with mx.stream(mx.cpu):
+        assert (choices(), device.device_kind()) == (CPU, "cpu")
+        with deciding_as("gpu"):
+            assert choices() == GPU
+            with deciding_as("cpu"):
+                assert choices() == CPU
+            elsewhere = []
+            thread = threading.Thread(target=lambda: elsewhere.append(choices()))
+            thread.start()
+            thread.join()
+            assert elsewhere == [GPU]
+        assert choices() == CPU
+        monkeypatch.setenv(device.VARIABLE, "cpu")
+        assert choices() == CPU
+        monkeypatch.setenv(device.VARIABLE, "tpu")
+        with pytest.raises(UserError, match="MLX_TRANSFORMER_DEVICE_CHOICES=tpu: choose cpu or gpu"):
+            choices()
+
+
+def test_every_choice_has_an_effect():
+    with deciding_as("gpu"):
+        arrays, step = MlxArrays(), step_with(model())
+    assert (arrays.check_every, arrays.drop_below, step.streams) == (GPU.check_every, GPU.drop_below, [])
+    with deciding_as("cpu"):
+        arrays, step = MlxArrays(), step_with(model())
+    assert (arrays.check_every, arrays.drop_below) == (CPU.check_every, CPU.drop_below)
+    assert step.streams
+
+
+traced = pytest.mark.skipif(not runtimes.mlx_gpu() and shutil.which("g++") is None, reason="MLX asks for g++ here")
+
+
+@traced
+def test_a_rehearsed_step_is_traced_once_a_shape():
+    traces = []
+    with deciding_as("gpu"):
+        step = step_with(model())
+        original = step.loss
+        step.loss = lambda *arguments: (traces.append(1), original(*arguments))[1]
+        for seed in range(3):
+            run(step, batch(seed=seed))
+        assert len(traces) == 1
+        run(step, batch(ragged=False))
+        assert len(traces) == 2
+
+
+COMPILED = """
+import mlx.core as mx
+from mlx_transformer.device import choices
+from mlx_transformer.nn.feedforward import ACTIVATIONS
+print(choices().compiles, ACTIVATIONS["gelu"](mx.array(1.0)).item())
+"""
+
+
+@pytest.mark.skipif(runtimes.mlx_gpu(), reason="a GPU compiles for itself")
+def test_a_rehearsed_process_never_compiles_cpp(tmp_path):
+    """A g++ first in PATH that says it is there, as MLX asks, and notes what else it is called for."""
+    compiler, calls = tmp_path / "g++", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\ncase "$1" in --version) exit 0;; esac\necho "$@" >> {calls}\nexit 1\n')
+    compiler.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    said = in_a_process(COMPILED, **variables, MLX_TRANSFORMER_DEVICE_CHOICES="gpu")
+    assert said.stdout == "True 0.8413447141647339\n", said.stderr
+    assert not calls.exists()
+    unrehearsed = "import mlx.core as mx; mx.compile(lambda x: mx.exp(x) * x + 1)(mx.array(1.0)).item()"
+    in_a_process(unrehearsed, **variables, MLX_TRANSFORMER_DEVICE_CHOICES="")
+    assert calls.exists(), "this test would not see a compiler at work"
+
+
+def test_the_device_can_be_named():
+    code = "import mlx.core as mx; from mlx_transformer.device import device_kind; print(device_kind())"
+    assert in_a_process(code, MLX_TRANSFORMER_DEVICE="cpu").stdout == "cpu\n"
+    said = in_a_process(code, MLX_TRANSFORMER_DEVICE="tpu").stderr
+    assert "MLX_TRANSFORMER_DEVICE=tpu: choose cpu or gpu, or unset it" in said
+    if not runtimes.mlx_gpu():
+        said = in_a_process(code, MLX_TRANSFORMER_DEVICE="gpu").stderr
+        assert "MLX_TRANSFORMER_DEVICE=gpu: MLX sees no GPU here" in said
+
+
+def test_no_other_file_asks_which_device_it_is():
+    """Except where a person names one: the engines of `validate`, a benchmark that says what it ran on."""
+    asking = re.compile(r"default_device|DeviceType")
+    files = [path for folder in ("mlx_transformer", "export") for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if asking.search(path.read_text(encoding="utf-8"))}
+    assert found == {"mlx_transformer/device.py"}
+
+
+def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
+    )
