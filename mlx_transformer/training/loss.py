@@ -54,12 +54,14 @@ def _function(smoothing: float) -> Callable[..., tuple[mx.array, mx.array]]:
         h, W, _, y, counted = primals
         V = W.shape[0]
         g = (cotangents[0] * counted)[:, None]  # (N, 1)
-        p = (outputs[1] * g).astype(h.dtype)  # (N, V)
-        hit, rest = ((1 - smoothing) * g).astype(h.dtype), (smoothing / V * g).astype(h.dtype)
-        dh = p @ W - hit * W[y] - rest * mx.sum(W.astype(mx.float32), axis=0).astype(W.dtype)
-        dW = (p.T @ h).at[y].add(-hit * h) - mx.sum(rest * h, axis=0)
+        p = outputs[1] * g  # (N, V)
+        low = p.astype(h.dtype)
+        hit, rest = (1 - smoothing) * g, smoothing / V * g
+        # Products add up in float32 by themselves; sums and scatters would add up in their terms' type.
+        dh = (low @ W).astype(mx.float32) - hit * W[y] - rest * mx.sum(W.astype(mx.float32), axis=0)
+        dW = (low.T @ h).astype(mx.float32).at[y].add(-hit * h) - mx.sum(rest * h, axis=0)
         db = mx.sum(p, axis=0).at[y].add(-hit[:, 0]) - mx.sum(rest)
-        return dh, dW, db, mx.zeros_like(y), mx.zeros_like(counted)
+        return dh.astype(h.dtype), dW.astype(W.dtype), db.astype(h.dtype), mx.zeros_like(y), mx.zeros_like(counted)
 
     return cast(Callable[..., tuple[mx.array, mx.array]], loss)
 

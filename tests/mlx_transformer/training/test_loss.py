@@ -88,3 +88,24 @@ def test_low_precision_stays_in_type(dtype):
     assert loss.dtype == mx.float32
     assert [g.dtype for g in gradients] == [dtype] * 3
     np.testing.assert_allclose(loss.item(), expected, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(mx.float16, 2.0**-11), (mx.bfloat16, 2.0**-8)])
+def test_low_types_add_up_in_float32(dtype, unit):
+    """The bias's gradient sums over all rows: with 4096 of one sign a sum in bfloat16 stands still at 256 terms."""
+    rows = 4096
+    h, W, b = mx.zeros((rows, D), dtype), mx.zeros((V, D), dtype), mx.zeros(V, dtype)
+    y = mx.ones((rows,), mx.int32)
+    found = mx.grad(lambda b: label_smoothed_loss(h, W, b, y, 0.1, PAD))(b)
+    expected = rows * (1 / V - 0.1 / V - 0.9 * (np.arange(V) == 1))
+    np.testing.assert_allclose(np.array(found.astype(mx.float32)), expected, rtol=2 * unit)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_low_gradients_are_the_formulas(dtype):
+    values = inputs()
+    arrays = [np.array(mx.array(x, dtype=dtype).astype(mx.float32), np.float64) for x in values[:3]]
+    unit = 2.0**-11 if dtype == mx.float16 else 2.0**-8
+    for found, expected in zip(fused(*values, 0.1, dtype=dtype)[1:], plain(*arrays, values[3], 0.1)[1:], strict=True):
+        error = np.array(found.astype(mx.float32)) - expected
+        assert np.abs(error).max() < 4 * unit * np.abs(expected).max()
