@@ -35,7 +35,7 @@ MAY_CHANGE = {
     for name in "epochs steps minutes log_every keep checkpoint_seconds valid_every valid_sentences".split()
 } | {f"recipe.data.{name}" for name in "source target valid_source valid_target".split()}
 # Differences that only change the last bits of what is computed: said, not refused.
-ENVIRONMENT = {"blas", "device", "versions.mlx"}
+ENVIRONMENT = {"blas", "versions.mlx"}
 
 Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
 
@@ -161,6 +161,7 @@ class Run:
         """The record of the run so far, if `record` continues it."""
         before = checkpoint.read_json(self.folder / RECORD)
         old, new = _flat(before), _flat(record)
+        self._check_device(old, new)
         # The recipe first: the rest mostly follows from it.
         names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
         changes = {
@@ -179,6 +180,18 @@ class Run:
             more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
             raise UserError(f"{self.folder}: cannot resume with another recipe: {'; '.join(refused[:8])}{more}")
         return before
+
+    def _check_device(self, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """Another kind of device has other batches, so that a run would go on with text it has seen or never sees."""
+        was, now = old.get("device"), new.get("device")
+        if was == "Device(cpu, 0)":  # earlier versions' word for it
+            was = old["device"] = "cpu"
+        if was != now:
+            here = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
+            raise UserError(
+                f"{self.folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
+                f"continue it {here}, or start a new run with another --out"
+            )
 
 
 def _locked(folder: Path) -> int | None:

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.data.batches import Batch
-from mlx_transformer.device import device_kind
+from mlx_transformer.device import described
 from mlx_transformer.generation.with_mlx import MlxTranslator
 from mlx_transformer.nn import Transformer
 from mlx_transformer.scoring import score
@@ -67,7 +67,7 @@ class Trainer:
         self.tokenizer = Tokenizer.load(saved) if known else train_tokenizer(self.data, recipe.data.vocab_size)
         self.config = TransformerConfig.preset(recipe.preset, self.tokenizer.vocab_size, **recipe.model)
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
-        record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_kind()}
+        record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": described()}
         self.reporter = Reporter("training")
         self.stop = _StopSignal()
         self.files = Run(out, record, resume, self.reporter.line)

@@ -11,6 +11,7 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe, write_pairs
 
+from mlx_transformer.device import deciding_as
 from mlx_transformer.spec import checkpoint
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -202,6 +203,29 @@ def test_another_machine_is_said_not_refused(tmp_path, capsys):
     train(tmp_path, resume=True, steps=3)
     assert "blas was 'another', now " in capsys.readouterr().err
     assert json.loads(path.read_text(encoding="utf-8")) == {**record, "recipe": json.loads(path.read_text())["recipe"]}
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_another_kind_of_device_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLX_TRANSFORMER_DEVICE_CHOICES", raising=False)
+    with deciding_as("cpu"):
+        train(tmp_path, steps=2)
+    path = tmp_path / "run" / "run.json"
+    record = path.read_text(encoding="utf-8")
+    for there, remedy in {"metal": "on a machine with metal", "cuda": "on a machine with cuda"}.items():
+        path.write_text(record.replace('"device": "cpu"', f'"device": "{there}"'), encoding="utf-8")
+        with (
+            deciding_as("cpu"),
+            pytest.raises(UserError, match=f"cannot resume on cpu what was trained on {there}") as e,
+        ):
+            train(tmp_path, resume=True, steps=3)
+        assert f"continue it {remedy}, or start a new run with another --out" in str(e.value)
+    path.write_text(record, encoding="utf-8")
+    with deciding_as("gpu"), pytest.raises(UserError, match="with MLX_TRANSFORMER_DEVICE=cpu"):
+        train(tmp_path, resume=True, steps=3)
+    path.write_text(record.replace('"device": "cpu"', '"device": "Device(cpu, 0)"'), encoding="utf-8")
+    with deciding_as("cpu"):
+        assert train(tmp_path, resume=True, steps=3).state.step == 3  # an earlier version's words for it
 
 
 def test_two_processes_never_train_in_one_folder(tmp_path):
