@@ -48,6 +48,7 @@ GPU = Choices(compiles=True, few_shapes=True, shortest=16, exp_as_power=False, c
 _CHOICES = {"cpu": CPU, "gpu": GPU}
 
 _told: list[str] = []
+_tf32: list[bool] = []
 
 
 def _use_device() -> None:
@@ -97,6 +98,18 @@ def device_kind() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def described() -> str:
+    """The device as a run's record has it: with another one's choices it is another one."""
+    own = GPU if _on_gpu() else CPU
+    told = next(kind for kind, one in _CHOICES.items() if one == choices())
+    return device_kind() if choices() == own else f"{device_kind()}, deciding as a {told}"
+
+
+def gradient_device(queries: int) -> mx.Device:
+    """Where attention over sequences of this length has a gradient: MLX's default device, or else the CPU."""
+    return mx.default_device() if queries >= choices().shortest else mx.Device(mx.cpu)
+
+
 def cpu_streams() -> list[mx.Stream]:
     """One new stream for each core that this process may use (a container or `taskset` may allow fewer than there are):
     one MLX stream runs on one core. On a GPU its own."""
@@ -104,6 +117,26 @@ def cpu_streams() -> list[mx.Stream]:
         return [mx.default_stream(mx.default_device())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [mx.new_stream(mx.cpu) for _ in range(cores)]
+
+
+def set_tf32(on: bool) -> None:
+    """Whether a GPU's float32 products may round to TF32, as they do by default on some. Before the first product: MLX
+    reads its setting once a process. `UserError` where it is too late, or was set otherwise before."""
+    if _tf32 not in ([], [on]):
+        raise UserError("mlx:gpu: float32 and tf32 can't be compared in one run: MLX takes one setting a process")
+    _tf32[:] = [on]
+    os.environ["MLX_ENABLE_TF32"] = "1" if on else "0"
+
+
+def check_float32(device: mx.Device) -> None:
+    """`UserError` where a product of this device isn't float32's. In TF32's 10 bits 1 + 2^-12 is 1."""
+    with mx.stream(device):
+        ones = mx.ones((256, 256))
+        found = ((1 + 2.0**-12) * ones @ ones)[0, 0].item()
+    if found != 256 + 2.0**-4:
+        raise UserError(
+            f"MLX multiplies in TF32 on {device} in this process: set MLX_ENABLE_TF32=0 before its first product"
+        )
 
 
 def _on_gpu() -> bool:

@@ -30,7 +30,7 @@ from .checks.free_running import Words, attempt, free_running, most_positions, w
 from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
-from .engines import DEFAULT, Engine, Unavailable, open_engine
+from .engines import Engine, Unavailable, default_runtimes, open_engine
 from .engines.foreign_engine import ForeignEngine, is_foreign
 from .findings import PLAIN, TAPPED, Point, Runtime, Weights
 from .locate.isolate import Culprit, isolable, isolate
@@ -65,9 +65,10 @@ def compare(
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
-    `runtimes`: names as `engines.open_engine` knows them; by default MLX and ONNX Runtime, and one of them that isn't
-    installed is listed in the report. A named one that isn't there raises `Unavailable`. `seed` repeats a run;
-    `longest` bounds the longest input, `threads` those of ONNX Runtime. `gradients`: MLX's are checked too.
+    `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
+    Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
+    `Unavailable`. `seed` repeats a run; `longest` bounds the longest input, `threads` those of ONNX Runtime.
+    `gradients`: MLX's are checked too.
     Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see
     `engines/foreign_engine.py`). Raises `UserError` for folders that are no such models.
     """
@@ -84,7 +85,7 @@ def compare(
                 raise
             absent.append(name)
     if not engines:
-        raise Unavailable(f"none of the runtimes {', '.join(runtimes or DEFAULT)} is available here")
+        raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
     seed = fresh_seed() if seed is None else seed
     texts = tokenised(opened.tokenizer_path, opened.config)
     longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
@@ -94,10 +95,10 @@ def compare(
 
 
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
-    """MLX, and ONNX Runtime in every precision of the folder."""
+    """MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
     found = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = found[1:] if "float32" in found or len(found) == 1 else found
-    return [*DEFAULT, *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
+    return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
 def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:

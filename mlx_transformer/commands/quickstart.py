@@ -31,12 +31,14 @@ def run(out: Path, minutes: float, seed: int) -> int:
     """
     from export import OnnxTransformer, export_onnx
     from export.validate import validate_command
+    from mlx_transformer.device import set_tf32
     from mlx_transformer.generation.with_mlx import MlxTranslator
     from mlx_transformer.nn.loading import load
     from mlx_transformer.training.data import load_data
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.trainer import Trainer
 
+    set_tf32(False)  # equality is judged in this process, so from its first product on
     _clear(out)
     seconds: dict[str, float] = {}
     begin = time.monotonic()

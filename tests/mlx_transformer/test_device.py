@@ -106,7 +106,6 @@ def test_the_device_can_be_named():
 
 
 def test_no_other_file_asks_which_device_it_is():
-    """Except where a person names one: the engines of `validate`, a benchmark that says what it ran on."""
     asking = re.compile(r"default_device|DeviceType")
     files = [path for folder in ("mlx_transformer", "export") for path in (ROOT / folder).rglob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if asking.search(path.read_text(encoding="utf-8"))}

@@ -29,6 +29,7 @@ from mlx_transformer.spec.config import TransformerConfig
 Array = NDArray
 
 SMOOTHING = 0.1
+LENGTH = 16  # so many queries have a gradient on every device (`mlx_transformer.device`)
 STEP = 1e-4
 ELEMENTS = 2
 TRIES = 8
@@ -108,7 +109,17 @@ def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> fl
 
 
 def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
-    """dL/dw of every parameter by the trainer's loss and MLX's automatic differentiation."""
+    """dL/dw of every parameter by the trainer's loss and MLX's automatic differentiation, without TF32."""
+    import mlx.core as mx
+
+    from mlx_transformer.device import gradient_device, set_tf32
+
+    set_tf32(False)
+    with mx.stream(gradient_device(min(ids.shape[1] for ids in batch.inputs))):
+        return _mlx_gradients(config, weights, batch)
+
+
+def _mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
     import mlx.core as mx
     from mlx import nn
     from mlx.utils import tree_flatten
@@ -132,7 +143,7 @@ def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch
 
 def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:
     """Three ragged rows; what a row's next token is, is random too."""
-    length = min(7, c.max_positions - 1)
+    length = min(LENGTH, c.max_positions - 1)
     mask = padding(np.array([length, max(1, length - 3), max(1, length - 1)]), length, "right", rng)
     ids = np.where(mask, words(c, rng, mask.shape, c.has_encoder), c.pad_id)
     if c.architecture != "encoder-decoder":

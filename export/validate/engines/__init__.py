@@ -196,10 +196,19 @@ ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
     "reference": (_reference, ("precision",)),
 }
 DEFAULT = ("mlx", "onnxruntime")
+
+
+def default_runtimes() -> tuple[str, ...]:
+    """What is judged without being asked: the CPU's runtimes, and MLX's GPU where there is one."""
+    from .mlx_engine import has_gpu
+
+    return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
+
+
 # For people: a name, and what it stands for.
 RUNTIMES = {
     "mlx": "the MLX model on the CPU",
-    "mlx:gpu": "on Metal or CUDA, TF32 off",
+    "mlx:gpu": "on Metal or CUDA, TF32 off; judged without being asked where there is one",
     "mlx:cpu:bfloat16": "in lower precision: float16, bfloat16, on a GPU tf32",
     "onnxruntime": "the exported files on the CPU, all graph optimisations",
     "onnxruntime:cuda": "on another execution provider: cuda (TF32 off), coreml, or any by its full name",

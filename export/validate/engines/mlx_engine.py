@@ -22,8 +22,13 @@ Array = NDArray
 PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
 
 
-# MLX reads its setting once in a process, when it first multiplies on a GPU.
-_tf32: list[str] = []
+def has_gpu() -> bool:
+    """Whether MLX is installed and sees a GPU, Metal or CUDA."""
+    if find_spec("mlx") is None:
+        return False
+    import mlx.core as mx
+
+    return mx.is_available(mx.Device(mx.gpu))
 
 
 class MlxEngine:
@@ -38,8 +43,6 @@ class MlxEngine:
         if precision not in PRECISIONS or (precision == "tf32" and device == "cpu"):
             known = PRECISIONS if device != "cpu" else PRECISIONS[:-1]
             raise UserError(f"mlx:{device}:{precision}: choose {', '.join(known)}")
-        if device == "gpu":
-            _set_tf32("1" if precision == "tf32" else "0")
         self.precision = precision
         self._open(device)
         from mlx_transformer.nn import Transformer
@@ -64,13 +67,20 @@ class MlxEngine:
     def _open(self, device: str) -> None:
         import mlx.core as mx
 
+        from mlx_transformer.device import check_float32, device_kind, set_tf32
+
         if device not in ("cpu", "gpu"):
             raise UserError(f"mlx:{device}: choose mlx:cpu or mlx:gpu")
         self.mx = mx
         self._device = mx.Device(mx.cpu if device == "cpu" else mx.gpu)
         if not mx.is_available(self._device):
             raise Unavailable("runtime mlx:gpu: MLX sees no GPU here")
-        self.device = "cpu" if device == "cpu" else "metal" if mx.metal.is_available() else "cuda"
+        with self._stream():
+            self.device = device_kind()
+        if device == "gpu":
+            set_tf32(self.precision == "tf32")
+            if self.precision == "float32":
+                check_float32(self._device)
 
     def _stream(self) -> Any:
         return self.mx.stream(self._device)
@@ -142,13 +152,6 @@ class MlxEngine:
             for part in case.passes():
                 parts.append(self._numpy(model.step(ids[:, part], cache, tap=tap)))
         return np.concatenate(parts, axis=1)
-
-
-def _set_tf32(value: str) -> None:
-    if _tf32 and _tf32[0] != value:
-        raise UserError("mlx:gpu: float32 and tf32 can't be compared in one run: MLX takes one setting a process")
-    _tf32[:] = [value]
-    os.environ["MLX_ENABLE_TF32"] = value
 
 
 def _inputs(case: Case) -> tuple[Any, ...]:

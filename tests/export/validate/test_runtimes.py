@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from rich.console import Console
 from export.__main__ import main as export_main
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
-from export.validate.engines import RUNTIMES, Node, Placement, Unavailable, open_engine
+from export.validate.engines import RUNTIMES, Engine, Node, Placement, Unavailable, mlx_engine, open_engine
 from export.validate.engines.wasm_engine import find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=32, heads=4, key_value_heads=2, d_ff=48, encoder_layers=1, decoder_layers=1, max_positions=40
@@ -71,6 +73,38 @@ def _gpu_is_there() -> bool:
     import onnxruntime as ort
 
     return mx.is_available(mx.Device(mx.gpu)) or "CUDAExecutionProvider" in ort.get_available_providers()
+
+
+def test_mlx_on_a_gpu_is_judged_without_being_asked(
+    exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def opening(name: str, *arguments: object) -> Engine:
+        opened.append(name)
+        return open_engine("mlx:cpu" if name == "mlx:gpu" else name, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sys.modules[compare.__module__], "open_engine", opening)
+    for gpu, names in {True: ["mlx", "onnxruntime", "mlx:gpu"], False: ["mlx", "onnxruntime"]}.items():
+        monkeypatch.setattr(mlx_engine, "has_gpu", lambda gpu=gpu: gpu)
+        assert compare(*exported, seed=1, longest=12).equal
+        assert opened == names
+        opened.clear()
+
+
+def test_tf32_is_one_setting_a_process(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    device = pytest.importorskip("mlx_transformer.device")
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    monkeypatch.setattr(device, "_tf32", [])
+    device.set_tf32(False)
+    device.set_tf32(False)
+    with pytest.raises(UserError, match="float32 and tf32 can't be compared in one run"):
+        device.set_tf32(True)
+    device.check_float32(device.mx.Device(device.mx.cpu))
+    plain = device.mx.ones
+    monkeypatch.setattr(device.mx, "ones", lambda shape: plain(shape, device.mx.float16))  # as many bits as TF32 has
+    with pytest.raises(UserError, match="set MLX_ENABLE_TF32=0 before its first product"):
+        device.check_float32(device.mx.Device(device.mx.cpu))
 
 
 def test_a_negative_seed_is_bad_input(exported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
