@@ -16,7 +16,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from ..device import choices
+from mlx_transformer.device import choices
 
 
 def label_smoothed_loss(
