@@ -14,17 +14,19 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow mutations false-alarms test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
 	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
+	@echo 'make test-gpu-path  the tests with what a GPU does otherwise, rehearsed on the CPU'
+	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make mutations      59 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
-	@echo 'make test-cuda      the cross-checks on an NVIDIA GPU; an error when none ran (WHEELS=folder: offline)'
+	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see README)'
 	@echo 'make lint           ruff and pyright'
@@ -75,6 +77,15 @@ quickstart: $(VENV)/.installed
 # Two processes with one BLAS thread each (tests/conftest.py) use two cores better than one process with two threads.
 test: $(VENV)/.installed-dev
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
+
+# What a GPU does otherwise: the compiled step, batches of few shapes, a search that seldom asks. The files that turn on
+# it run so in `make test` too, beside the CPU's way (tests/helpers/choices.py). ARGS="-m gpu_path": what test-cuda runs.
+test-gpu-path: $(VENV)/.installed-dev
+	@MLX_TRANSFORMER_DEVICE_CHOICES=gpu $(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
+
+# ARGS="--only Haswell": one machine; ARGS=--list names them. What pytest says goes to .machines/.
+test-machines: $(VENV)/.installed-dev
+	@$(BIN)/python tests/machines.py --workers $(WORKERS) $(ARGS)
 
 mutations: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/mutations/mutation_run.py $(ARGS)
@@ -153,13 +164,16 @@ $(CONSUMERS_MODEL): | $(VENV)/.installed-dev
 # brings both kinds, so the CPU's are taken out and the others written again. With REQUIRE_CUDA=1 the tests fail where
 # CUDA doesn't run. Linux x86-64, a driver for CUDA 13.
 CUDA_VENV := .venv-cuda
-CUDA_TESTS := tests/export/validate/test_everywhere.py
-CUDA_PACKAGES := -e '.[cuda]' pytest hypothesis
+# The files with such tests, for others would need packages that this environment lacks.
+CUDA_TESTS = $(shell grep -rlE 'mark\.gpu|both_choices' tests --include='test_*.py')
+CUDA_WORKERS ?= 4
+CUDA_PACKAGES := -e '.[cuda]' pytest pytest-xdist hypothesis
 WHEELS ?=
 FROM_WHEELS = $(if $(WHEELS),--no-index --find-links '$(WHEELS)')
 
 test-cuda: has-cuda $(CUDA_VENV)/.installed
-	@REQUIRE_CUDA=1 $(CUDA_VENV)/bin/python -m pytest -q $(CUDA_TESTS) $(ARGS)
+	@REQUIRE_CUDA=1 $(CUDA_VENV)/bin/python -m pytest -n $(CUDA_WORKERS) --dist loadfile -q --durations 20 \
+	  -m '(gpu_path or gpu) and not slow' $(CUDA_TESTS) $(ARGS)
 
 has-cuda:
 	@if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then \
@@ -186,8 +200,7 @@ $(CUDA_VENV)/.installed: pyproject.toml constraints.txt | has-cuda
 wheels-cuda: $(VENV)/.installed
 	@if [ -z '$(WHEELS)' ]; then echo 'make: wheels-cuda needs a folder: make wheels-cuda WHEELS=folder' >&2; exit 1; fi
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-input -d '$(WHEELS)' \
-	  -c constraints.txt 'setuptools>=77' '.[cuda]' pytest hypothesis
-	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
+	  -c constraints.txt 'setuptools>=77' '.[cuda]' pytest pytest-xdist hypothesis
 	@echo 'make test-cuda WHEELS=$(WHEELS) installs from there'
 
 # ---- longer checks and recipes --------------------------------------------------------------------------------------
@@ -207,8 +220,8 @@ multi30k: $(VENV)/.installed
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .consumers
+	rm -rf build dist *.egg-info .machines .pytest_cache .ruff_cache .hypothesis .consumers
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(CONSUMERS_VENV) $(CUDA_VENV) $(NODE_MODULES)
+	rm -rf $(VENV) $(CONSUMERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)

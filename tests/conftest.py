@@ -15,6 +15,7 @@ os.environ.pop("FORCE_COLOR", None)
 os.environ["MLX_ENABLE_TF32"] = "0"
 
 import pytest  # noqa: E402
+import runtimes  # noqa: E402
 from choices import DEVICE_CHOICES  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
@@ -28,6 +29,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("project")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not (runtimes.mlx_gpu() or runtimes.cuda_required()):
+        pytest.skip("MLX sees no GPU here")
 
 
 @pytest.fixture

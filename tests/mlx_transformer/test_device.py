@@ -21,6 +21,8 @@ from mlx_transformer.device import CPU, GPU, choices, deciding_as
 from mlx_transformer.generation.with_mlx import MlxArrays
 from mlx_transformer.spec.errors import UserError
 
+pytestmark = pytest.mark.gpu_path
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -19,6 +19,8 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.quantization import BITS, Scheme
 
+pytestmark = pytest.mark.gpu_path
+
 model = pytest.fixture(scope="module")(quantized_models)
 
 

@@ -1,5 +1,5 @@
 """The cross-check on every runtime and execution provider that this machine has (`runtimes.py`): all shapes of a model,
-thread counts 1 and 2, the rows of a batch in another order. `make test-cuda` runs this file on CUDA."""
+thread counts 1 and 2, the rows of a batch in another order, all targets."""
 
 import os
 import shutil
@@ -14,11 +14,15 @@ import runtimes
 from random_models import write_model
 from small_models import alone, encoder_decoder
 
+from export.targets.coreml.shape import FixedShape
+from export.targets.table import TARGETS
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
 from export.validate.engines import open_engine
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
+
+pytestmark = pytest.mark.gpu_path
 
 ROOT = Path(__file__).parents[3]
 CONFIGS: dict[str, TransformerConfig] = {
@@ -61,13 +65,23 @@ def test_the_order_of_a_batchs_rows_does_not_matter(runtime: str, exported: dict
     assert report.equal, report.failures()
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_is_what_mlx_computes(target: str, tmp_path: Path) -> None:
+    """By what is judged without being asked: MLX on the CPU and, where there is one, on a GPU, and the exported files."""
+    fixed = {"fixed_shape": FixedShape(2, 24, 24)} if target == "coreml" else {}
+    models = write_model(CONFIGS["modern"], tmp_path, 1, target=target, **fixed)
+    report = compare(*models, longest=20, threads=1)
+    assert report.equal, (report.seed, report.failures())
+    assert {r.name for r in report.runtimes} >= {"mlx", "onnxruntime"} | ({"mlx:gpu"} if runtimes.mlx_gpu() else set())
+
+
 def _permuted(case: Case, rows: np.ndarray) -> Case:
     mask = None if case.mask is None else case.mask[rows]
     targets = None if case.target_ids is None else case.target_ids[rows]
     return replace(case, name=f"{case.name}, permuted", ids=case.ids[rows], mask=mask, target_ids=targets)
 
 
-@pytest.mark.skipif(not (runtimes.mlx_gpu() or runtimes.cuda_required()), reason="MLX sees no GPU here")
+@pytest.mark.gpu
 def test_tf32_of_mlx(exported: dict[str, tuple[Path, Path]]) -> None:
     """In a process of its own: MLX takes its setting once."""
     command = [sys.executable, "-m", "export", "validate", *map(str, exported["paper"]), "--runtimes", "mlx:gpu:tf32"]
@@ -75,6 +89,7 @@ def test_tf32_of_mlx(exported: dict[str, tuple[Path, Path]]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(
     not runtimes.cuda_required() and "cuda" not in runtimes.providers(), reason="ONNX Runtime has no CUDA here"
 )
@@ -87,6 +102,7 @@ def test_on_cuda_the_matrix_products_ran_on_cuda(exported: dict[str, tuple[Path,
     assert placement.tf32 == "off (use_tf32)"
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not runtimes.cuda_required(), reason="only `make test-cuda` demands CUDA")
 def test_cuda_is_what_ran() -> None:
     import mlx.core as mx

@@ -22,6 +22,8 @@ from mlx_transformer.nn.loading import load
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.gpu_path
+
 LINES = ["one two", "", "  ", "three. four five six!", "größer, 東京 🎉", "x"]
 REQUESTS = [
     {},

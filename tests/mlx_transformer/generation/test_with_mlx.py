@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from choices import both_choices
 from toy_model import Toy
 
 from mlx_transformer.generation.arrays import NumpyArrays, top_k
@@ -12,6 +13,8 @@ from mlx_transformer.generation.search import search
 from mlx_transformer.generation.with_mlx import MlxArrays, MlxModel
 from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.config import TransformerConfig
+
+pytestmark = both_choices
 
 REQUESTS = [
     {},

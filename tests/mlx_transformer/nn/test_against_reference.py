@@ -15,6 +15,8 @@ from mlx_transformer.nn.inputs import as_tokens
 from mlx_transformer.nn.masks import padding_mask
 from mlx_transformer.spec.config import TransformerConfig
 
+pytestmark = pytest.mark.gpu_path
+
 
 def compare(config: TransformerConfig, seed: int) -> None:
     """Every tap of a padded batch, and the cached steps of a decoder, within float32's rounding."""

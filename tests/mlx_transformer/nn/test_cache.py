@@ -10,6 +10,8 @@ from mlx_transformer.nn.cache import room_for
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
+pytestmark = pytest.mark.gpu_path
+
 TOLERANCE = dict(rtol=0, atol=2e-5)
 
 

@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from mlx.utils import tree_flatten, tree_map
 from options import OPTIONS
 
+from mlx_transformer.device import gradient_device
 from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import output_weight_name, parameter_count, parameter_shapes
+
+pytestmark = pytest.mark.gpu_path
 
 
 def small(seed: int = 0, **changes) -> Transformer:
@@ -39,7 +42,9 @@ def test_parameters_are_the_table_and_all_receive_gradient(config: TransformerCo
         model.update(parameters)
         return mx.sum(model(*inputs(config)) * direction)
 
-    gradients = dict(tree_flatten(mx.grad(loss)(model.parameters())))
+    with mx.stream(gradient_device(min(ids.shape[1] for ids in inputs(config)))):
+        gradients = dict(tree_flatten(mx.grad(loss)(model.parameters())))
+        mx.eval(gradients)
     for name, gradient in gradients.items():
         assert mx.all(mx.isfinite(gradient)).item(), name
         # A key's bias adds the same number to all scores of a query, so softmax ignores it, unless positions turn it.
@@ -138,7 +143,9 @@ def test_half_precision_stays_half_precision(dtype: mx.Dtype, positions: str) ->
         model.step([[1, 3], [1, 4]], cache, tap=look)
         model.step([[1], [1]], cache, tap=look)
         types |= {array.dtype for array in cache.arrays()}
-        gradients = mx.grad(lambda p, m=model: m.update(p)(*inputs(m.config)).sum())(model.parameters())
+        with mx.stream(gradient_device(min(ids.shape[1] for ids in inputs(model.config)))):
+            gradients = mx.grad(lambda p, m=model: m.update(p)(*inputs(m.config)).sum())(model.parameters())
+            mx.eval(gradients)
         types |= {gradient.dtype for _, gradient in tree_flatten(gradients)}
         assert types == {dtype}
 

@@ -26,6 +26,8 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.quantization import Packed, Scheme, from_config, quantizable, stored_shapes, to_config
 
+pytestmark = pytest.mark.gpu_path
+
 model = pytest.fixture(scope="module")(quantized_models)
 
 

@@ -15,6 +15,8 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.training.data import load_data, make_batches, train_tokenizer
 from mlx_transformer.training.recipe import Recipe
 
+pytestmark = pytest.mark.gpu_path
+
 
 def test_validation_is_set_aside_by_the_seed(tmp_path):
     source, _ = write_pairs(tmp_path, 500)

@@ -6,6 +6,8 @@ import pytest
 
 from mlx_transformer.training.loss import label_smoothed_loss
 
+pytestmark = pytest.mark.gpu_path
+
 PAD, N, V, D = 0, 12, 17, 5
 
 
