@@ -14,7 +14,6 @@ import runtimes
 from random_models import write_model
 from small_models import alone, encoder_decoder
 
-from export.targets.coreml.shape import FixedShape
 from export.targets.table import TARGETS
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
@@ -67,8 +66,8 @@ def test_the_order_of_a_batchs_rows_does_not_matter(runtime: str, exported: dict
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_is_what_mlx_computes(target: str, tmp_path: Path) -> None:
-    """By what is judged without being asked: MLX on the CPU and, where there is one, on a GPU, and the exported files."""
-    fixed = {"fixed_shape": FixedShape(2, 24, 24)} if target == "coreml" else {}
+    """By what is judged without being asked: MLX on the CPU, on a GPU where there is one, and the exported files."""
+    fixed = {"fixed_shape": "2x24x24"} if target == "coreml" else {}
     models = write_model(CONFIGS["modern"], tmp_path, 1, target=target, **fixed)
     report = compare(*models, longest=20, threads=1)
     assert report.equal, (report.seed, report.failures())
