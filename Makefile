@@ -39,9 +39,17 @@ help:
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 
+# MLX has wheels for macOS 14 and later; without this pip would only say that no version is found.
+define check-macos
+	@if [ "$$(uname)" = Darwin ] && [ "$$(sw_vers -productVersion | cut -d. -f1)" -lt 14 ]; then \
+	  echo "make: MLX needs macOS 14 or later, and this is $$(sw_vers -productVersion): update macOS" >&2; exit 1; \
+	fi
+endef
+
 # $(call install,REQUIREMENT): a usable .venv, then the requirement with pinned versions. A candidate must be 3.11 or
 # later, bring ensurepip (Debian ships it apart), and on macOS be native: MLX has no wheel for Rosetta.
 define install
+	$(check-macos)
 	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
 	  found=; \
 	  for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
