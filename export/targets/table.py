@@ -170,7 +170,12 @@ _COREML = (
         "of these CoreML takes only Concat, whose result has another extent at every step",
     ),
     Choice("masks from Sub, Mul and Clip", "LessOrEqual, And, Where", "CoreML takes neither comparisons nor Where"),
-    Choice("GatherND", "Gather", "an ML program's list has the first alone"),
+    Choice(
+        "Gather",
+        "GatherND",
+        "Core ML's gather_nd reads row 0 where indices aren't constants, so the provider leaves such a node to the CPU"
+        " (microsoft/onnxruntime#28598)",
+    ),
     Choice("-3e4 on masked scores", "-1e9", "finite in float16, in which CoreML may compute; softmax makes both 0"),
     Choice(
         "keys and values of the source from the encoder", "from the decoder's first step", "no If, and no third graph"

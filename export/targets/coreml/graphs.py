@@ -5,7 +5,7 @@
 
 They are built from the same modules as the others. CoreML's provider leaves what it hasn't (`OPERATORS`) to the CPU and
 splits the graph there, so masks, positions and the place in a buffer are arithmetic on `position_ids`: no Where, no
-Range, no comparison, no If; embeddings are read by GatherND.
+Range, no comparison, no If.
 
 Shapes: B rows, S source and T target positions, all fixed; K key-value heads, d one head, D model, V vocabulary.
 """
@@ -35,9 +35,10 @@ HIDDEN = -3e4
 """Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
 
 # What CoreML's execution provider takes in an ML program: onnxruntime's list coreml_supported_mlprogram_ops.md (main,
-# commit 04f568d869ec, before 1.31), as far as it is used here.
+# commit 04f568d869ec, before 1.31), as far as it is used here, and Gather, which that list forgets
+# (gather_op_builder.cc, since microsoft/onnxruntime#24387).
 OPERATORS = frozenset(
-    "Add Cast Clip Concat Div Gelu GatherND Identity LayerNormalization MatMul Mul Pow ReduceMean Relu Reshape Sigmoid "
+    "Add Cast Clip Concat Div Gather Gelu Identity LayerNormalization MatMul Mul Pow ReduceMean Relu Reshape Sigmoid "
     "Softmax Split Sqrt Sub Transpose Unsqueeze".split()
 )
 
@@ -173,8 +174,8 @@ def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir
 
 
 def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:
-    """What is computed from known extents becomes a constant; rows of tables are read by GatherND, in place. A Reshape
-    that changes nothing goes; the name of its output stays if it is one of the `named`."""
+    """What is computed from known extents becomes a constant. A Reshape that changes nothing goes; the name of its
+    output stays if it is one of the `named`."""
     made = [(x.producer(), x) for x in named]
     reshaped = [(node.inputs[0], x) for node, x in made if node is not None and node.op_type == "Reshape"]
     model = ir.Model(graph, ir_version=IR_VERSION)
@@ -187,29 +188,10 @@ def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:
     optimizer.fold_constants(model)
     LiftConstantsToInitializersPass(lift_all_constants=True)(model)
     for node in list(graph):
-        if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
-            _gather_nd(graph, node)
-        elif node.op_type == "Reshape":
+        if node.op_type == "Reshape":
             before, after = node.inputs[0], node.outputs[0]
             if before is not None and before.shape is not None and before.shape == after.shape:
                 ir.convenience.replace_all_uses_with(after, before, replace_graph_outputs=True)
     for before, after in reshaped:
         if before is not None and not after.uses() and not after.is_graph_output():
             before.name, after.name = after.name, f"{after.name}/replaced"
-
-
-def _gather_nd(graph: ir.Graph, node: ir.Node) -> None:
-    """Gather(rows, ids (...)) as GatherND(rows, ids (..., 1))."""
-    rows, ids = node.inputs
-    axes = ir.Value(name=f"{node.name}/axes", const_value=ir.tensor(np.array([-1])))
-    axes.shape, axes.type = ir.Shape([1]), ir.TensorType(ir.DataType.INT64)
-    graph.register_initializer(axes)
-    each = ir.node("Unsqueeze", [ids, axes], name=f"{node.name}/Unsqueeze")
-    found = ir.node("GatherND", [rows, *each.outputs], name=f"{node.name}/GatherND")
-    each.outputs[0].name = f"{node.outputs[0].name}/ids"
-    old, new = node.outputs[0], found.outputs[0]
-    new.shape, new.type = old.shape, old.type
-    new.name, old.name = old.name, f"{old.name}/replaced"
-    graph.insert_before(node, [each, found])
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
