@@ -28,7 +28,8 @@ from export.nn.primitives import extent
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.quantization import Scheme
 
-from .recipes import Recipe, recipe_value
+from .products import constant
+from .recipes import ROWS, Recipe, recipe_value
 
 PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How many bits of each value the stored parts hold: a byte must be a whole number of them."""
@@ -36,21 +37,26 @@ PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 def keep_packed(model: ir.Model, checkpoint: Checkpoint) -> None:
     """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
-    for name, scheme in checkpoint.quantization.items():
-        if name in model.graph.initializers:
-            _replace(model.graph, name, scheme, checkpoint)
+    for value in list(model.graph.initializers.values()):
+        name, part = value.meta.get(ROWS, (str(value.name), slice(None)))
+        if name in checkpoint.quantization:
+            _replace(model.graph, value, name, part, checkpoint.quantization[name], checkpoint)
 
 
-def _replace(graph: ir.Graph, name: str, scheme: Scheme, checkpoint: Checkpoint) -> None:
-    parameter = graph.initializers.pop(name)
+def _replace(
+    graph: ir.Graph, parameter: ir.Value, whole: str, part: slice, scheme: Scheme, checkpoint: Checkpoint
+) -> None:
+    """`parameter`: the rows `part` of the one called `whole`."""
+    name = str(parameter.name)
+    del graph.initializers[name]
     rows, width = extent(parameter, 0), extent(parameter, 1)
     groups = width // scheme.group_size
     path = name.removesuffix(".weight")
     parts = PARTS[scheme.bits]
 
     def stored() -> Sequence[NDArray]:
-        packed = checkpoint.packed(name)
-        return *planes(packed.integers(), parts), packed.scales, packed.biases
+        packed = checkpoint.packed(whole)
+        return *planes(packed.integers()[part], parts), packed.scales[part], packed.biases[part]
 
     inputs = {f"{path}.q{bits}": ((rows, 1, width * bits // 8), ir.DataType.UINT8) for bits in parts}
     inputs |= {f"{path}.{part}": ((rows, groups, 1), ir.DataType.FLOAT) for part in ("scales", "biases")}
@@ -99,7 +105,7 @@ def _unpacked(add: _Nodes, packed: ir.Value, bits: int) -> ir.Value:
 
 
 class _Nodes:
-    """New nodes of one parameter, named after it; equal constants of a graph are one initializer."""
+    """New nodes of one parameter, named after it."""
 
     def __init__(self, graph: ir.Graph, name: str):
         self.graph, self.name = graph, name
@@ -112,11 +118,4 @@ class _Nodes:
         return node.outputs[0]
 
     def constant(self, array: NDArray) -> ir.Value:
-        kind = "x".join(map(str, array.shape)) or "scalar"
-        name = f"quantised.{array.dtype.name}.{kind}.{'_'.join(map(str, array.ravel()))}"
-        if name not in self.graph.initializers:
-            tensor = ir.tensor(array, name=name)
-            self.graph.initializers[name] = ir.Value(
-                name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-        return self.graph.initializers[name]
+        return constant(self.graph, array, "quantised")

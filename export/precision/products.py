@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.convenience import replace_nodes_and_values
 
 
@@ -129,6 +130,18 @@ class Rewriter:
         assert self.node.graph is not None
         last = and_also[-1] if and_also else self.node
         replace_nodes_and_values(self.node.graph, last, [self.node, *and_also], self.nodes, [last.outputs[0]], [result])
+
+
+def constant(graph: ir.Graph, array: NDArray, owner: str) -> ir.Value:
+    """An initializer of this value, one for all that are equal; `owner` begins its name."""
+    kind = "x".join(map(str, array.shape)) or "scalar"
+    name = f"{owner}.{array.dtype.name}.{kind}.{'_'.join(map(str, array.ravel()))}"
+    if name not in graph.initializers:
+        tensor = ir.tensor(array, name=name)
+        graph.initializers[name] = ir.Value(
+            name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+    return graph.initializers[name]
 
 
 def initializer(model: ir.Model, value: ir.Value) -> ir.Value:

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 RECIPE = "recipe"
 """In an initializer's `meta`: (Recipe, which of its results)."""
 
+ROWS = "rows"
+"""In an initializer's `meta`: (parameter or table, slice of its first axis), where it is no more than that."""
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -29,6 +29,7 @@ from export.targets.graph import IR_VERSION, Graph
 from export.targets.names import DECODER_FIXED, ENCODER_FIXED
 from mlx_transformer.spec.config import TransformerConfig
 
+from .rows import split_rows
 from .shape import FixedShape
 
 HIDDEN = -3e4
@@ -86,6 +87,7 @@ class FixedGraph(Graph):
 
     def model(self) -> ir.Model:
         fold_shapes(self.graph, self.tapped)
+        split_rows(ir.Model(self.graph, ir_version=IR_VERSION))
         return super().model()
 
 

@@ -16,13 +16,19 @@ from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
+from .shape import joined, parts_of
+
 
 class FixedGraph(Graph):
-    """A session whose inputs have B rows, run on any number."""
+    """A session whose inputs have B rows, run on any number. Outputs in parts are one."""
 
     def __init__(self, session: Session):
         super().__init__(session)
         self.rows = self.inputs["input_ids"][0]
+        self.parts = parts_of(self.outputs)
+
+    def __call__(self, outputs: Sequence[str], **feeds: NDArray) -> Feeds:
+        return joined(super().__call__([x for name in outputs for x in self.parts.get(name, [name])], **feeds), -1)
 
     def portions(self, feeds: Feeds, outputs: Sequence[str]) -> Feeds:
         """Inputs and outputs with R rows."""

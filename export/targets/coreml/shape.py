@@ -1,8 +1,13 @@
-"""The extents that the target `coreml` fixes."""
+"""What graphs of the target `coreml` and those who run them agree on: which extents are fixed, how parts are named."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -41,3 +46,30 @@ class FixedShape:
     def positions(self) -> int:
         """Longest sequence on either side."""
         return min(n for n in (self.source, self.target) if n)
+
+
+def part_name(name: str, k: int) -> str:
+    """Of the rows that part k of a tensor too long for one is made of (`fixed_rows.py`)."""
+    return f"{name}.rows_{k}"
+
+
+def part_of(name: str) -> tuple[str, int] | None:
+    """(the whole one's name, k), if it is the name of a part."""
+    found = re.fullmatch(r"(.+)\.rows_(\d+)", name)
+    return (found[1], int(found[2])) if found else None
+
+
+def parts_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """{name of the whole: names of its parts, in order}"""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        if (part := part_of(name)) is not None:
+            found.setdefault(part[0], []).append((part[1], name))
+    return {whole: [name for _, name in sorted(parts)] for whole, parts in found.items()}
+
+
+def joined(tensors: Mapping[str, NDArray], axis: int) -> dict[str, NDArray]:
+    """The same with the parts joined."""
+    whole = parts_of(tensors)
+    found = {name: np.concatenate([tensors[part] for part in parts], axis) for name, parts in whole.items()}
+    return {name: tensor for name, tensor in tensors.items() if part_of(name) is None} | found

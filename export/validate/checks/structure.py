@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from export.targets.coreml.shape import part_of
 from export.targets.names import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, MERGED
 from export.validate.engines import Engine
 from mlx_transformer.spec.config import TransformerConfig
@@ -134,6 +135,7 @@ def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
         graph = onnx.load(engine.files[name], load_external_data=False).graph
         nodes = list(_all_nodes(graph))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
+        total[0] -= _further_parts(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
         reached = _reached([output.name for output in graph.output], outer)
         used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
@@ -144,6 +146,13 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
     counts = Counter(operations)
     products, softmaxes = (sum(counts[name] * each[k] for name, each in table.items()) for k in (0, 1))
     return products, softmaxes
+
+
+def _further_parts(nodes: list[onnx.NodeProto]) -> int:
+    """How many products are one with another: those with the rows of a matrix from its second part on."""
+    turned = {node.output[0]: part_of(node.input[0]) for node in nodes if node.op_type == "Transpose"}
+    parts = [turned.get(node.input[1]) for node in nodes if node.op_type == "MatMul"]
+    return sum(part is not None and part[1] > 0 for part in parts)
 
 
 def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -> set[str]:

@@ -21,6 +21,7 @@ from onnx import numpy_helper
 
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, open_folder
+from export.targets.coreml.shape import joined, parts_of
 from export.targets.names import ENCODER, FIRST, MERGED
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case
@@ -114,6 +115,7 @@ class OnnxEngine:
                 for tensor in initializers(model.graph)
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
             }
+            tensors = joined(tensors, 0)
             for name in table.keys() & tensors.keys():
                 wide = tensors[name].dtype.name == "bfloat16"
                 yield path.name, name, tensors[name].astype(np.float32) if wide else tensors[name]
@@ -124,8 +126,11 @@ class OnnxEngine:
                 where = path.name if kind == "blocks" else f"{path.name}, table"
                 self._round_trips[where, name] = partial(matrix_of, self.checkpoint.packed(name))
                 yield where, name, array
-            for name in table.keys() & {output for node in model.graph.node for output in node.output}:
-                yield path.name, name, self.open(path, alone(model, name)).run([name], {})[0]
+            computed = {output for node in model.graph.node for output in node.output}
+            for name, parts in ({name: [name] for name in computed} | parts_of(computed)).items():
+                if name in table:
+                    arrays = [self.open(path, alone(model, part)).run([part], {})[0] for part in parts]
+                    yield path.name, name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
         """What a file must hold of this parameter of the checkpoint: itself, rounded or quantised."""

@@ -1,0 +1,141 @@
+"""Tables and classifiers of many rows in parts, so that none of a graph's tensors is longer than `LIMIT`: a graph pass.
+
+    ids --> 0 in other parts' rows --> Gather(NAME.rows_0) --> times 1 or 0 --+
+     |                                                                        +--> sum: the row
+     +----> 0 in other parts' rows --> Gather(NAME.rows_1) --> times 1 or 0 --+
+
+    x --> MatMul(NAME.rows_0, transposed) --> bias --> logits.rows_0 (B, L, 16384)
+     +--> MatMul(NAME.rows_1, transposed) --> bias --> logits.rows_1 (B, L, the rest)
+
+Arithmetic alone, as everywhere in these graphs; exact, for x * 1 + y * 0 is x for finite values (-0 becomes 0). Ids are
+whole in float32 up to 2^24. Parts of a parameter lie in the data file one after the other: its bytes as they are.
+
+Shapes: B rows, L positions, D width, V rows of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from export.nn.primitives import extent
+from export.precision.products import Rewriter, constant
+from export.precision.recipes import ROWS, recipe_value, then
+
+from .shape import part_name
+
+# ONNX Runtime's provider left nodes with longer inputs to the CPU (helper.cc, IsInputSupported): a model with one
+# didn't load (apple/coremltools#1003), and Metal's textures end there. Since microsoft/onnxruntime#24594 (2025) it asks
+# that of convolutions alone; what Core ML makes of all other tensors, weights and outputs too, is written nowhere.
+LIMIT = 16384
+"""Longest extent."""
+
+
+def split_rows(model: ir.Model) -> None:
+    """Change a built graph whose shapes are known, before its weights are filled."""
+    for node in list(model.graph):
+        if node.op_type == "Gather" and _is_long(node.inputs[0]):
+            _look_up(model, node)
+    for output in list(model.graph.outputs):
+        if output.name == "logits" and extent(output, -1) > LIMIT:
+            _classify(model.graph, output)
+
+
+def _look_up(model: ir.Model, node: ir.Node) -> None:
+    """Gather(V rows, ids (B, L)) -> (B, L, D)."""
+    table, ids = node.inputs
+    assert table is not None
+    add = Rewriter(model, node)
+
+    def number(value: float) -> ir.Value:
+        return constant(model.graph, np.array(value, np.float32), "rows")
+
+    ids = add("Cast", ids, to=ir.DataType.FLOAT)
+    zero, one = number(0), number(1)
+    starts = range(0, extent(table, 0), LIMIT)
+    behind = [add("Clip", add("Sub", ids, number(start - 1)), zero, one) for start in starts[1:]]  # 1 from `start` on
+    within = [add("Sub", *pair) for pair in zip([one, *behind], behind, strict=False)] + [behind[-1]]
+    found = None
+    for start, part, inside in zip(starts, _parts(model.graph, table), within, strict=True):
+        own = add("Clip", add("Sub", ids, number(start)), zero, number(extent(part, 0) - 1))
+        rows = add("Gather", part, add("Cast", own, to=ir.DataType.INT64), axis=0)
+        rows = add("Mul", rows, add("Unsqueeze", inside, constant(model.graph, np.array([-1]), "rows")))
+        found = rows if found is None else add("Add", found, rows)
+    assert found is not None
+    add.replace(found)
+
+
+def _classify(graph: ir.Graph, output: ir.Value) -> None:
+    """MatMul(x, W^T) and what follows it, each value of a row by itself -> as many outputs as W has parts."""
+    product, *after = _since_product(output)
+    transpose = product.inputs[1].producer() if product.op_type == "MatMul" and product.inputs[1] is not None else None
+    if transpose is None or transpose.op_type != "Transpose":
+        raise ValueError(f"{output.name}: longer than {LIMIT}, and not the product with a matrix's rows")
+    given = [*transpose.inputs, *(value for node in after for value in node.inputs)]
+    columns = {x: _parts(graph, x) for x in given if x is not None and _is_long(x)}
+    made: list[ir.Node] = []
+    outputs = []
+    for k, part in enumerate(columns[transpose.inputs[0]]):
+        turned = ir.node("Transpose", [part], {"perm": [1, 0]}, name=f"{part.name}/Transpose")
+        turned.outputs[0].name = f"{part.name}/transposed"
+        made.append(turned)
+        last = product.outputs[0]
+        copied = {last: _copy(made, product, k, [product.inputs[0], turned.outputs[0]])}
+        for node in after:
+            inputs = [copied[x] if x in copied else columns[x][k] if x in columns else x for x in node.inputs]
+            last = node.outputs[0]
+            copied[last] = _copy(made, node, k, inputs)
+        value = copied[last]
+        value.name, value.type = part_name(str(output.name), k), output.type
+        value.shape = ir.Shape([*(output.shape or [])[:-1], extent(part, 0)])
+        outputs.append(value)
+    graph.insert_after(output.producer(), made)
+    place = graph.outputs.index(output)
+    graph.outputs[place : place + 1] = outputs
+    graph.remove([*after[::-1], product], safe=True)
+
+
+def _since_product(output: ir.Value) -> list[ir.Node]:
+    """The nodes from the last MatMul on, one after the other."""
+    nodes: list[ir.Node] = []
+    value: ir.Value | None = output
+    while value is not None and (node := value.producer()) is not None:
+        nodes.insert(0, node)
+        if node.op_type == "MatMul":
+            break
+        value = next((x for x in node.inputs if x is not None and not x.is_initializer()), None)
+    return nodes
+
+
+def _copy(nodes: list[ir.Node], node: ir.Node, k: int, inputs: Iterable[ir.Value | None]) -> ir.Value:
+    copy = ir.node(node.op_type, inputs, node.attributes, name=part_name(str(node.name), k))
+    copy.outputs[0].name = f"{copy.name}/output"
+    nodes.append(copy)
+    return copy.outputs[0]
+
+
+def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
+    """The initializers of a long one's parts along its first axis: made once, whoever reads them."""
+    length, rest = extent(value, 0), list(value.shape or [])[1:]
+    slices = [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
+    recipe = None if value.const_value is not None else then(value, lambda w: [w[rows] for rows in slices], "rows")
+    parts = []
+    for k, rows in enumerate(slices):
+        name, shape = part_name(str(value.name), k), [rows.stop - rows.start, *rest]
+        if name not in graph.initializers:
+            if recipe is not None:
+                part = recipe_value(name, recipe, k, shape, ir.DataType.FLOAT)
+            else:
+                tensor = ir.tensor(value.const_value.numpy()[rows], name=name)
+                part = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            part.meta[ROWS] = str(value.name), rows
+            graph.initializers[name] = part
+        parts.append(graph.initializers[name])
+    return parts
+
+
+def _is_long(value: ir.Value | None) -> bool:
+    """An initializer of too many rows."""
+    return value is not None and value.is_initializer() and len(value.shape or []) > 0 and extent(value, 0) > LIMIT
