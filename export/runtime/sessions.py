@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -12,7 +13,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from export.targets.names import ALONE, DECODER_ROWS, ENCODER, ENCODER_ROWS, FIRST, NEXT
+from export.targets.coreml import trial
+from export.targets.names import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, NEXT
 from mlx_transformer.spec.errors import UserError
 
 from .folder import OnnxFolder
@@ -57,8 +59,14 @@ def session_options(threads: int | None = None, patience: int = 0) -> ort.Sessio
     return options
 
 
-SHARES_FILES = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 31)
+VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
+
+SHARES_FILES = VERSION >= (1, 31)
 """Whether this ONNX Runtime uses a data file in memory as it lies there. Earlier ones may copy it."""
+
+COREML_READS_FILES = VERSION >= (1, 26)
+"""Whether its provider for Core ML takes weights from data files. Earlier ones leave who reads them to the CPU, or end
+the process (microsoft/onnxruntime#28005, mended by #28062)."""
 
 
 def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
@@ -77,29 +85,62 @@ def open_session(
 
     without: more of the optimiser's passes to leave out.
     """
-    providers = list(providers) if providers else [CPU]
-    available = ort.get_available_providers()
-    for provider in providers:
-        name = provider if isinstance(provider, str) else provider[0]
-        if name not in available:
-            raise UserError(f"provider {name} is not in this onnxruntime; it has {', '.join(available)}")
+    names = check_providers(providers)
+    if trial.PROVIDER in names and not COREML_READS_FILES and any(Path(file).parent.glob("*.onnx_data")):
+        raise UserError(f"{file}: onnxruntime {ort.__version__} can't give Core ML a data file: install 1.26 or newer")
     try:
         return ort.InferenceSession(
-            str(file), options or session_options(), providers=providers, disabled_optimizers=[*SLOW_FUSIONS, *without]
+            str(file),
+            options or session_options(),
+            providers=trial.asked(providers or [CPU]),
+            disabled_optimizers=[*SLOW_FUSIONS, *without],
         )
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error
 
 
+def check_providers(providers: Sequence[Any] | None) -> list[str]:
+    """Their names, without options; `UserError` for one that isn't there."""
+    names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
+    available = ort.get_available_providers()
+    for name in names:
+        if name not in available:
+            raise UserError(f"provider {name} is not in this onnxruntime; it has {', '.join(available)}")
+    return names
+
+
 class Opener:
-    """Opens the graphs of one folder, with any number of threads an operator, as often as is wanted."""
+    """Opens the graphs of one folder, with any number of threads an operator, as often as is wanted.
+
+    Those of target `coreml` on Core ML are tried out first (`targets/coreml/trial.py`)."""
 
     def __init__(self, folder: OnnxFolder, providers: Sequence[Any] | None = None):
         self.folder, self.providers = folder, providers
-        self.on_cpu = list(providers or [CPU]) == [CPU]
+        names = check_providers(providers)
+        self.on_cpu = names == [CPU]
+        self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_FIXED, DECODER_FIXED})
 
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """All of them at the same time: each takes one core, and leaves Python's lock alone meanwhile."""
+        return self._tried(threads) if self.on_trial else self._all(threads)
+
+    def _tried(self, threads: int | None) -> dict[str, ort.InferenceSession]:
+        """Core ML's if they compute what the CPU's do; otherwise those of the CPU, and a line that says why."""
+        on_cpu = Opener(self.folder)
+        sessions: dict[str, ort.InferenceSession] = {}
+        for name in self.folder.graphs:
+            try:
+                sessions[name] = self._open(name, threads, None)
+                plain = on_cpu._open(name, threads, on_cpu.weights)
+                problem = trial.problem(self.folder.config, name, sessions[name], plain)
+            except Exception as error:  # onnxruntime's exceptions have no common base of their own
+                problem = f"{name}: {' '.join(str(error).split())[:300]}"
+            if problem:
+                print(f"{self.folder.path}: the CPU computes, not Core ML: {problem}", file=sys.stderr)
+                return on_cpu(threads)
+        return sessions
+
+    def _all(self, threads: int | None) -> dict[str, ort.InferenceSession]:
+        """At the same time: each takes one core, and leaves Python's lock alone meanwhile."""
         graphs, weights = self.folder.graphs, self.weights
         with ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
             found = pool.map(lambda name: self._open(name, threads, weights), graphs)

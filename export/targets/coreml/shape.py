@@ -49,7 +49,7 @@ class FixedShape:
 
 
 def part_name(name: str, k: int) -> str:
-    """Of the rows that part k of a tensor too long for one is made of (`fixed_rows.py`)."""
+    """Of the rows that part k of a tensor too long for one is made of (`rows.py`)."""
     return f"{name}.rows_{k}"
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import open_session, session_options
+from export.targets.coreml.trial import asked
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
@@ -118,7 +119,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         options = session_options(self.threads)
         options.graph_optimization_level = LEVELS[self.optimisation]
         tf32 = {"use_tf32": int(self.tf32)}
-        providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
+        providers = asked([(self.provider, tf32) if self.device == "cuda" else self.provider])
         if model is None:
             options.enable_profiling = True
             self._profiles.mkdir(exist_ok=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from export.runtime.sessions import session_options
 from export.search.interface import CONFIG, PRECISION
 from export.search.runtime import SearchModel
+from export.targets.coreml.trial import asked
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -61,7 +62,7 @@ class SearchEngine(NoCachedPath, OnnxEngine):
             return self.model.session
         options = session_options(self.threads)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-        return ort.InferenceSession(model.SerializeToString(), options, providers=[self.provider])
+        return ort.InferenceSession(model.SerializeToString(), options, providers=asked([self.provider]))
 
     def details(self) -> dict[str, str]:
         return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": "weights, tokens, scores"}
