@@ -169,12 +169,21 @@ _COREML = (
         "Concat, ScatterND, TensorScatter",
         "of these CoreML takes only Concat, whose result has another extent at every step",
     ),
-    Choice("masks from Sub, Mul and Clip", "LessOrEqual, And, Where", "CoreML takes neither comparisons nor Where"),
+    Choice(
+        "masks from Sub, Mul and Clip",
+        "LessOrEqual, And, Where",
+        "CoreML takes no LessOrEqual, and the others only since microsoft/onnxruntime#28597 (2026)",
+    ),
     Choice(
         "Gather",
         "GatherND",
         "Core ML's gather_nd reads row 0 where indices aren't constants, so the provider leaves such a node to the CPU"
         " (microsoft/onnxruntime#28598)",
+    ),
+    Choice(
+        "tables and classifiers of more than 16,384 rows in parts, each with an output of its own",
+        "one Gather and one MatMul",
+        "longer tensors are left to the CPU, or computed as nobody has written down (coreml/rows.py)",
     ),
     Choice("-3e4 on masked scores", "-1e9", "finite in float16, in which CoreML may compute; softmax makes both 0"),
     Choice(
