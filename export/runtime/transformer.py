@@ -47,8 +47,8 @@ class OnnxTransformer:
         threads: int | None = None,
         precision: str | None = None,
     ):
-        """providers: ONNX Runtime's execution providers, default CPU. threads: see `session_options`. precision: one of
-        the folder's; default: float32, or the only one."""
+        """providers: ONNX Runtime's execution providers, default CPU; Core ML is tried out first. threads: see
+        `session_options`. precision: one of the folder's; default: float32, or the only one."""
         self.folder: OnnxFolder = open_folder(folder, precision)
         self.config = self.folder.config
         self._open = Opener(self.folder, providers)
