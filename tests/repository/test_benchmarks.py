@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import translate
@@ -210,8 +211,27 @@ def test_latencies_of_the_server():
     assert row == ["8 clients", "123", "51.0", "100.0"]
 
 
-def test_slopes_of_attention():
+def test_slopes_are_those_of_powers():
     n = np.array([256.0, 512, 1024])
     fitted, last = script("attention").slopes(np.stack([n, 3 * n**2, 5 * n, n**1.5], axis=1))
     np.testing.assert_allclose(fitted, [2, 1, 1.5])
     np.testing.assert_allclose(last, [2, 1, 1.5])
+
+
+def test_attention_grows_with_the_square_of_the_length(monkeypatch, capsys):
+    """Measured, by the benchmark's own table: time and stored weights of (H, n, n), on a CPU in the fused form too."""
+    attention = script("attention")
+    monkeypatch.setattr(attention, "CPU", True)
+    monkeypatch.setattr(attention, "LENGTHS", (256, 512, 1024))
+    with mx.stream(mx.cpu):
+        attention.print_growth(0.2)
+    lines = [cells_of(line) for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line[0] for line in lines] == ["n", "256", "512", "1024", "fitted slope", "slope of the last doubling"]
+    times, megabytes = np.array([line[1:3] for line in lines[1:]], float), np.array([l[3:] for l in lines[1:]], float)
+    assert (np.abs(times[-2:] - 2) < 0.5).all(), times  # nearer to 2 than to 1 or 3, on a busy machine too
+    # The scores, H n n float32, and what is linear in n.
+    scores = 4e-6 * attention.HEADS * np.array(attention.LENGTHS)[:, None] ** 2
+    rest = megabytes[:3] - scores
+    assert (rest >= 0).all(), megabytes
+    np.testing.assert_allclose(rest[1:] / rest[:-1], 2, atol=0.5)
+    assert (megabytes[-1] > 1.7).all(), megabytes
