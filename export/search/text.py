@@ -22,13 +22,14 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import EOS, MIN_VOCAB_SIZE, PAD, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 
 from . import utf8
+from .categories import LETTERS_AND_MARKS, NUMBERS
 from .interface import TEXT_DOMAIN
 
 END = 1 << 60  # of a Slice
 SPECIAL = len(SPECIAL_TOKENS)
 
 # SPLIT_PATTERN in two steps: RE2 makes an automaton of 80,000 states from the repeated classes of a bare {1,32}.
-WORDS = r"(\p{N}|\p{Z}?[\p{L}\p{M}]+|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]+|\p{Z}{1,32})"
+WORDS = rf"([{NUMBERS}]|\p{{Z}}?[{LETTERS_AND_MARKS}]+|\p{{Z}}?[^{LETTERS_AND_MARKS}{NUMBERS}\p{{Z}}]+|\p{{Z}}{{1,32}})"
 PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
 EXPECTED = r"\p{N}|\p{Z}?[\p{L}\p{M}]{1,32}|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}|\p{Z}{1,32}"
 # What str.strip() takes away; a line of nothing else has an empty translation.
@@ -75,9 +76,9 @@ class TextOps:
                         \\--> rows (B+1,): first piece of each line ------------------^
         """
         blank = op.RegexFullMatch(text, pattern=BLANK)
-        words, _, _, lines = _split(op, text, WORDS)
+        words, _, _, lines = _split(op, text, "words", WORDS)
         # One more word, taken out again below: the operators don't take an empty list.
-        pieces, _, _, rows = _split(op, op.Concat(words, strings(op, "text.none", ["."]), axis=0), PIECES)
+        pieces, _, _, rows = _split(op, op.Concat(words, strings(op, "text.none", ["."]), axis=0), "pieces", PIECES)
         first = op.Gather(rows, lines)  # (B+1,)
         config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
         padded = op.HfJsonTokenizer(pieces, tokenizer_config=config, tokenizer_vocab=self.merges, _domain=TEXT_DOMAIN)
@@ -139,9 +140,9 @@ def _kind(specification: dict[str, Any]) -> list[Any]:
     return [model, *(specification.get(name) for name in names)]
 
 
-def _split(op: Op, text: ir.Value, pattern: str) -> list[ir.Value]:
+def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:
     """Pieces (W,), their ends, and the first piece of each text (B+1,)."""
-    given = strings(op, f"text.{pattern[1:6]}", [pattern]), strings(op, "text.keep", ["(?s).*"])
+    given = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
     found = op.StringRegexSplitWithOffsets(text, *given, _domain=TEXT_DOMAIN, _outputs=4)
     types = (ir.DataType.STRING, *[ir.DataType.INT64] * 3)
     for value, dtype in zip(found, types, strict=True):

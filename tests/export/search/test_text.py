@@ -10,18 +10,19 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from ending_models import POST_NORM, SIZES, made
+from tokenizers import Regex, pre_tokenizers
 
 from export.__main__ import main as build
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
-from export.search.text import TextOps
+from export.search.text import PIECES, WORDS, TextOps, _split
 from export.targets.graph import Graph
 from mlx_transformer import cli
 from mlx_transformer.data import cldr
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
 
 extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install 'mlx-transformer[text]'")
 
@@ -71,6 +72,11 @@ def opened(g, **outputs):
 
 @pytest.fixture(scope="module")
 def encode(tokenizer):
+    return encoder_of(tokenizer)
+
+
+def encoder_of(tokenizer):
+    """Texts -> ids, mask and which are blank, by the graph."""
     g = Graph("encode")
     ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size}))
     g.graph.opset_imports[ops.domain] = 1
@@ -114,12 +120,49 @@ def test_ids_of_every_token_s_text(encode, tokenizer):
     same_ids(encode, tokenizer, [text for text in texts if "\0" not in text])
 
 
-def test_ids_of_code_points_of_every_block(encode, tokenizer):
-    """One in 61: categories must be those of the tokenizer's tables. (All of them: a quarter of an hour, once.)"""
-    points = [point for point in range(1, 0x110000, 61) if not 0xD800 <= point < 0xE000]
-    texts = ["".join(f"a{chr(p)}b {chr(p)}1" for p in points[i : i + 16]) for i in range(0, len(points), 16)]
-    for i in range(0, len(texts), 300):
-        same_ids(encode, tokenizer, texts[i : i + 300])
+POINTS = [point for point in range(1, 0x110000) if not 0xD800 <= point < 0xE000]
+"""All of Unicode's but the surrogates, and NUL, which strings in a graph can't hold."""
+
+
+@pytest.fixture(scope="module")
+def split():
+    """Texts -> their pieces, in one list."""
+    g = Graph("split")
+    g.graph.opset_imports[TextOps.domain] = 1
+    words, *_ = _split(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]), "words", WORDS)
+    pieces, *_ = _split(g.op, words, "pieces", PIECES)
+    session = opened(g, pieces=(pieces, ir.DataType.STRING, 1))
+    return lambda texts: session.run(None, {"text": np.array(texts, object)})[0].tolist()
+
+
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
+def test_categories_of_code_points(split, every):
+    """Each after a letter and after a sign, so that its category shows: the pieces are those of `tokenizers`."""
+    points = POINTS[::every]
+    reference = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated")
+    texts = ["".join(f"a{chr(p)}!{chr(p)}" for p in points[i : i + 64]) for i in range(0, len(points), 64)]
+    assert sum(map(len, texts)) == 4 * len(points)
+    for i in range(0, len(texts), 500):
+        expected = [piece for line in texts[i : i + 500] for piece, _ in reference.pre_tokenize_str(line)]
+        assert split(texts[i : i + 500]) == expected
+
+
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
+def test_ids_of_code_points(encode, tokenizer, every):
+    points = POINTS[::every]
+    texts = ["".join(map(chr, points[i : i + 32])) for i in range(0, len(points), 32)]
+    assert sum(map(len, texts)) == len(points)
+    for i in range(0, len(texts), 2000):
+        same_ids(encode, tokenizer, texts[i : i + 2000])
+
+
+@pytest.mark.parametrize("letter", ["\u0870", "\u08ca"], ids=ascii)
+def test_characters_of_younger_unicode(letter):
+    """A letter and a mark that came after Unicode 13, in a vocabulary that has learnt them."""
+    texts = [f"a{letter}b !{letter}{letter} {letter}x{letter}1"] * 20
+    tokenizer = Tokenizer.train(texts, 290)
+    found = encoder_of(tokenizer)
+    same_ids(found, tokenizer, texts[:1])
 
 
 def test_text_of_any_ids(decode, tokenizer):

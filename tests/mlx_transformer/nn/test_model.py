@@ -151,7 +151,7 @@ def test_half_precision_stays_half_precision(dtype: mx.Dtype, positions: str) ->
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", OPTIONS["positions"])
 def test_half_precision_gradients_are_float32s(dtype: mx.Dtype, positions: str) -> None:
     """Of the same rounded weights, each parameter's within 16 epsilons of its norm (measured: 5). With activations that
     have no corner: where a rounded sum changes its sign, ReLU's gradient is another."""
