@@ -1,5 +1,6 @@
 """The repository itself: nothing of one machine in it, nothing large, every dependency declared and pinned."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
+from assertions import files_below, hollow_asserts, idle_tests
 from imports import PACKAGES, ROOT, imports_of, modules
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -148,3 +150,37 @@ def test_every_third_party_import_is_declared() -> None:
 
 def test_version_is_the_declared_one() -> None:
     assert metadata.version(DISTRIBUTION) == project()["version"], "run make setup-dev"
+
+
+def test_every_test_asserts_and_could_fail() -> None:
+    files = files_below(ROOT / "tests")
+    assert {"test_repository", "consumers.test_genai", "small_models"} <= files.keys()
+    assert not list(idle_tests(files))
+    assert not list(hollow_asserts(files))
+
+
+@pytest.mark.parametrize(
+    ("body", "idle", "hollow"),
+    [
+        ("assert f()", 0, 0),
+        ("f()", 1, 0),
+        ("if x:\n  assert x", 1, 0),
+        ("if x:\n  assert x\nelse:\n  check()", 0, 0),
+        ("for x in f():\n  assert x", 0, 0),
+        ("with pytest.raises(E):\n  f()", 0, 0),
+        ("with f() as x:\n  np.testing.assert_array_equal(x, 1)", 0, 0),
+        ("try:\n  f()\nexcept E:\n  assert 0\nelse:\n  assert f()", 0, 0),
+        ("try:\n  assert f()\nexcept E:\n  pass", 1, 0),
+        ("def inner():\n  assert f()\nrun(inner())", 0, 0),
+        ("def inner():\n  assert f()\nrun(inner)", 1, 0),
+        ("assert f() or True", 0, 1),
+        ("assert len(x) >= 0", 0, 1),
+        ("assert x == x", 0, 1),
+        ("assert f(x) == f(x)", 0, 0),
+        ("assert (x, 'message')", 0, 1),
+    ],
+)
+def test_what_asserts_nothing_is_seen(body: str, idle: int, hollow: int) -> None:
+    code = "def check():\n  assert g()\ndef test_it():\n" + "".join(f"  {line}\n" for line in body.splitlines())
+    files = {"test_made": ast.parse(code)}
+    assert (len(list(idle_tests(files))), len(list(hollow_asserts(files)))) == (idle, hollow)

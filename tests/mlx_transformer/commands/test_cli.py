@@ -47,7 +47,9 @@ def test_help_is_quick_and_needs_no_mlx():
         "from mlx_transformer.cli import main\n"
         "main(['translate', '--help'])"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: mlx-transformer translate" in done.stdout
 
 
 @pytest.mark.parametrize(
