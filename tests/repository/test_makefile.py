@@ -26,3 +26,8 @@ def test_a_target_does_something(name):
 
 def test_every_helped_target_is_phony():
     assert HELPED <= PHONY
+
+
+def test_no_line_is_printed_twice():
+    lines = re.findall(r"^\t@echo .*$", TEXT, re.MULTILINE)
+    assert sorted(set(lines)) == sorted(lines)
