@@ -2,9 +2,10 @@
 
 import mlx_transformer
 model, tokenizer = mlx_transformer.load("quickstart/model")
-logits = model(source_ids, target_ids, source_mask)                 # (B, T, V)
-ids = model.generate(tokenizer.encode_batch(["5 March 2024"]), beam=4)
+source_ids = tokenizer.encode_batch(["May 3, 2024"])
+ids = model.generate(source_ids, beam=4)
 print(tokenizer.decode_batch(ids))
+logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded rows: a source mask, True on tokens
 """
 
 from __future__ import annotations

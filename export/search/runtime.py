@@ -63,7 +63,7 @@ class SearchModel:
         except Exception as error:  # onnxruntime's exceptions have no common base
             reason = str(error).splitlines()[0]
             if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
-                reason = "its text operators need: pip install 'mlx-transformer[text]'"
+                reason = "its text operators need: pip install -e '.[text]' in the project's folder"
             raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
         metadata = self.session.get_modelmeta().custom_metadata_map
         if CONFIG not in metadata:

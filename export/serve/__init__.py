@@ -35,5 +35,5 @@ def serve(
         missing = (error.name or "").split(".")[0]
         if missing not in ("starlette", "uvicorn", "prometheus_client"):
             raise
-        raise UserError(f"serve needs {missing}: pip install 'mlx-transformer[serve]'") from None
+        raise UserError(f"serve needs {missing}: pip install -e '.[serve]' in the project's folder") from None
     run(Path(model), host, port, max_batch, max_wait_ms, max_queue, threads, workers, precision, access_log)

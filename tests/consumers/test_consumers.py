@@ -3,10 +3,25 @@
 Shapes: B batch, L positions, V vocabulary.
 """
 
+import subprocess
+
 import mlx.core as mx
 import numpy as np
 import pytest
-from cases import ARCHITECTURES, BATCH, NEW_TOKENS, RANDOM, RANDOM_NEW_TOKENS, SPECIAL_TEXT, TEXTS, Trained
+from cases import (
+    ARCHITECTURES,
+    BATCH,
+    HERE,
+    NEW_TOKENS,
+    RANDOM,
+    RANDOM_NEW_TOKENS,
+    SECONDS,
+    SPECIAL_TEXT,
+    TEXTS,
+    Trained,
+)
+from documents import blocks
+from imports import ROOT
 
 pytestmark = pytest.mark.consumers
 
@@ -65,6 +80,24 @@ def test_greedy_tokens_and_text(consumer, layout, trained, ask):
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_translation_pipeline(consumer, trained, ask):
     assert ask(consumer, "pipeline") == trained.tokenizer.decode_batch([tokens for _, tokens in trained.finished()])
+
+
+def test_javascript_of_the_readme(trained):
+    """In Node, so from a folder instead of a server, on the device that is called so there."""
+    (code,) = (b.code for b in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if b.kind == "js")
+    expected = trained.tokenizer.decode(trained.model.generate(trained.tokenizer.encode_batch(["May 3, 2024"]))[0])
+    for ours, here in {
+        "'/models/'": f"'{trained.web.parent}/'",
+        "'mine'": f"'{trained.web.name}'",
+        "device: 'wasm'": "device: 'cpu'",
+    }.items():
+        assert code.count(ours) == 1
+        code = code.replace(ours, here)
+    code += "\nconsole.log(translation_text);"
+    command = ["node", "--input-type=module", "-e", code]
+    done = subprocess.run(command, cwd=HERE / "node", capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == expected
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)

@@ -64,10 +64,10 @@ def random_weights(config: TransformerConfig, seed: int = 0) -> dict[str, np.nda
     return weights
 
 
-def write_text_model(folder: Path) -> Path:
+def write_text_model(folder: Path, max_positions: int = 60) -> Path:
     """FOLDER/model, a checkpoint with a tokenizer, and FOLDER/onnx, its export. -> FOLDER"""
     tokenizer = Tokenizer.train(["one two three. four five six! größer 東京 " * 3], vocab_size=280)
-    config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": 60})
+    config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": max_positions})
     save_checkpoint(folder / "model", config, random_weights(config), tokenizer.to_json())
     export_onnx(folder / "model", folder / "onnx")
     return folder

@@ -1,25 +1,97 @@
-"""The README's code that uses nothing of ours, run as it stands there."""
+"""The README's code blocks, run in their order in one folder."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
-from small_models import SIZES, random_weights
+import pytest
+from documents import Block, Reader, blocks
+from imports import ROOT
+from small_models import SIZES, random_weights, write_text_model
 
+import mlx_transformer
 from export import OnnxTransformer
 from export.package import export_onnx
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = blocks(README)
+# Blocks of shell with one of these take minutes, or a model that was trained.
+LONG = re.compile(r"^make |mlx-transformer train|--gate-source", re.MULTILINE)
+RUN = [block for block in BLOCKS if block.kind in ("sh", "python")]
+WITHOUT_TRAINING = [block for block in RUN if not LONG.search(block.code)]
+
+
+def check(block: Block, printed: str) -> None:
+    """What a block says it prints, as far as that is the same for every model."""
+    if block.code.count("print(") or "curl" in block.code:
+        assert printed.strip(), block
+    if "localhost" in block.code:
+        answer, end = json.JSONDecoder().raw_decode(printed)
+        assert answer.keys() == {"translations"}
+        assert len(answer["translations"]) == 2
+        assert printed[end:].startswith("data: {"), printed
+
+
+def read(reader: Reader, chosen: list[Block]) -> None:
+    if any(shutil.which(program) is None for program in ("bash", "curl", "make")):
+        pytest.skip("needs bash, curl and make")
+    try:
+        for block in chosen:
+            check(block, reader.run(block))
+    finally:
+        reader.leave()
+
+
+def test_every_block_is_of_a_kind_that_is_run_or_is_no_code():
+    """`js` is run by the consumers' tests."""
+    assert {block.kind for block in BLOCKS} == {"sh", "python", "js", "text"}
+    for block in BLOCKS:
+        if block.kind == "text":
+            assert not re.search(r"^(\$|make|curl|\.venv|import|from) ", block.code, re.MULTILINE), block
+
+
+def test_blocks_without_training(tmp_path):
+    """On random weights in the places of the trained models."""
+    reader = Reader(tmp_path)
+    for run in ("quickstart", "runs/mine"):
+        folder = write_text_model(tmp_path / run, max_positions=128)
+    shutil.copytree(folder / "onnx", tmp_path / "runs/mine-onnx")
+    assert len(WITHOUT_TRAINING) >= 8
+    read(reader, WITHOUT_TRAINING)
+    assert (tmp_path / "runs/opus-en-de/config.json").exists()
+    assert (tmp_path / "runs/mine-hf/config.json").exists()
+
+
+@pytest.mark.slow
+def test_all_blocks(tmp_path):
+    """From nothing, as a reader would: quickstart, training, export, proof, and all that follows."""
+    reader = Reader(tmp_path)
+    reader.write_texts()
+    read(reader, RUN)
+    assert (tmp_path / "runs/multi30k/model/config.json").exists()
+
+
+def test_example_of_the_package():
+    """It is the README's."""
+    code = mlx_transformer.__doc__.partition("\n\n")[2]
+    assert code.replace("\n", "").strip() in [block.code.replace("\n", "") for block in BLOCKS]
+
+
+def test_extras_that_are_named_exist():
+    named = set(re.findall(r"pip install -e '\.\[(\w+)\]'", README))
+    assert named >= {"serve", "text"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert named <= project["optional-dependencies"].keys()
 
 
 def test_onnxruntime_alone(tmp_path):
-    code = next(
-        block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import tokenizers" in block
-    )
+    code = next(block.code for block in BLOCKS if block.kind == "python" and "import tokenizers" in block.code)
     assert not re.search(r"mlx_transformer|export", code)
     tokenizer = Tokenizer.train(["May 3, 2024", "3. Mai 2024"], 300)
     sizes = {**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": 128}

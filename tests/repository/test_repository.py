@@ -154,7 +154,7 @@ def test_version_is_the_declared_one() -> None:
 
 def test_every_test_asserts_and_could_fail() -> None:
     files = files_below(ROOT / "tests")
-    assert {"test_repository", "consumers.test_genai", "small_models"} <= files.keys()
+    assert {"repository/test_repository.py", "consumers/test_genai.py", "small_models"} <= files.keys()
     assert not list(idle_tests(files))
     assert not list(hollow_asserts(files))
 
@@ -182,5 +182,5 @@ def test_every_test_asserts_and_could_fail() -> None:
 )
 def test_what_asserts_nothing_is_seen(body: str, idle: int, hollow: int) -> None:
     code = "def check():\n  assert g()\ndef test_it():\n" + "".join(f"  {line}\n" for line in body.splitlines())
-    files = {"test_made": ast.parse(code)}
+    files = {"test_made.py": ast.parse(code)}
     assert (len(list(idle_tests(files))), len(list(hollow_asserts(files)))) == (idle, hollow)

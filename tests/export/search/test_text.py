@@ -24,7 +24,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
 
-extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install 'mlx-transformer[text]'")
+extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
 
 SIZE = 700
 NASTY = [
@@ -217,7 +217,7 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
         graph.translate(["1 " * 150])
     monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
     monkeypatch.setattr("export.search.runtime.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'mlx-transformer\[text\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[text\]'"):
         SearchModel(tmp_path / "text.onnx")
 
 

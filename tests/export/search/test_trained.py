@@ -43,7 +43,7 @@ def test_500_sentences(trained, tmp_path, target):
 
 @pytest.mark.slow
 def test_500_lines_of_text(trained, tmp_path):
-    pytest.importorskip("onnxruntime_extensions", reason="pip install 'mlx-transformer[text]'")
+    pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
     checkpoint, lines = trained
     model, tokenizer = load(checkpoint)
     graph = SearchModel(export_search(checkpoint, tmp_path / "text.onnx", text=True))

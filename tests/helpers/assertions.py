@@ -18,18 +18,21 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def files_below(folder: Path) -> dict[str, ast.Module]:
-    """By the names under which tests import each other."""
-    names = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in sorted(folder.rglob("*.py"))}
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items()}
+    """By their paths below the folder; helpers, which tests import, by their names alone."""
+    paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*.py"))}
+    return {
+        str(short) if short.name.startswith("test_") else short.stem: ast.parse(path.read_text(encoding="utf-8"))
+        for short, path in paths.items()
+    }
 
 
 def idle_tests(files: dict[str, ast.Module]) -> Iterator[str]:
-    """Test functions that may pass without having asserted anything, as "file.name"."""
+    """Test functions that may pass without having asserted anything, as "file::name"."""
     for file, tree in files.items():
         tests = [node for node in ast.walk(tree) if isinstance(node, Function) and node.name.startswith("test_")]
-        for test in tests if file.rpartition(".")[2].startswith("test_") else ():
+        for test in tests if Path(file).name.startswith("test_") else ():
             if not Reader(files, file, (test,)).asserts(test.body):
-                yield f"{file}.{test.name}"
+                yield f"{file}::{test.name}"
 
 
 def hollow_asserts(files: dict[str, ast.Module]) -> Iterator[str]:

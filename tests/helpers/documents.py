@@ -1,0 +1,112 @@
+"""The code blocks of a Markdown file, and a folder in which they run as a reader would run them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from imports import ROOT
+from marian_folders import written
+from waiting import PATIENCE, until
+
+from mlx_transformer.data import cldr
+
+RUN = ("sh", "python")
+"""Kinds of blocks that are run here. `js` is run by the consumers' tests, `text` is output or a picture."""
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    kind: str
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    """Every fenced block, in order."""
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(text.count("\n", 0, match.start()) + 1, match[1], match[2]) for match in found]
+
+
+class Reader:
+    """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
+
+    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after seconds and choose one test file,
+    the texts are a hundred phrases, and the server's port is a free one.
+    """
+
+    ARGS = {"make quickstart": "--minutes 0.1", "make test": "tests/test_makefile.py"}  # noqa: RUF012
+
+    def __init__(self, folder: Path):
+        self.folder, self.server = folder, None
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "no_proxy": "localhost"}
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", "tests", "export", "mlx_transformer"):
+            (folder / name).symlink_to(ROOT / name)
+        programs = folder / ".venv" / "bin"
+        programs.mkdir(parents=True)
+        for name, arguments in {"python": "", "pytest": "-m pytest", "mlx-transformer": "-m mlx_transformer"}.items():
+            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+            (programs / name).chmod(0o755)
+        for name in (".installed", ".installed-dev"):  # younger than what they are made of
+            (folder / ".venv" / name).touch()
+        (folder / "opus-mt-en-de").symlink_to(written(folder / "opus"))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = str(free.getsockname()[1])
+
+    def write_texts(self) -> None:
+        corpus = cldr.build("cldr:en-de", train_pairs=100, valid_per_kind=2, held_out_per_kind=2)
+        parts = {
+            "train": corpus.train,
+            "val": corpus.valid,
+            "test": corpus.held_out,
+            "test_2016_flickr": corpus.held_out,
+        }
+        for place in (self.folder, self.folder / "folder-with-the-files"):
+            place.mkdir(exist_ok=True)
+            for name, part in parts.items():
+                part.write(place / f"{name}.en", place / f"{name}.de")
+
+    def run(self, block: Block) -> str:
+        """What the block prints; AssertionError if it fails. A server that it starts stays."""
+        if block.kind == "python":
+            return self._ended([sys.executable, "-c", block.code])
+        printed = ""
+        for command in re.sub(r"\\\n\s*", "", block.code).replace("8000", self.port).splitlines():
+            if " serve " in command:
+                self._serve(command)
+            else:
+                arguments = next((value for line, value in self.ARGS.items() if command.startswith(line)), "")
+                printed += self._ended(["bash", "-euo", "pipefail", "-c", command], ARGS=arguments)
+        return printed
+
+    def leave(self) -> None:
+        """The server ends as it is told to, with 0."""
+        if self.server is not None:
+            self.server.send_signal(signal.SIGTERM)
+            assert self.server.wait(PATIENCE) == 0
+
+    def _ended(self, command: list[str], **variables: str) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env={**self.environment, **variables}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _serve(self, command: str) -> None:
+        self.server = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.environment)
+        until(lambda: self._healthy() or self.server.poll() is not None)
+        assert self.server.poll() is None, command
+
+    def _healthy(self) -> bool:
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").status == 200
+        return False
