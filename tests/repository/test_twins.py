@@ -96,11 +96,9 @@ BODIES = {
     "norms.RMSNorm.__call__": "fused in MLX",
     "model.Transformer.encode": "ids and masks are checked on the host in MLX",
     "model.Transformer.step": "ids are checked on the host in MLX; see ARGUMENTS",
-    "positions.Positions.__init__": "a graph's table is made from the config",
     "positions.positions_after": "a graph's masks follow from distances",
     "positions.positions_of": "a graph's masks follow from distances",
     "positions.Positions.added": "MLX extends tables and checks lengths",
-    "positions.rotation": "a graph's table has max_positions rows",
 }
 
 
