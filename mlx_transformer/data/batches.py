@@ -34,14 +34,22 @@ class Batch:
         return (*self.source.shape, self.target_out.shape[1])  # type: ignore[return-value]
 
 
+def fitting_batch(target_tokens: int) -> int:
+    """Target tokens a batch for a corpus of so many: 500 batches an epoch, so that a short run takes enough steps,
+    but not below 500 tokens (gradients too noisy) or above 2000 (what the rest of a batch would teach comes too late).
+    """
+    return min(2000, max(500, round(target_tokens / 50_000) * 100))
+
+
 class TokenBatches:
     """All batches of a corpus, for any epoch.
 
     `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them.
-    Rows times the longer of S and T stay within `tokens_per_batch`; rows are a multiple of `row_multiple` (2: a
-    batch is split in halves for two CPU streams). Lengths are rounded up to `length_multiple`, at least `min_length`.
-    Pairs with a side of more than `max_length` tokens are dropped and counted in `dropped`, never cut: a cut target
-    would teach the model to stop early. UserError when nothing is left or the budget is below one batch.
+    Rows times the longer of S and T stay within `batch_tokens` (None: what `fitting_batch` says); rows are a multiple
+    of `row_multiple` (2: a batch is split in halves for two CPU streams). Lengths are rounded up to `length_multiple`,
+    at least `min_length`. Pairs with a side of more than `max_length` tokens are dropped and counted in `dropped`,
+    never cut: a cut target would teach the model to stop early. UserError when nothing is left or the budget is below
+    one batch of the longest pairs, unless it may `grow` to that.
     """
 
     def __init__(
@@ -49,7 +57,8 @@ class TokenBatches:
         source: Sequence[Sequence[int]],
         target: Sequence[Sequence[int]],
         *,
-        tokens_per_batch: int = 2048,
+        batch_tokens: int | None = 2048,
+        grow: bool = False,
         max_length: int = 256,
         length_multiple: int = 8,
         min_length: int = 16,
@@ -77,15 +86,19 @@ class TokenBatches:
         if not len(kept):
             raise UserError(f"no pair has 1 to {max_length} tokens a side (of {len(lengths)}); raise max_length")
         rounded = np.maximum(-(-lengths[kept] // length_multiple) * length_multiple, min_length)
-        if tokens_per_batch < rounded.max() * row_multiple:
+        least = int(rounded.max()) * row_multiple
+        if batch_tokens is None:
+            batch_tokens, grow = fitting_batch(int(lengths[kept, 1].sum())), True
+        if batch_tokens < least and not grow:
             raise UserError(
-                f"tokens_per_batch is {tokens_per_batch}; {row_multiple} rows of {rounded.max()} tokens need "
-                f"{rounded.max() * row_multiple}: raise it or lower max_length"
+                f"batch_tokens is {batch_tokens}; {row_multiple} rows of {rounded.max()} tokens, as the longest pairs "
+                f"have, need {least}: raise batch_tokens or lower max_length, which leaves those pairs out"
             )
+        self.batch_tokens = batch_tokens = max(batch_tokens, least)
 
         cells, cell_of = np.unique(np.concatenate([rounded, rounded.max(axis=0)[None]]), axis=0, return_inverse=True)
         cell_of = cell_of.ravel()[:-1]
-        rows = tokens_per_batch // cells.max(axis=1) // row_multiple * row_multiple
+        rows = batch_tokens // cells.max(axis=1) // row_multiple * row_multiple
         merged = _merge(cells, np.bincount(cell_of, minlength=len(cells)), rows, max_shapes)
         used, bucket_of = np.unique(merged[cell_of], return_inverse=True)
         self.shapes: list[Shape] = [(int(rows[c]), int(cells[c, 0]), int(cells[c, 1])) for c in used]

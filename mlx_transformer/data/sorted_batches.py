@@ -20,10 +20,8 @@ class SortedBatches(TokenBatches):
     On 29k real sentence pairs 0.3 % of the target positions are padding; buckets of 2 tokens on either side left 16 %.
     """
 
-    def __init__(self, source, target, *, tokens_per_batch: int = 2048, row_multiple: int = 2, **options):
-        super().__init__(
-            source, target, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple, max_shapes=1, **options
-        )
+    def __init__(self, source, target, *, row_multiple: int = 2, **options):
+        super().__init__(source, target, row_multiple=row_multiple, max_shapes=1, **options)
         self._kept = np.concatenate(self._members)
         order = np.lexsort((self._source.lengths[self._kept], self._target.lengths[self._kept]))
         self._kept = self._kept[order]
@@ -31,10 +29,10 @@ class SortedBatches(TokenBatches):
         cuts = [0]
         while cuts[-1] < len(self._kept):
             begin = cuts[-1]
-            most = min(len(self._kept) - begin, tokens_per_batch // int(target_lengths[begin]))
+            most = min(len(self._kept) - begin, self.batch_tokens // int(target_lengths[begin]))
             longest = np.maximum.accumulate(np.maximum(source_lengths, target_lengths)[begin : begin + most])
             padded_rows = -(-np.arange(1, most + 1) // row_multiple) * row_multiple
-            fits = np.flatnonzero(longest * padded_rows <= tokens_per_batch)
+            fits = np.flatnonzero(longest * padded_rows <= self.batch_tokens)
             rows = int(fits[-1]) + 1 if len(fits) else 1
             whole = rows // row_multiple * row_multiple
             cuts.append(begin + (whole if whole and begin + rows < len(self._kept) else rows))

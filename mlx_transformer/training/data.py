@@ -58,16 +58,26 @@ def train_tokenizer(data: RunData, vocab_size: int) -> Tokenizer:
     return Tokenizer.train((line for side in (data.train.source, data.train.target) for line in side), vocab_size)
 
 
-def make_batches(text: ParallelText, tokenizer: Tokenizer, recipe: Recipe, seed: int) -> TokenBatches:
-    """Batches by token budget: few shapes or tight ones, as the device likes them."""
+def make_batches(
+    text: ParallelText, tokenizer: Tokenizer, recipe: Recipe, seed: int, name: str = "training text", grow: bool = False
+) -> TokenBatches:
+    """Batches by token budget: few shapes or tight ones, as the device likes them.
+
+    `UserError`, which says `name`, when the text has no pair that fits `max_length`, or one that doesn't fit the
+    recipe's batch (with `grow` the batch is made to fit).
+    """
     kind = TokenBatches if choices().few_shapes else SortedBatches
-    return kind(
-        tokenizer.encode_batch(text.source),
-        tokenizer.encode_batch(text.target),
-        tokens_per_batch=recipe.data.batch_tokens,
-        max_length=recipe.data.max_length,
-        min_length=choices().shortest,
-        seed=seed,
-        pad_id=tokenizer.pad_id,
-        bos_id=tokenizer.bos_id,
-    )
+    try:
+        return kind(
+            tokenizer.encode_batch(text.source),
+            tokenizer.encode_batch(text.target),
+            batch_tokens=recipe.data.batch_tokens,
+            grow=grow,
+            max_length=recipe.data.max_length,
+            min_length=choices().shortest,
+            seed=seed,
+            pad_id=tokenizer.pad_id,
+            bos_id=tokenizer.bos_id,
+        )
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error

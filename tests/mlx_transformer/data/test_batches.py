@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.batches import TokenBatches, fitting_batch
 from mlx_transformer.spec.errors import UserError
 
 EOS = 2
@@ -58,7 +58,7 @@ def test_every_pair_is_in_one_row(pairs, seed, multiple, least, budget, shapes, 
     source.append([5, EOS])  # one pair is kept in any case
     target.append([6, EOS])
     batches = TokenBatches(
-        source, target, tokens_per_batch=budget, length_multiple=multiple, min_length=least, max_shapes=shapes,
+        source, target, batch_tokens=budget, length_multiple=multiple, min_length=least, max_shapes=shapes,
         max_length=longest,
     )  # fmt: skip
     check(batches, source, target, seed, budget, longest)
@@ -98,7 +98,7 @@ def test_order_depends_on_seed_and_epoch_alone():
 
 def test_any_step_is_reached_directly():
     source, target = corpus(300)
-    batches = TokenBatches(source, target, tokens_per_batch=512)
+    batches = TokenBatches(source, target, batch_tokens=512)
     walk = batches.from_step(0)
     steps = [next(walk) for _ in range(2 * len(batches) + 3)]
     resumed = batches.from_step(len(batches) + 2)
@@ -123,8 +123,8 @@ def test_mistakes_are_refused():
         TokenBatches(source, target[:-1])
     with pytest.raises(UserError, match="no pair has 1 to 1 tokens"):
         TokenBatches([[4, 5, EOS]], [[4, EOS]], max_length=1)
-    with pytest.raises(UserError, match="tokens_per_batch is 16"):
-        TokenBatches(source, target, tokens_per_batch=16)
+    with pytest.raises(UserError, match=r"batch_tokens is 16; 2 rows of \d+ tokens, as the longest pairs have, need"):
+        TokenBatches(source, target, batch_tokens=16)
     with pytest.raises(UserError, match="row_multiple is 0"):
         TokenBatches(source, target, row_multiple=0)
 
@@ -135,3 +135,23 @@ def test_sixty_thousand_pairs_lose_no_token():
     source = [[7] * n for n in lengths]
     batches = TokenBatches(source, source, length_multiple=1, min_length=1)
     assert sum(batch.tokens for batch in batches.batches(3)) == lengths.sum()
+
+
+def test_the_batch_fits_the_corpus():
+    assert [fitting_batch(tokens) for tokens in (0, 130_000, 330_000, 453_000, 999_000, 10**9)] == [
+        500, 500, 700, 900, 2000, 2000
+    ]  # fmt: skip
+    source, target = corpus(3000)
+    batches = TokenBatches(source, target, batch_tokens=None)
+    assert batches.batch_tokens == fitting_batch(sum(map(len, target))) == 500
+    assert max(rows * max(s, t) for rows, s, t in batches.shapes) <= 500
+
+
+def test_a_batch_may_grow_to_two_of_the_longest_pairs():
+    source, target = [[5] * 299 + [EOS], [5, EOS]], [[5, EOS], [5, EOS]]
+    for batch_tokens in (None, 64):
+        batches = TokenBatches(source, target, batch_tokens=batch_tokens, grow=True, max_length=300)
+        assert batches.batch_tokens == 2 * 304  # lengths are multiples of 8
+        check(batches, source, target, 0, 608, 300)
+    assert TokenBatches(source, target, batch_tokens=700, grow=True, max_length=300).batch_tokens == 700
+    assert TokenBatches(source, target, batch_tokens=None, max_length=100).dropped == 1

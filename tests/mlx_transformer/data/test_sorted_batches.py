@@ -45,7 +45,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1
 def test_every_pair_once_an_epoch_within_the_budget(lengths, budget, multiple, epoch):
     source, target = pairs(lengths)
     budget = max(budget, 48 * multiple)
-    corpus = SortedBatches(source, target, tokens_per_batch=budget, row_multiple=multiple, seed=3)
+    corpus = SortedBatches(source, target, batch_tokens=budget, row_multiple=multiple, seed=3)
     batches = list(corpus.batches(epoch))
     assert len(batches) == len(corpus)
     seen = [row for batch in batches for row in rows_of(batch)]
@@ -66,7 +66,7 @@ def test_every_pair_once_an_epoch_within_the_budget(lengths, budget, multiple, e
 
 def test_hardly_any_padding():
     source, target = random_pairs(3000)
-    corpus = SortedBatches(source, target, tokens_per_batch=400)
+    corpus = SortedBatches(source, target, batch_tokens=400)
     batches = list(corpus.batches(0))
     positions = sum(batch.target_out.size for batch in batches)
     tokens = sum(batch.tokens for batch in batches)
@@ -76,7 +76,7 @@ def test_hardly_any_padding():
 
 def test_epochs_differ_and_repeat_by_seed():
     source, target = random_pairs()
-    corpora = [SortedBatches(source, target, tokens_per_batch=300, seed=seed) for seed in (5, 5, 6)]
+    corpora = [SortedBatches(source, target, batch_tokens=300, seed=seed) for seed in (5, 5, 6)]
 
     def order(corpus, epoch):
         return [rows_of(batch) for batch in corpus.batches(epoch)]
@@ -91,7 +91,7 @@ def test_epochs_differ_and_repeat_by_seed():
 
 def test_resuming_at_any_step_sees_the_same_batches():
     source, target = random_pairs(80)
-    corpus = SortedBatches(source, target, tokens_per_batch=200)
+    corpus = SortedBatches(source, target, batch_tokens=200)
     walk = corpus.from_step(0)
     straight = [next(walk) for _ in range(2 * len(corpus) + 3)]
     for step in (0, 1, len(corpus) - 1, len(corpus), 2 * len(corpus) + 1):
@@ -102,16 +102,16 @@ def test_resuming_at_any_step_sees_the_same_batches():
 
 def test_the_plan_of_one_corpus():
     """Lengths 2, 2, 2, 4, 4, 8 and 32 tokens: five rows of 4 would be padded to six, so four are taken."""
-    corpus = SortedBatches(*pairs([(n, n) for n in (8, 2, 4, 2, 4, 2)]), tokens_per_batch=32, max_length=8)
+    corpus = SortedBatches(*pairs([(n, n) for n in (8, 2, 4, 2, 4, 2)]), batch_tokens=32, max_length=8)
     assert sorted(batch.shape for batch in corpus.batches(0)) == [(2, 8, 8), (4, 4, 4)]
     assert sorted(corpus.shapes) == [(2, 8, 8), (4, 4, 4)]
 
 
 def test_long_pairs_are_dropped_and_counted():
-    corpus = SortedBatches(*pairs([(3, 3), (30, 3), (3, 30), (4, 4)]), tokens_per_batch=64, max_length=10)
+    corpus = SortedBatches(*pairs([(3, 3), (30, 3), (3, 30), (4, 4)]), batch_tokens=64, max_length=10)
     assert corpus.dropped == 2
     assert sum(len(rows_of(batch)) for batch in corpus.batches(0)) == 2
     with pytest.raises(UserError, match="no pair has 1 to 2 tokens"):
-        SortedBatches(*pairs([(3, 3)]), tokens_per_batch=64, max_length=2)
-    with pytest.raises(UserError, match="tokens_per_batch is 20"):
-        SortedBatches(*pairs([(30, 30)]), tokens_per_batch=20)
+        SortedBatches(*pairs([(3, 3)]), batch_tokens=64, max_length=2)
+    with pytest.raises(UserError, match="batch_tokens is 20"):
+        SortedBatches(*pairs([(30, 30)]), batch_tokens=20)
