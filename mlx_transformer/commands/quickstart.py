@@ -20,7 +20,8 @@ from mlx_transformer.scoring import score
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
 
-MADE = "run.json metrics.jsonl tensorboard tokenizer.json checkpoints model onnx report data summary.json".split()
+PATHS = "model onnx report data metrics.jsonl summary.json".split()
+MADE = [*PATHS, *"run.json clock.txt tensorboard tokenizer.json checkpoints".split()]
 MARKER = ".quickstart"  # says that the folder is ours to clear
 
 

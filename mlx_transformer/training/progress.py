@@ -59,7 +59,7 @@ class Reporter:
         self._last = now
         begin, share_then = self._first  # a resumed run begins with a share that took no time
         done = share - share_then
-        left = f"  left {_clock((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
+        left = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
         self.line(f"{self.title} {100 * min(1.0, share):3.0f} %  {status}{left}")
 
     def line(self, text: str) -> None:
@@ -69,7 +69,8 @@ class Reporter:
             print(text, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 0:03:08."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"

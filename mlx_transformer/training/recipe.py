@@ -16,45 +16,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from mlx_transformer.spec.checkpoint import read_json
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
+from .run import RECORD
+
 RECIPES = Path(__file__).parent.parent / "recipes"
+LENGTHS = ("epochs", "steps", "minutes")
+# Fields of TransformerConfig that follow from the tokenizer.
+FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 
 
+# What stands under a key is its help: `train --help-recipe` prints it.
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     corpus: str | None = None
-    """Built-in corpus, e.g. cldr:en-de; or give source and target."""
+    """Built-in corpus, e.g. "cldr:en-de"; or give source and target."""
     source: str | None = None
+    """File of source sentences, one a line."""
     target: str | None = None
+    """File of their translations, line by line."""
     valid_source: str | None = None
+    """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
     valid_target: str | None = None
+    """Their translations."""
     train_pairs: int = 60_000
     """Pairs of the built-in corpus to compose."""
     vocab_size: int = 8000
-    batch_tokens: int = 2000
-    """Target tokens a batch (padding included)."""
+    """Tokens of the joint vocabulary, which is made of the training text."""
+    batch_tokens: int | None = None
+    """Target tokens a batch, padding included; unset: 500 batches an epoch, of 500 to 2000 tokens."""
     max_length: int = 256
-    """Longer pairs are left out of training and counted."""
+    """Pairs with more tokens on a side are left out of training, and counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     epochs: float | None = None
+    """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
     steps: int | None = None
+    """End after so many batches."""
     minutes: float | None = None
-    """The run ends at the first of these that is reached; at least one must be given."""
-    warmup_steps: int = 4000
+    """End after so many minutes."""
+    learning_rate: float | None = None
+    """Highest learning rate, at the end of warm-up; unset: (d_model * warm-up steps)^-0.5, the paper's."""
     learning_rate_scale: float = 1.0
-    """Factor on the paper's schedule (formula 3)."""
-    cooldown: float = 0.0
-    """Share of the run, at its end, over which the learning rate falls linearly to zero."""
+    """Factor on the highest learning rate, where learning_rate is unset."""
+    warmup_steps: int | None = None
+    """Steps over which the learning rate rises; unset: a quarter of the run, at most 4000 steps."""
+    cooldown: float = 0.5
+    """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0."""
     beta1: float = 0.9
+    """Adam's decay of the mean of gradients."""
     beta2: float = 0.98
+    """Adam's decay of the mean of their squares."""
     epsilon: float = 1e-9
+    """Adam's, beside the root of that mean."""
     label_smoothing: float = 0.1
+    """Probability that the loss's targets spread evenly over the vocabulary."""
     clip_norm: float = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
     seed: int = 1
@@ -68,6 +89,7 @@ class TrainingOptions:
     keep: int = 2
     """Checkpoints kept."""
     log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
     stop_after_bad_steps: int = 20
     """End the run after so many steps in a row whose gradient is not finite."""
 
@@ -75,6 +97,7 @@ class TrainingOptions:
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     preset: str = "small"
+    """Sizes of the model: tiny, small, base or big; other keys of [model] change single ones."""
     model: dict[str, Any] = field(default_factory=dict)
     """Fields of TransformerConfig that differ from the preset."""
     data: DataOptions = field(default_factory=DataOptions)
@@ -108,10 +131,15 @@ class Recipe:
         return cls(preset=preset, model=model, data=DataOptions(**data), training=TrainingOptions(**training))
 
 
-def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]]) -> Recipe:
-    """The recipe of a TOML file, of a built-in name, or (None) the defaults, with `overrides` by table on top."""
+def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
+    """The recipe of a TOML file or of a built-in name, with `overrides` by table on top.
+
+    `path` None: of the run in the folder `run` (a length in `overrides` replaces all of its), else the defaults.
+    """
     values: dict[str, Any] = {}
     where = "flags"
+    if path is None and run is not None:
+        values, where = _recorded(run / RECORD), str(run / RECORD)
     if path is not None:
         file = Path(path)
         built_in = RECIPES / f"{path}.toml"
@@ -122,24 +150,40 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]]) -> Recip
             raise UserError(f"{path}: no such recipe file, and no built-in recipe of that name ({names})")
         where = str(path)
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
+            values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Notepad's mark is no TOML
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: not a TOML recipe ({error})") from error
     for table, changes in overrides.items():
         given = {key: value for key, value in changes.items() if value is not None}
-        if table == "data" and isinstance(values.get("data"), dict):
-            for name in _displaced(given):
-                values["data"].pop(name, None)
+        if isinstance(values.get(table), dict):
+            for name in _displaced(given, path is None):
+                values[table].pop(name, None)
         if isinstance(values.setdefault(table, {}), dict):
             values[table].update(given)
     return Recipe.from_dict(values, where)
 
 
-def _displaced(given: dict[str, Any]) -> tuple[str, ...]:
-    """Keys of a recipe's [data] that flags displace: a corpus and files exclude each other."""
+def _recorded(path: Path) -> dict[str, Any]:
+    """The tables of a run's record as a TOML file would have them."""
+    record = read_json(path)
+    try:
+        tables = record["recipe"]
+        model = {"preset": tables["preset"], **tables["model"]}
+        return {
+            table: {key: value for key, value in values.items() if value is not None}
+            for table, values in {"data": tables["data"], "model": model, "training": tables["training"]}.items()
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise UserError(f"{path}: damaged (no recipe in it); give the recipe again or restore it") from error
+
+
+def _displaced(given: dict[str, Any], resumed: bool) -> tuple[str, ...]:
+    """Keys that flags displace: a corpus and files exclude each other, and who resumes for longer means only that."""
     if "corpus" in given:
         return "source", "target", "valid_source", "valid_target"
-    return ("corpus", "train_pairs") if given.keys() & {"source", "target"} else ()
+    if given.keys() & {"source", "target"}:
+        return "corpus", "train_pairs"
+    return LENGTHS if resumed and given.keys() & set(LENGTHS) else ()
 
 
 def _checked(kind: type, table: str, values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -170,9 +214,9 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield "valid_source and valid_target files go together"
     if d.corpus is not None and d.valid_source is not None:
         yield f"corpus {d.corpus} brings its own validation text: leave out valid_source and valid_target"
-    if t.epochs is None and t.steps is None and t.minutes is None:
+    if all(getattr(t, name) is None for name in LENGTHS):
         yield "say how long to train: epochs, steps or minutes"
-    for name in ("epochs", "steps", "minutes"):
+    for name in (*LENGTHS, "learning_rate"):
         value = getattr(t, name)
         if value is not None and value <= 0:
             yield f"training.{name} = {value} must be positive"
@@ -181,8 +225,9 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         ("training", t, ("warmup_steps", "keep", "log_every", "stop_after_bad_steps")),
     ):
         for name in names:
-            if getattr(part, name) < 1:
-                yield f"{table}.{name} = {getattr(part, name)} must be at least 1"
+            value = getattr(part, name)
+            if value is not None and value < 1:
+                yield f"{table}.{name} = {value} must be at least 1"
     if d.vocab_size < MIN_VOCAB_SIZE:
         yield f"data.vocab_size = {d.vocab_size} must be at least {MIN_VOCAB_SIZE} (all bytes and 4 special tokens)"
     if not 0 <= t.cooldown <= 1:
@@ -193,6 +238,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     for name in ("learning_rate_scale", "epsilon"):
         if getattr(t, name) <= 0:
             yield f"training.{name} = {getattr(t, name)} must be positive"
+    if t.learning_rate is not None and t.learning_rate_scale != 1:
+        yield "learning_rate and learning_rate_scale exclude each other"
     for name in ("clip_norm", "valid_every", "valid_sentences", "checkpoint_seconds"):
         if getattr(t, name) < 0:
             yield f"training.{name} = {getattr(t, name)} must not be negative"
@@ -205,9 +252,7 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     if not isinstance(recipe.preset, str) or recipe.preset not in PRESETS:
         yield f"unknown preset {recipe.preset!r}: choose one of {', '.join(PRESETS)}"
         return
-    decided = [
-        name for name in ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id") if name in recipe.model
-    ]
+    decided = [name for name in FROM_TOKENIZER if name in recipe.model]
     if decided:
         yield f"model.{decided[0]} follows from the tokenizer: leave it out (data.vocab_size sets the vocabulary)"
         return

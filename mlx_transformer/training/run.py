@@ -2,6 +2,7 @@
 
 OUT/run.json              recipe, model config, versions, digests of the data
 OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run
+OUT/clock.txt             of a run by minutes: when each step began
 OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
 OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
@@ -178,7 +179,10 @@ class Run:
         ]
         if refused:
             more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
-            raise UserError(f"{self.folder}: cannot resume with another recipe: {'; '.join(refused[:8])}{more}")
+            differences = "; ".join(refused[:8]) + more
+            raise UserError(
+                f"{self.folder}: cannot resume with another recipe: {differences} (--resume alone takes the run's own)"
+            )
         return before
 
     def _check_device(self, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -1,9 +1,43 @@
-"""The learning rate of section 5.3, with an optional falling end."""
+"""The learning rate: section 5.3's curve, its warm-up in steps or as a share of the run; an optional falling end."""
 
 from __future__ import annotations
 
+from .recipe import TrainingOptions
 
-def noam(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) -> float:
+# Where warm-up isn't given: a quarter of the run, at most the paper's steps.
+WARMUP_SHARE, MOST_WARMUP_STEPS = 0.25, 4000
+# The shorter the warm-up, the higher the paper's peak; in short runs it is that of so many steps.
+PEAK_OF_SHORT_RUNS = 400
+
+
+def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:
+    """The rate of step `step` (counted from 1), before which the share `share` of the run was done, in [0, 1]."""
+    warmup = options.warmup_steps or warmup_steps(step, share)
+    return noam(step, d_model, warmup, _scale(options, d_model, warmup)) * cooldown(share, options.cooldown)
+
+
+def warmup_steps(step: int, share: float) -> float:
+    """Warm-up steps of a run of which `step` steps are about the share `share`, where the recipe gives none.
+
+    A run that ends by the clock doesn't know its number of steps before its end: it is estimated anew at every step,
+    from these two numbers alone, so that the same shares give the same rates.
+    """
+    return min(MOST_WARMUP_STEPS, WARMUP_SHARE * step / share) if share > 0 else MOST_WARMUP_STEPS
+
+
+def peak(options: TrainingOptions, d_model: int, warmup: float) -> float:
+    """The rate at the end of a warm-up of `warmup` steps."""
+    return noam(warmup, d_model, warmup, _scale(options, d_model, warmup))
+
+
+def _scale(options: TrainingOptions, d_model: int, warmup: float) -> float:
+    if options.learning_rate is not None:
+        return options.learning_rate * (d_model * warmup) ** 0.5
+    short = 1.0 if options.warmup_steps is not None else min(1.0, warmup / PEAK_OF_SHORT_RUNS) ** 0.5
+    return options.learning_rate_scale * short
+
+
+def noam(step: float, d_model: int, warmup_steps: float, scale: float = 1.0) -> float:
     """scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), formula 3 of the paper; step counts from 1."""
     return scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import mlx.core as mx
@@ -27,12 +24,17 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches, train_tokenizer
-from .progress import Reporter
+from .interruption import StopSignal
+from .plan import described, ends_inside_warm_up
+from .progress import Reporter, duration
 from .recipe import Recipe
 from .run import STATE, Run, check_folder
-from .schedule import cooldown, noam
+from .schedule import learning_rate
 from .step import TrainStep, assign
+
+FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
 
 
 @dataclass
@@ -60,16 +62,21 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None):
         check_folder(out, resume)  # before minutes go into a corpus
-        self.recipe, self.options, self.out = recipe, recipe.training, out
+        self.options, self.out = recipe.training, out
         self.data = data or load_data(recipe)
         saved = out / "tokenizer.json"
         known = resume and saved.exists()
         self.tokenizer = Tokenizer.load(saved) if known else train_tokenizer(self.data, recipe.data.vocab_size)
         self.config = TransformerConfig.preset(recipe.preset, self.tokenizer.vocab_size, **recipe.model)
+        self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
+        # The record says what is done: a batch that follows from the text by today's rule stays what it is.
+        recipe = replace(recipe, data=replace(recipe.data, batch_tokens=self.batches.batch_tokens))
+        self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0, name="validation text", grow=True)
+        self.recipe = recipe
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": described()}
         self.reporter = Reporter("training")
-        self.stop = _StopSignal()
+        self.stop = StopSignal()
         self.files = Run(out, record, resume, self.reporter.line)
         try:
             if not known:
@@ -81,8 +88,6 @@ class Trainer:
 
     def _prepare(self, resume: bool) -> None:
         o = self.options
-        self.batches = make_batches(self.data.train, self.tokenizer, self.recipe, o.seed)
-        self.valid = make_batches(self.data.valid, self.tokenizer, self.recipe, seed=0)
         mx.random.seed(o.seed)
         self.model = Transformer(self.config)
         mx.eval(self.model.parameters())
@@ -100,7 +105,8 @@ class Trainer:
         begun_at = self.state.step
         try:
             with self.reporter, self.stop:
-                self._train()
+                with Clock(self.out / CLOCK if self.options.minutes is not None else None, self.state.seconds) as clock:
+                    self._train(clock)
                 if self.state.step != self._saved_step:
                     self.save()
                 if self.state.step != begun_at and self.stop.received is None:
@@ -111,29 +117,26 @@ class Trainer:
             self.files.close()
         return Result(model, self.state, parameter_count(self.config), self.stop.received)
 
-    def _train(self) -> None:
+    def _train(self, clock: Clock) -> None:
         o, state = self.options, self.state
-        if self.batches.dropped or self.data.dropped:
-            note = f"{self.batches.dropped:,} pairs longer than {self.recipe.data.max_length} tokens"
-            self.reporter.line(f"left out: {note}, {self.data.dropped:,} with an empty side")
+        self._announce()
         self.model.train()
         speed, bad_in_a_row = _Speed(), 0
-        begin = saved = time.monotonic()
-        seconds_before = state.seconds
+        saved, begun_at, first = time.monotonic(), state.step, (0.0, 0.0)
         valid_every = o.valid_every or len(self.batches)
         for batch in self.batches.from_step(state.step):
+            state.seconds = clock.begin(state.step)
             share = self._progress()
             if share >= 1 or self.stop.received is not None:
                 break
             state.step += 1
+            rate = learning_rate(o, self.config.d_model, state.step, share)
             mx.random.seed((o.seed << 32) | state.step)  # a resumed run draws the same dropout
-            rate = noam(state.step, self.config.d_model, o.warmup_steps, o.learning_rate_scale)
-            rate *= cooldown(share, o.cooldown)
             loss, norm, finite = self.step(batch, rate)
             self.step.evaluate(loss, norm, finite)
             state.epoch = state.step / len(self.batches)
             state.target_tokens += batch.tokens
-            state.seconds = seconds_before + time.monotonic() - begin
+            state.seconds = clock.seconds()
             speed.add(batch.tokens)
             bad_in_a_row = 0 if finite.item() else bad_in_a_row + 1
             if bad_in_a_row:
@@ -150,9 +153,33 @@ class Trainer:
             if time.monotonic() - saved >= o.checkpoint_seconds:
                 self.save()
                 saved = time.monotonic()
+            if state.step == begun_at + 1:
+                first = (state.seconds, self._progress())
+            elif state.step == begun_at + FORECAST_AFTER:
+                self._forecast(*first)
             speed.pause()
         if self.stop.received is not None:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
+
+    def _announce(self) -> None:
+        pairs, valid = len(self.data.train) - self.batches.dropped, len(self.data.valid)
+        tokens, steps = self.batches.batch_tokens, len(self.batches)
+        for line in described(self.options, self.config, pairs, valid, tokens, steps):
+            self.reporter.line(line)
+        if self.batches.dropped or self.data.dropped:
+            note = f"{self.batches.dropped:,} pairs longer than {self.recipe.data.max_length} tokens"
+            self.reporter.line(f"left out: {note}, {self.data.dropped:,} with an empty side")
+
+    def _forecast(self, seconds: float, share: float) -> None:
+        """What is left of the run, from the time and share since `FORECAST_AFTER` - 1 steps ago."""
+        done = self._progress()
+        if share < done < 1:
+            left = (1 - done) / (done - share)
+            steps, time_left = self.state.step + left * (FORECAST_AFTER - 1), left * (self.state.seconds - seconds)
+            self.reporter.line(f"at this speed: {steps:,.0f} steps in all, {duration(time_left)} from now")
+            if self.options.minutes is not None:
+                for line in ends_inside_warm_up(self.options, round(steps)):
+                    self.reporter.line(line)
 
     def _skipped(self, loss: mx.array, in_a_row: int) -> None:
         """Count a step whose gradient was not finite (`TrainStep` has changed nothing); end the run after too many."""
@@ -163,7 +190,7 @@ class Trainer:
             last = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
             raise UserError(
                 f"{in_a_row} steps in a row had a gradient that is not finite; {last}; "
-                "lower learning_rate_scale or raise warmup_steps"
+                "lower learning_rate or raise warmup_steps"
             )
 
     def validate(self) -> dict[str, float]:
@@ -259,34 +286,6 @@ class _Speed:
         tokens, seconds = self._tokens, self._seconds
         self._tokens = self._seconds = 0.0
         return tokens / max(seconds, 1e-9)
-
-
-class _StopSignal:
-    """Ctrl-C and SIGTERM end the run after the step under way; a second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._before: dict[int, Callable | int | None] = {}
-
-    def __enter__(self) -> _StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._before[number] = signal.signal(number, self._receive)
-            except ValueError:  # not the main thread: the caller deals with signals
-                break
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = number
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            raise SystemExit(128 + number)
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:

@@ -31,7 +31,8 @@ def recipe(folder: Path, model: dict | None = None, **training) -> Recipe:
     if not source.exists():
         write_pairs(folder)
     data = {"source": str(source), "target": str(target), "vocab_size": 260, "batch_tokens": 128}
-    training = {"steps": 4, "warmup_steps": 10, "log_every": 1, "valid_every": 1000, "valid_sentences": 2, **training}
+    training = {"warmup_steps": 10, "cooldown": 0, "valid_every": 1000, **training}
+    training = {"steps": 4, "log_every": 1, "valid_sentences": 2, **training}
     return Recipe.from_dict({"data": data, "model": {**MODEL, **(model or {})}, "training": training})
 
 

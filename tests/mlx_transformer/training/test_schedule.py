@@ -1,8 +1,17 @@
-"""Section 5.3, formula 3, by numbers; the cooldown at its ends."""
+"""Section 5.3, formula 3, by numbers; the cooldown at its ends; rates that follow from the length of a run."""
+
+import itertools
 
 import pytest
 
-from mlx_transformer.training.schedule import cooldown, noam
+from mlx_transformer.training.recipe import TrainingOptions
+from mlx_transformer.training.schedule import cooldown, learning_rate, noam, peak, warmup_steps
+
+
+def rates(steps: int, d_model: int = 128, **options) -> list[float]:
+    """Of a run of so many steps."""
+    chosen = TrainingOptions(steps=steps, **options)
+    return [learning_rate(chosen, d_model, step, (step - 1) / steps) for step in range(1, steps + 1)]
 
 
 @pytest.mark.parametrize(
@@ -35,3 +44,61 @@ def test_cooldown():
     assert cooldown(1.3, 0.5) == 0  # a run that is over by minutes
     assert [cooldown(p, 0) for p in (0, 0.5, 1, 2)] == [1, 1, 1, 1]
     assert cooldown(0.25, 1.0) == pytest.approx(0.75)
+
+
+def test_what_a_recipe_gives_is_the_papers_formula_to_the_last_bit():
+    given = rates(900, warmup_steps=300, cooldown=0.0, learning_rate_scale=1.7)
+    assert given == [noam(step, 128, 300, 1.7) for step in range(1, 901)]
+    given = rates(900, warmup_steps=300, cooldown=0.6)
+    assert given == [noam(step, 128, 300) * cooldown((step - 1) / 900, 0.6) for step in range(1, 901)]
+    assert max(given) == pytest.approx((128 * 300) ** -0.5)
+
+
+@pytest.mark.parametrize("steps", [1600, 2400, 15000])
+def test_warm_up_is_a_quarter_of_the_run(steps):
+    """And then the paper's curve, until it falls to nothing over the last half."""
+    found = rates(steps)
+    assert abs(found.index(max(found)) + 1 - steps / 4) <= 2
+    middle = steps // 2
+    assert found[middle - 1] == pytest.approx(noam(middle, 128, steps / 4))
+    assert max(found) == pytest.approx((128 * steps / 4) ** -0.5, rel=0.01)
+    assert found[-1] < 0.01 * max(found)
+    assert found[0] < 0.01 * max(found)
+
+
+def test_a_long_run_has_the_papers_warm_up():
+    assert rates(20_000, cooldown=0.0) == pytest.approx([noam(step, 128, 4000) for step in range(1, 20_001)])
+    assert warmup_steps(30_000, 1.0) == 4000
+
+
+@pytest.mark.parametrize("steps", [3, 40, 400])
+def test_a_short_run_is_not_steeper_than_small_models_take(steps):
+    found = rates(steps)
+    assert max(found) <= (128 * 400) ** -0.5 * (1 + 1e-9)
+    assert max(found) > 0.8 * (128 * 400) ** -0.5
+    assert all(rate > 0 for rate in found)
+
+
+def test_a_given_peak_is_reached():
+    for steps in (60, 3000):
+        found = rates(steps, learning_rate=1e-3)
+        assert max(found) == pytest.approx(1e-3, rel=0.04)
+    found = rates(1000, learning_rate=1e-3, warmup_steps=100, cooldown=0.0)
+    assert found[99] == max(found) == pytest.approx(1e-3)
+    assert found[399] == pytest.approx(0.5e-3)
+    assert peak(TrainingOptions(steps=1, learning_rate=1e-3), 128, 250) == pytest.approx(1e-3)
+    assert peak(TrainingOptions(steps=1, warmup_steps=250), 128, 250) == pytest.approx((128 * 250) ** -0.5)
+
+
+def test_by_the_clock():
+    """Steps of even length give the rates of as many steps; the number of steps isn't known. A slow first step, as of a
+    compiler at work, makes nothing steep."""
+    options = TrainingOptions(minutes=1.0)
+    even = [learning_rate(options, 128, step, (step - 1) / 2000) for step in range(1, 2001)]
+    assert even == rates(2000)
+    shares = [0.0, *(0.05 + 0.95 * step / 1900 for step in range(1900))]
+    late = [learning_rate(options, 128, step, share) for step, share in enumerate(shares, 1)]
+    assert max(late) == pytest.approx(max(even), rel=0.2)
+    assert late[1] < 0.25 * max(late)
+    rising = late[: late.index(max(late))]
+    assert all(a < b for a, b in itertools.pairwise(rising))
