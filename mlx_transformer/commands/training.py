@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +23,19 @@ def quickstart(
     raise typer.Exit(run(out, minutes, seed))
 
 
+def _help_recipe(asked: bool) -> None:
+    if asked:
+        from mlx_transformer.training.recipe_help import recipe_help
+
+        print(recipe_help(), end="")
+        raise typer.Exit
+
+
 def train(
-    out: Annotated[Path, typer.Option(help="The run's folder; the trained model is OUT/model.")],
-    recipe: Annotated[str | None, typer.Argument(help="A TOML recipe or the name of a built-in one.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A TOML recipe or the name of a built-in one; with --resume, a run's folder.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; the trained model is OUT/model.")] = None,
     corpus: Annotated[str | None, typer.Option(help="Built-in corpus, e.g. cldr:en-de.")] = None,
     source: Annotated[str | None, typer.Option(help="Source sentences, one a line.")] = None,
     target: Annotated[str | None, typer.Option(help="Their translations, line by line.")] = None,
@@ -32,26 +43,55 @@ def train(
     valid_target: Annotated[str | None, typer.Option(help="Their translations.")] = None,
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Target tokens a batch.", show_default="2000")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train for so many steps.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Target tokens a batch.", show_default="500 to 2000, by the size of the text")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for so many steps; or give --epochs or --minutes.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Train for so many passes over the data.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Train for so many minutes.")] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(help="Steps over which the learning rate rises.", show_default="a quarter of the run, up to 4000"),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Highest learning rate.", show_default="the paper's, (d_model * warm-up)^-0.5")
+    ] = None,
+    dropout: Annotated[float | None, typer.Option(help="Dropout.", show_default="0.1; big 0.3")] = None,
+    save_every: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Seconds between checkpoints.", show_default="300")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data order, weights and dropout.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
+    ] = False,
+    help_recipe: Annotated[
+        bool,
+        typer.Option("--help-recipe", help="Show all keys of a recipe and exit.", callback=_help_recipe, is_eager=True),
+    ] = False,
 ) -> None:
     """Train an encoder-decoder on parallel text or on the built-in corpus."""
     from mlx_transformer.training.recipe import load_recipe
+    from mlx_transformer.training.run import check_folder
     from mlx_transformer.training.trainer import Trainer
 
     if corpus is not None and (source is not None or target is not None):
         raise UserError("--corpus and --source/--target exclude each other")
+    if resume and out is None and recipe is not None:
+        out, recipe = Path(recipe), None
+    if out is None:
+        raise UserError("say where the run goes: --out FOLDER")
+    check_folder(out, resume)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
-    data = {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files}
-    training = {"steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
-    chosen = load_recipe(recipe, {"data": data, "model": {"preset": preset}, "training": training})
+    flags = {
+        "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files},
+        "model": {"preset": preset, "dropout": dropout},
+        "training": {"steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
+        | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every},
+    }
+    chosen = load_recipe(recipe, flags, run=out if resume else None)
     result = Trainer(chosen, out, resume).run()
     state = result.state
     print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
     if result.interrupted is not None:
-        print("interrupted; continue with --resume", file=sys.stderr)
+        print(f"interrupted; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)
         raise typer.Exit(128 + result.interrupted)

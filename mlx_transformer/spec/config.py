@@ -44,24 +44,37 @@ class TransformerConfig:
     """
 
     architecture: Architecture = "encoder-decoder"
+    """Both stacks, or one of them alone."""
     vocab_size: Length
     """Target vocabulary (encoder-only: the only one); also the width of the logits."""
     source_vocab_size: Length = None  # type: ignore[assignment]
+    """Source vocabulary; unset: the target's."""
 
     d_model: Width = 512
+    """Width of the stream that the sub-layers add to."""
     encoder_layers: Layers = 6
+    """Layers of the encoder."""
     decoder_layers: Layers = 6
+    """Layers of the decoder."""
     heads: Width = 8
+    """Attention heads, of queries."""
     key_value_heads: Width = None  # type: ignore[assignment]
+    """Heads of keys and values; unset: heads."""
     d_k: Width = None  # type: ignore[assignment]
+    """Width of one head's queries and keys; unset: d_model / heads."""
     d_v: Width = None  # type: ignore[assignment]
+    """Width of one head's values; unset: d_model / heads."""
     d_ff: Length = 2048
+    """Inner width of the feed-forward nets."""
 
     norm_placement: NormPlacement = "post"
     """post: LayerNorm(x + Sublayer(x)), the paper's. pre: x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
+    """What normalises."""
     norm_epsilon: Positive = 1e-5
+    """Added to the variance (RMSNorm: the mean square) in it."""
     activation: Activation = "relu"
+    """Of the feed-forward nets."""
     gated: bool = False
     """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
     attention_bias: bool = False
@@ -69,13 +82,16 @@ class TransformerConfig:
     query_key_norm: bool = False
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
     feed_forward_bias: bool = True
+    """Biases in the feed-forward nets."""
     output_bias: bool = False
     """Bias of the final classifier."""
 
     positions: Positions = "sinusoidal"
+    """How the model knows the order of tokens; sinusoidal_concat: sines first, then cosines, as in Marian."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
     rotary_base: Positive = 10000.0
+    """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
     tie_embeddings: TieEmbeddings = "all"
     """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
     scale_embeddings: bool = True
@@ -84,12 +100,16 @@ class TransformerConfig:
     dropout: Rate = 0.1
     """On every sub-layer's output and on embedding + position (section 5.4)."""
     attention_dropout: Rate = 0.0
+    """On the attention's weights."""
     activation_dropout: Rate = 0.0
+    """On the inner activations of the feed-forward nets."""
 
     pad_id: TokenId = 0
+    """Padding."""
     bos_id: TokenId = 1
     """Start token of the decoder."""
     eos_id: TokenId = 2
+    """End of a sequence."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)

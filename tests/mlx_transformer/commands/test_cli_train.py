@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ from tiny_run import metrics, write_pairs, write_recipe
 from waiting import PATIENCE
 
 from mlx_transformer import cli
-from mlx_transformer.training import progress
+from mlx_transformer.training import progress, trainer
 from mlx_transformer.training.progress import Reporter
 
 pty = pytest.importorskip("pty")
@@ -37,6 +38,11 @@ def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):
     assert main("train", *files, *sizes, "--steps", 2, "--epochs", 50, "--minutes", 9, "--out", run) == 0
     out, said = capsys.readouterr()
     assert re.fullmatch(rf"{re.escape(str(run / 'model'))}: [\d,]+ parameters, 2 steps, \d+ s\n", out)
+    first, second = said.splitlines()[:2]
+    assert first == "training on 60 pairs, 10 for validation; vocabulary 260, 955,904 parameters"
+    assert second.startswith(
+        "2 steps (1.0 epochs) or 9 minutes, 2 steps an epoch, 300 target tokens a batch; learning rate up"
+    )
     assert re.search(r"^training 100 %  step 2/2  loss \d+\.\d{3}  [\d,]+ tokens/s$", said, re.MULTILINE)
     assert re.search(r"^valid  step 2 .* loss \d+\.\d\d  bleu ", said, re.MULTILINE)
     assert len(metrics(run, "valid")) == 1
@@ -61,6 +67,75 @@ def test_the_recipe_decides_and_flags_change_it(tmp_path, capsys):
     recipe = write_recipe(tmp_path, steps=5)
     assert main("train", recipe, "--steps", 2, "--out", tmp_path / "run") == 0
     assert ", 2 steps, " in capsys.readouterr().out
+
+
+def test_resume_alone_is_enough(tmp_path, capsys):
+    """All else is in run.json; what is given beside it changes the length, or is compared."""
+    source, target = write_pairs(tmp_path, 60)
+    files = ["--source", source, "--target", target, "--preset", "tiny", "--vocab-size", 262]
+    options = ["--warmup", 7, "--learning-rate", 2e-3, "--dropout", 0.2, "--batch-tokens", 250, "--save-every", 0]
+    run = tmp_path / "a run"
+    assert main("train", *files, *options, "--epochs", 1, "--out", run) == 0
+    first = capsys.readouterr().err
+    assert "learning rate up to 0.002 over 7 steps, down to 0 over the last 50%" in first
+    begun = metrics(run, "valid")[-1]["step"]
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))["recipe"]
+    assert (record["training"]["warmup_steps"], record["training"]["learning_rate"]) == (7, 2e-3)
+    assert (record["training"]["checkpoint_seconds"], record["model"]["dropout"]) == (0, 0.2)
+    assert record["data"]["batch_tokens"] == 250
+    for step, form in enumerate((["--resume", run], [run, "--resume"], ["--out", run, "--resume"]), begun + 1):
+        assert main("train", *form, "--steps", step) == 0
+        out, said = capsys.readouterr()
+        assert f", {step} steps, " in out
+        assert f"resumed from step-{step - 1:08d}" in said
+    assert main("train", "--resume", run) == 0
+    assert f", {begun + 3} steps, " in capsys.readouterr().out
+    assert main("train", "--resume", run, "--dropout", 0.3) == 2
+    said = capsys.readouterr().err
+    assert "recipe.model.dropout was 0.2, now 0.3" in said
+    assert "(--resume alone takes the run's own)" in said
+    assert main("train", "--resume", tmp_path / "nowhere") == 2
+    assert "nowhere: nothing to resume (no run.json)" in capsys.readouterr().err
+    assert main("train", "--resume", source) == 2
+    assert "is a file; --out needs a folder" in capsys.readouterr().err
+    assert main("train", *files, "--steps", 1) == 2
+    assert "say where the run goes: --out FOLDER" in capsys.readouterr().err
+
+
+def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
+    source, target = write_pairs(tmp_path, 60)
+    run = tmp_path / "run"
+    flags = ["--source", source, "--target", target, "--preset", "tiny", "--vocab-size", 262, "--out", run]
+    assert main("train", *flags, "--steps", 1) == 0
+    path = run / "run.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["recipe"]["data"]["batch_tokens"] == 500
+    record["recipe"]["data"]["batch_tokens"] = 400  # by the rule of another version
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert main("train", "--resume", run, "--steps", 2) == 0
+    assert "400 target tokens a batch" in capsys.readouterr().err
+
+
+def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(trainer, "FORECAST_AFTER", 3)
+    recipe = write_recipe(tmp_path, steps=12, warmup_steps=4000)
+    assert main("train", recipe, "--out", tmp_path / "steps") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[2].startswith("warning: the run ends at step 12, inside its warm-up of 4,000 steps, and will be poor")
+    assert "--warmup" in said[2]
+    assert any(re.fullmatch(r"at this speed: 12 steps in all, \d:\d\d:\d\d from now", line) for line in said)
+    assert main("train", recipe, "--minutes", 0.05, "--steps", 10**6, "--out", tmp_path / "minutes") == 0
+    said = capsys.readouterr().err
+    assert re.search(r"^at this speed: [\d,]+ steps in all, 0:00:0\d from now$", said, re.MULTILINE)
+    assert re.search(r"^warning: the run ends at step [\d,]+, inside its warm-up", said, re.MULTILINE)
+    assert main("train", recipe, "--steps", 1, "--warmup", 1, "--out", tmp_path / "one") == 0
+
+
+def test_help_of_recipes(capsys):
+    assert main("train", "--help-recipe") == 0
+    out, said = capsys.readouterr()
+    assert "# warmup_steps = " in out
+    assert said == ""
 
 
 def test_a_log_gets_few_lines(capsys, monkeypatch):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import tomllib
 
 import pytest
 
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.training.recipe import RECIPES, DataOptions, Recipe, TrainingOptions, load_recipe
+from mlx_transformer.training.recipe import (
+    FROM_TOKENIZER,
+    RECIPES,
+    DataOptions,
+    Recipe,
+    TrainingOptions,
+    load_recipe,
+)
+from mlx_transformer.training.recipe_help import recipe_help
 
 FILES = {"data": {"source": "a", "target": "b"}}
 BUILT_IN = sorted(path.stem for path in RECIPES.glob("*.toml"))
@@ -90,6 +101,11 @@ def test_a_corpus_and_files_displace_each_other():
         ({"training": {"steps": 1, "cooldown": 1.5}}, r"training\.cooldown = 1\.5 must be in \[0, 1\]"),
         ({"training": {"steps": 1, "clip_norm": -1}}, r"training\.clip_norm = -1 must not be negative"),
         ({"training": {"steps": 1, "learning_rate_scale": 0}}, "learning_rate_scale = 0 must be positive"),
+        ({"training": {"steps": 1, "learning_rate": 0}}, r"training\.learning_rate = 0 must be positive"),
+        (
+            {"training": {"steps": 1, "learning_rate": 0.1, "learning_rate_scale": 2}},
+            "learning_rate and learning_rate_scale exclude each other",
+        ),
         ({"training": {"steps": 1, "seed": 2**32}}, r"training\.seed = 4294967296 must be in"),
         ({"training": {"steps": 1, "seed": -1}}, r"training\.seed = -1 must be in"),
         ({"data": {}}, "give either a corpus"),
@@ -121,6 +137,65 @@ def test_all_problems_at_once():
     with pytest.raises(UserError) as error:
         made(data={"vocab": 1, "corpus": 2}, training={"step": 1, "seed": "x"})
     assert str(error.value).count(";") == 3
+
+
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
+    path = tmp_path / "notepad.toml"
+    path.write_bytes(b'\xef\xbb\xbf[data]\r\ncorpus = "cldr:en-de"\r\n[training]\r\nsteps = 5\r\n')
+    assert load_recipe(str(path), {}) == made(training={"steps": 5})
+
+
+def test_a_runs_own_recipe(tmp_path):
+    recipe = made(
+        data={**FILES["data"], "batch_tokens": 300},
+        model={"preset": "tiny", "heads": 4},
+        training={"epochs": 2.5, "keep": 3},
+    )
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe.to_dict()}), encoding="utf-8")
+    assert load_recipe(None, {}, run=tmp_path) == recipe
+    longer = load_recipe(None, {"training": {"steps": 70, "minutes": None}, "data": {"target": "c"}}, run=tmp_path)
+    assert (longer.training.steps, longer.training.epochs, longer.training.keep) == (70, None, 3), (
+        "a length replaces all"
+    )
+    assert (longer.data.source, longer.data.target, longer.data.batch_tokens) == ("a", "c", 300)
+    path = tmp_path / "my.toml"
+    path.write_text('[data]\ncorpus = "cldr:en-de"\n[training]\nsteps = 5\n', encoding="utf-8")
+    assert load_recipe(str(path), {}, run=tmp_path) == made(training={"steps": 5}), "a given recipe counts"
+    for text in ("{}", "[]", '{"recipe": {"preset": "tiny", "model": {}, "data": 3}}', "{"):
+        (tmp_path / "run.json").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"run\.json: damaged"):
+            load_recipe(None, {}, run=tmp_path)
+
+
+def test_help_lists_every_key_with_its_meaning_and_default():
+    """It is a recipe itself, with every key commented out; those with a default may stand as they are."""
+    table, found = "", {}
+    for line in recipe_help().splitlines():
+        if line.startswith("["):
+            table = line.strip("[]")
+        elif key := re.match(r"# (\w+) = ?(\S*) +# (\w.{3})", line):
+            found[table, key[1]] = key[2]
+    ours = {"data": DataOptions, "training": TrainingOptions, "model": TransformerConfig}
+    expected = {(table, f.name) for table, options in ours.items() for f in dataclasses.fields(options)}
+    expected -= {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
+    assert set(found) == expected | {("model", "preset")}
+    stated = {table: "".join(f"{key} = {v}\n" for (t, key), v in found.items() if t == table and v) for table in ours}
+    values = tomllib.loads("".join(f"[{table}]\n{lines}" for table, lines in stated.items()))
+    values["data"]["corpus"] = "cldr:en-de"
+    values["training"]["steps"] = 1
+    recipe = Recipe.from_dict(values)
+    assert (recipe.data, recipe.training, recipe.preset) == (made().data, made().training, "small")
+    size = TransformerConfig.preset(recipe.preset, 300)
+    assert TransformerConfig.preset(recipe.preset, 300, **recipe.model) == size
+    assert "(post, pre)" in recipe_help()
+    assert max(map(len, recipe_help().splitlines())) <= 120
+
+
+def test_the_recipes_page_is_the_help():
+    page = (RECIPES / "README.md").read_text(encoding="utf-8")
+    assert f"```toml\n{recipe_help()}```" in page, "write `mlx-transformer train --help-recipe` into recipes/README.md"
+    for name in BUILT_IN:
+        assert f"`{name}`" in page
 
 
 def test_files_that_are_no_recipe(tmp_path):

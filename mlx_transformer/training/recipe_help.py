@@ -1,0 +1,72 @@
+"""What `train --help-recipe` prints: every key of a recipe, read from the classes that check recipes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from mlx_transformer.spec.config import PRESETS, TransformerConfig
+from mlx_transformer.spec.fields import kinds_of
+
+from .recipe import FROM_TOKENIZER, DataOptions, Recipe, TrainingOptions
+
+HEAD = """\
+# Every key of a recipe and its default; one without is unset. Take the # away from those you change:
+#   mlx-transformer train --help-recipe > my.toml
+#   mlx-transformer train my.toml --out FOLDER       flags win over the file
+"""
+COLUMN, WIDTH = 32, 118
+TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+    default: Any
+    """None: unset."""
+    kind: str
+    meaning: str
+
+    def lines(self) -> Iterator[str]:
+        shown = "" if self.default is None else " " + json.dumps(self.default)
+        text = textwrap.wrap(f"{self.meaning} ({self.kind})", WIDTH - COLUMN - 2)
+        for left, right in itertools.zip_longest([f"# {self.name} ={shown}"], text, fillvalue=""):
+            yield f"{left:{COLUMN}}# {right}"
+
+
+def recipe_help() -> str:
+    """A TOML file with every key in a comment."""
+    preset = next(key for key in _keys(Recipe) if key.name == "preset")
+    # Training takes one architecture.
+    model = [key for key in _keys(TransformerConfig) if key.name not in (*FROM_TOKENIZER, "architecture")]
+    sized = PRESETS[Recipe.preset]
+    model = [
+        replace(key, default=None, meaning=f"{key.meaning} Unset: the preset's.") if key.name in sized else key
+        for key in model
+    ]
+    tables = {"data": _keys(DataOptions), "model": [preset, *model], "training": _keys(TrainingOptions)}
+    return HEAD + "".join(
+        "\n".join(["", f"[{table}]", *(line for key in keys for line in key.lines()), ""])
+        for table, keys in tables.items()
+    )
+
+
+def _keys(options: type) -> list[Key]:
+    """The fields of a dataclass; what each means is the string that stands under it."""
+    body = ast.parse(inspect.getsource(options)).body[0].body  # type: ignore[attr-defined]
+    meanings = {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    found = {
+        name: ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
+        for name, kind in kinds_of(options).items()
+    }
+    return [Key(f.name, f.default, found[f.name], meanings.get(f.name, "")) for f in fields(options) if f.name in found]
