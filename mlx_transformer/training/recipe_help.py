@@ -59,10 +59,11 @@ def recipe_help() -> str:
 
 def _keys(options: type) -> list[Key]:
     """The fields of a dataclass; what each means is the string that stands under it."""
-    body = ast.parse(inspect.getsource(options)).body[0].body  # type: ignore[attr-defined]
+    (body,) = ast.parse(inspect.getsource(options)).body
+    assert isinstance(body, ast.ClassDef)
     meanings = {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
+        ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
+        for field, text in itertools.pairwise(body.body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
     found = {
