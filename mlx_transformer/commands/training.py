@@ -79,7 +79,7 @@ def train(
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
     if out is None:
-        raise UserError("say where the run goes: --out FOLDER")
+        raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
     check_folder(out, resume)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     flags = {

@@ -99,7 +99,7 @@ def test_resume_alone_is_enough(tmp_path, capsys):
     assert main("train", "--resume", source) == 2
     assert "is a file; --out needs a folder" in capsys.readouterr().err
     assert main("train", *files, "--steps", 1) == 2
-    assert "say where the run goes: --out FOLDER" in capsys.readouterr().err
+    assert "Missing option '--out', the run's folder" in capsys.readouterr().err
 
 
 def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
