@@ -20,8 +20,7 @@ from mlx_transformer.scoring import score
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
 
-PATHS = "model onnx report data metrics.jsonl summary.json".split()
-MADE = [*PATHS, *"run.json clock.txt tensorboard tokenizer.json checkpoints".split()]
+MADE = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model onnx report data summary.json".split()
 MARKER = ".quickstart"  # says that the folder is ours to clear
 
 

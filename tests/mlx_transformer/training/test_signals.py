@@ -83,6 +83,24 @@ def test_kill_9_and_resume(tmp_path):
     kill_and_resume(tmp_path, kills=2)
 
 
+def test_kill_9_of_a_run_by_the_clock(tmp_path):
+    """Its rates depend on the time, and still each step that is computed again gives the same loss."""
+    options = {"steps": None, "minutes": 2.0, "warmup_steps": None, "cooldown": 1.0, "checkpoint_seconds": 0.5}
+    recipe, run = write_recipe(tmp_path, **options), tmp_path / "run"
+    seen: dict[int, tuple[float, float]] = {}
+    for attempt in range(3):
+        wanted = len(seen) + 5
+        with start("train", recipe, "--out", run) if attempt == 0 else start("train", "--resume", run) as process:
+            until(lambda least=wanted: trained_steps(run) > least and newest_step(run) > 0, process)
+            process.kill()
+            process.wait()
+        curve = {entry["step"]: (entry["loss"], entry["learning_rate"]) for entry in metrics(run, "train")}
+        assert len(curve) > len(seen)
+        assert {step: curve[step] for step in seen} == seen
+        seen = curve
+    assert len({rate for _, rate in seen.values()}) == len(seen)
+
+
 @pytest.mark.slow
 def test_kill_9_and_resume_many_times(tmp_path):
     kill_and_resume(tmp_path, kills=30)
