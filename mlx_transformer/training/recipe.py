@@ -61,7 +61,8 @@ class TrainingOptions:
     minutes: float | None = None
     """End after so many minutes."""
     learning_rate: float | None = None
-    """Highest learning rate, at the end of warm-up; unset: (d_model * warm-up steps)^-0.5, the paper's."""
+    """Highest learning rate, at the end of warm-up; unset: the paper's (d_model * warm-up steps)^-0.5, where
+    warmup_steps is unset too at most 0.58 / d_model."""
     learning_rate_scale: float = 1.0
     """Factor on the highest learning rate, where learning_rate is unset."""
     warmup_steps: int | None = None

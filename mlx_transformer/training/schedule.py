@@ -6,8 +6,10 @@ from .recipe import TrainingOptions
 
 # Where warm-up isn't given: a quarter of the run, at most the paper's steps.
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.25, 4000
-# The shorter the warm-up, the higher the paper's peak; in short runs it is that of so many steps.
-PEAK_OF_SHORT_RUNS = 400
+# The shorter the warm-up, the higher the paper's peak, (d_model * warm-up)^-0.5. Below this many steps for each unit of
+# d_model it grows no more, but stays at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and what Adam
+# takes falls with the width (Yang et al. 2021, "Tensor Programs V").
+STEEPEST = 3
 
 
 def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:
@@ -33,7 +35,7 @@ def peak(options: TrainingOptions, d_model: int, warmup: float) -> float:
 def _scale(options: TrainingOptions, d_model: int, warmup: float) -> float:
     if options.learning_rate is not None:
         return options.learning_rate * (d_model * warmup) ** 0.5
-    short = 1.0 if options.warmup_steps is not None else min(1.0, warmup / PEAK_OF_SHORT_RUNS) ** 0.5
+    short = 1.0 if options.warmup_steps is not None else min(1.0, warmup / (STEEPEST * d_model)) ** 0.5
     return options.learning_rate_scale * short
 
 

@@ -73,10 +73,10 @@ def test_a_long_run_has_the_papers_warm_up():
 
 @pytest.mark.parametrize("steps", [3, 40, 400])
 def test_a_short_run_is_not_steeper_than_small_models_take(steps):
-    found = rates(steps)
-    assert max(found) <= (128 * 400) ** -0.5 * (1 + 1e-9)
-    assert max(found) > 0.8 * (128 * 400) ** -0.5
-    assert all(rate > 0 for rate in found)
+    for d_model in (128, 512):
+        found = rates(steps, d_model)
+        assert 0.46 / d_model < max(found) < 0.58 / d_model
+        assert all(rate > 0 for rate in found)
 
 
 def test_a_given_peak_is_reached():
