@@ -102,8 +102,7 @@ def report(results, reference, cells, specs, preparation, task, text, options) -
     )
     parts = [
         tables.speeds(results, cells, task),
-        tables.ratios(results, cells, specs, best=False),
-        tables.ratios(results, cells, specs, best=True),
+        tables.ratios(results, cells, specs),
         tables.properties(results, cells, reference, bleu),
         tables.floors(results, cells, specs, shape, rates, task),
     ]

@@ -22,12 +22,9 @@ def speeds(results: Results, cells: list[Cell], task: Task) -> list[str]:
     return table("target tokens/s", list(results), cells, value)
 
 
-def ratios(results: Results, cells: list[Cell], specs: dict[str, Spec], best: bool) -> list[str]:
-    """Times as fast as CTranslate2 of the same precision, compared within each round; with geometric mean.
-
-    best: not as its plain layout, one translator with all threads, but as its fastest of those measured in that cell.
-    """
-    lines = []
+def ratios(results: Results, cells: list[Cell], specs: dict[str, Spec]) -> list[str]:
+    """Times as fast as CTranslate2 of the same precision (8 bits for 8 and fewer), in the layout that is the fastest of
+    those measured in that cell, compared within each round; with geometric mean."""
 
     def rivals(name: str) -> list[str]:
         wanted = "int8" if specs[name].precision.startswith("int") else "float32"
@@ -38,15 +35,14 @@ def ratios(results: Results, cells: list[Cell], specs: dict[str, Spec], best: bo
             pairs = zip(results[rival].seconds[cell], results[name].seconds[cell], strict=True)
             return median(theirs / ours for theirs, ours in pairs)
 
-        plain = [rival for rival in rivals(name) if len(specs[rival].parts) == 2]
-        return min(map(of, rivals(name) if best else plain))
+        return min(map(of, rivals(name)))
 
-    names = [name for name in results if any(best or len(specs[rival].parts) == 2 for rival in rivals(name))]
+    names = list(filter(rivals, results))
     if not names:
         return []
-    header = "x the fastest layout of CTranslate2" if best else "x CTranslate2, 1x2"
     values = {name: [ratio(name, cell) for cell in cells] for name in names}
-    lines += table(header, names, cells, lambda name, cell: f"{values[name][cells.index(cell)]:.2f}")
+    header = "x the fastest layout of CTranslate2"
+    lines = table(header, names, cells, lambda name, cell: f"{values[name][cells.index(cell)]:.2f}")
     lines[0] += " geometric mean | least |"
     lines[1] += "-|-|"
     for i, name in enumerate(names):
