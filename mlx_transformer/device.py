@@ -98,7 +98,7 @@ def device_kind() -> str:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
-def described() -> str:
+def device_record() -> str:
     """The device as a run's record has it: with another one's choices it is another one."""
     own = GPU if _on_gpu() else CPU
     told = next(kind for kind, one in _CHOICES.items() if one == choices())

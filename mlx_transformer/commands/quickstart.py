@@ -20,7 +20,8 @@ from mlx_transformer.scoring import score
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
 
-MADE = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model onnx report data summary.json".split()
+RUN = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model".split()
+MADE = [*RUN, "onnx", "report", "data", "summary.json"]
 MARKER = ".quickstart"  # says that the folder is ours to clear
 
 

@@ -12,7 +12,7 @@ from .recipe import TrainingOptions
 from .schedule import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warmup_steps
 
 
-def described(
+def plan_lines(
     options: TrainingOptions, config: TransformerConfig, pairs: int, valid_pairs: int, batch_tokens: int, batches: int
 ) -> Iterator[str]:
     """What is trained, for how long and how; `batches` are those of an epoch, each of `batch_tokens`."""

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.data.batches import Batch
-from mlx_transformer.device import described
+from mlx_transformer.device import device_record
 from mlx_transformer.generation.with_mlx import MlxTranslator
 from mlx_transformer.nn import Transformer
 from mlx_transformer.scoring import score
@@ -27,7 +27,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches, train_tokenizer
 from .interruption import StopSignal
-from .plan import described, ends_inside_warm_up
+from .plan import ends_inside_warm_up, plan_lines
 from .progress import Reporter, duration
 from .recipe import Recipe
 from .run import STATE, Run, check_folder
@@ -74,7 +74,7 @@ class Trainer:
         self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0, name="validation text", grow=True)
         self.recipe = recipe
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
-        record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": described()}
+        record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_record()}
         self.reporter = Reporter("training")
         self.stop = StopSignal()
         self.files = Run(out, record, resume, self.reporter.line)
@@ -164,7 +164,7 @@ class Trainer:
     def _announce(self) -> None:
         pairs, valid = len(self.data.train) - self.batches.dropped, len(self.data.valid)
         tokens, steps = self.batches.batch_tokens, len(self.batches)
-        for line in described(self.options, self.config, pairs, valid, tokens, steps):
+        for line in plan_lines(self.options, self.config, pairs, valid, tokens, steps):
             self.reporter.line(line)
         if self.batches.dropped or self.data.dropped:
             note = f"{self.batches.dropped:,} pairs longer than {self.recipe.data.max_length} tokens"
