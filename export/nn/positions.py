@@ -1,4 +1,5 @@
-"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys.
+"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys, numbers by
+relative position are added to the scores.
 
 Shapes: B batch, L positions, D model, d_k one head. Tables come from `spec/positions.py`, bit for bit the same as the
 MLX side's, and have `max_positions` rows: a position past them is an error of the Gather.
@@ -12,7 +13,7 @@ import onnx_ir as ir
 from onnxscript import nn
 
 from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.positions import rotary_tables, sinusoids
+from mlx_transformer.spec.positions import relative_buckets, rotary_tables, sinusoids
 
 from .masks import Mask
 from .primitives import Op, Parameter, table
@@ -74,10 +75,13 @@ class Positions(nn.Module):
         self.causal = causal
         if self.kind == "learned":
             self.weight = Parameter([config.max_positions, config.d_model])
+        if self.kind == "relative":
+            self.weight = Parameter([config.relative_buckets, config.heads])
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D)."""
-        return Placed(self.added(op, x, position_ids), rotation(op, self.config, position_ids), mask)
+        angles = rotation(op, self.config, position_ids)
+        return Placed(self.added(op, x, position_ids), angles, self.scored(op, mask, position_ids))
 
     def added(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
         """x + position rows, (B, L, D)."""
@@ -85,6 +89,19 @@ class Positions(nn.Module):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))
+
+    def scored(self, op: Op, mask: Mask, position_ids: PositionIds) -> Mask:
+        """The mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al. 2020)."""
+        if self.kind != "relative":
+            return mask
+        first = self.config.max_positions - 1  # of the table: that of the distance 0
+        rows = op.Gather(bucket_table(op, self.config, self.causal), op.Add(position_ids.distances, first))
+        bias = op.Gather(self.weight, rows, axis=0)  # (L, S, H), or with B in front
+        if len(position_ids.distances.shape or ()) == 3:
+            bias = op.Transpose(bias, perm=[0, 3, 1, 2])
+        else:
+            bias = op.Unsqueeze(op.Transpose(bias, perm=[2, 0, 1]), [0])
+        return bias if mask is None else op.Add(mask, bias)
 
 
 def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds) -> Rotation:
@@ -110,6 +127,12 @@ def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
 def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
     """(max_positions, D)."""
     return table(op, "positions.sinusoids", lambda: sinusoids(config.max_positions, config.d_model, config.positions))
+
+
+def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:
+    """Rows of the weight by distance from 1 - max_positions on (2 * max_positions - 1,)."""
+    name = "positions.causal_buckets" if causal else "positions.buckets"
+    return table(op, name, lambda: relative_buckets(config.max_positions, config, causal))
 
 
 def rotary_table(op: Op, config: TransformerConfig) -> tuple[ir.Value, ir.Value]:

@@ -27,13 +27,17 @@ def unseen(name: str, value: Array) -> Array:
     return value
 
 
-def attention(Q: Array, K: Array, V: Array, allowed: Bits | None = None, look: Look = unseen) -> Array:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V: equation 1, for the last two axes.
+def attention(
+    Q: Array, K: Array, V: Array, allowed: Bits | None = None, look: Look = unseen, bias: Array | None = None
+) -> Array:
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)) is True where a query may look. A query that may look nowhere is padding and
     looks everywhere: its output is finite and nobody reads it.
     """
     scores = look("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
+    if bias is not None:
+        scores = scores + bias
     if allowed is not None:
         scores = np.where(allowed | ~allowed.any(axis=-1, keepdims=True), scores, -np.inf)
     return look("weights", softmax(scores)) @ V
@@ -92,6 +96,21 @@ def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float3
     i = np.arange(d_k // 2, dtype=np.float64)
     angle = positions[..., None].astype(np.float64) * base ** (-2 * i / d_k)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
+    """Raffel et al. 2020 (T5): which learned number stands for the distance from a query to a key (key - query).
+
+    causal: b buckets for keys 0, 1, ... places back; otherwise b/2 for them and b/2 for keys ahead. Half of those are
+    exact; bucket e + k begins at e * (furthest/e)^(k/e) places, e exact ones, and the last one has no end.
+    """
+    if not causal:
+        ahead = bucket(-np.abs(distance), buckets // 2, furthest, causal=True)
+        return np.where(distance > 0, buckets // 2 + ahead, ahead)
+    exact = buckets // 2
+    begins = [exact * (furthest / exact) ** (k / exact) - 1e-6 for k in range(exact)]
+    back = np.maximum(-distance, 0)
+    return np.where(back < exact, back, exact - 1 + np.searchsorted(begins, back, side="right"))
 
 
 def position_ids(real: Bits) -> Array:

@@ -24,6 +24,7 @@ from .layers import (
     Look,
     activation,
     attention,
+    bucket,
     merge_heads,
     norm,
     rotation,
@@ -88,8 +89,18 @@ class Sublayers:
         Q = split_heads(look("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
         Q = look("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, look), positions))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
-        heads = attention(Q, K, V, allowed, look)  # (B,H,L,d_v)
+        heads = attention(Q, K, V, allowed, look, self._bias(name, Q.shape[2], K.shape[2]))  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", look("context", merge_heads(heads)))
+
+    def _bias(self, name: str, queries: int, keys: int) -> Array | None:
+        """Relative positions (Raffel et al. 2020): numbers (H,L,S), one table for all layers of a stack."""
+        stack, c = name.partition(".")[0], self.config
+        if c.positions != "relative" or not name.endswith("self_attention"):
+            return None
+        distance = np.arange(keys) - np.arange(keys - queries, keys)[:, None]
+        table = self.weights[f"{stack}.positions.weight"]
+        row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
+        return table[row].transpose(2, 0, 1)
 
     def _head_norm(self, name: str, x: Array, look: Look) -> Array:
         """RMSNorm over each head (B,H,L,d_k), where the config has one (Henry et al. 2020)."""

@@ -1,4 +1,5 @@
-"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys.
+"""Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys, numbers by
+relative position are added to the scores.
 
 Shapes: B batch, L positions, D model, d_k one head. Tables come from `spec/positions.py`, bit for bit the same as the
 ONNX side's; they are computed once, shared by all models of the process and extended in chunks for longer sequences.
@@ -14,9 +15,9 @@ from mlx import nn
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.positions import rotary_tables, sinusoids
+from mlx_transformer.spec.positions import relative_buckets, rotary_tables, sinusoids
 
-from .masks import Mask
+from .masks import Mask, as_array, as_numbers
 
 CHUNK = 1024
 
@@ -69,10 +70,13 @@ class Positions(nn.Module):
         self.causal = causal
         if self.kind == "learned":
             self.weight = mx.random.normal((config.max_positions, config.d_model), scale=config.d_model**-0.5)
+        if self.kind == "relative":
+            self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D). `UserError` for a position past a learned table."""
-        return Placed(self.added(x, position_ids), rotation(self.config, position_ids, x.dtype), mask)
+        angles = rotation(self.config, position_ids, x.dtype)
+        return Placed(self.added(x, position_ids), angles, self.scored(mask, position_ids, x.shape[1]))
 
     def added(self, x: mx.array, position_ids: PositionIds) -> mx.array:
         """x + position rows, (B, L, D)."""
@@ -85,6 +89,17 @@ class Positions(nn.Module):
                 " (max_positions): shorten it or train with a larger table"
             )
         return x + table[position_ids.index].astype(x.dtype)
+
+    def scored(self, mask: Mask, position_ids: PositionIds, queries: int) -> Mask:
+        """The mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al. 2020)."""
+        if self.kind != "relative":
+            return mask
+        keys = position_ids.limit
+        table = bucket_table(keys, self.config, self.causal)
+        distances = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]
+        bias = self.weight[table[distances + table.shape[0] // 2]].transpose(2, 0, 1)[None]
+        array = as_array(mask, queries, keys)
+        return bias if array is None else as_numbers(array, bias.dtype) + bias
 
 
 def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dtype) -> Rotation:
@@ -109,6 +124,11 @@ def sinusoid_table(length: int, d_model: int, kind: str) -> mx.array:
     return _sinusoids(_chunks(length), d_model, kind)
 
 
+def bucket_table(length: int, config: TransformerConfig, causal: bool) -> mx.array:
+    """Rows of the weight by distance, symmetric about 0, for at least `length` positions."""
+    return _buckets(_chunks(length), config, causal)
+
+
 def rotary_table(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
     """At least `length` rows of cos and sin, float32."""
     return _rotary(_chunks(length), config)
@@ -121,6 +141,11 @@ def _chunks(length: int) -> int:
 @lru_cache(maxsize=32)
 def _sinusoids(length: int, d_model: int, kind: str) -> mx.array:
     return mx.array(sinusoids(length, d_model, kind))
+
+
+@lru_cache(maxsize=32)
+def _buckets(length: int, config: TransformerConfig, causal: bool) -> mx.array:
+    return mx.array(relative_buckets(length, config, causal))
 
 
 @lru_cache(maxsize=32)

@@ -19,7 +19,7 @@ Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "none"]
+Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
 TieEmbeddings = Literal["none", "target-output", "all"]
 
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
@@ -92,6 +92,10 @@ class TransformerConfig:
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
     rotary_base: Positive = 10000.0
     """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
+    relative_buckets: Length = 32
+    """Rows of a stack's table of relative positions: near distances have one each, farther ones share (T5)."""
+    relative_distance: Length = 128
+    """Distance from which on all share the last row."""
     tie_embeddings: TieEmbeddings = "all"
     """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
     scale_embeddings: bool = True
@@ -199,6 +203,12 @@ def _relations(c: TransformerConfig) -> list[str]:
     # Marian starts its decoder with the padding token, so bos may equal pad; the others may not coincide.
     check(distinct or (c.bos_id == c.pad_id != c.eos_id), "eos_id must differ from pad_id and bos_id")
     check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
+    if c.positions == "relative":
+        check(c.relative_buckets % 4 == 0, f"relative_buckets={c.relative_buckets} must be a multiple of 4")
+        far = c.relative_distance > c.relative_buckets // 2
+        check(
+            far, f"relative_distance={c.relative_distance} must be over half of relative_buckets={c.relative_buckets}"
+        )
     if c.positions in ("sinusoidal", "sinusoidal_concat"):
         check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
     if c.positions == "sinusoidal_concat":

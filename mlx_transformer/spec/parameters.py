@@ -95,6 +95,8 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
 def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
     if c.positions == "learned":
         yield f"{name}.positions.weight", (c.max_positions, c.d_model)
+    if c.positions == "relative":
+        yield f"{name}.positions.weight", (c.relative_buckets, c.heads)
     for i in range(layers):
         layer = f"{name}.layers.{i}"
         yield from _attention(c, f"{layer}.self_attention")

@@ -38,3 +38,20 @@ def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.fl
     pair = np.arange(config.d_k // 2, dtype=np.float64)[None, :]
     angle = position * config.rotary_base ** (-2 * pair / config.d_k)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def relative_buckets(length: int, config: TransformerConfig, causal: bool) -> NDArray[np.int64]:
+    """Row of a stack's table for each distance, key less query, from 1 - length to length - 1 (2 * length - 1,).
+
+    The first half of the rows is for one distance each, the others for ranges that grow geometrically up to
+    `relative_distance`. `causal`: for keys before the query; else half of all rows is for keys after it (Raffel et al.
+    2020, T5).
+    """
+    distance = np.arange(1 - length, length)
+    rows = config.relative_buckets if causal else config.relative_buckets // 2
+    after = np.zeros_like(distance) if causal else np.where(distance > 0, rows, 0)
+    far = np.maximum(-distance, 0) if causal else np.abs(distance)
+    near = rows // 2
+    # The sum keeps whole numbers whole, whatever the logarithms round to.
+    ranges = np.log(np.maximum(far, 1) / near) / np.log(config.relative_distance / near) * (rows - near) + 1e-9
+    return after + np.where(far < near, far, np.minimum(near + ranges.astype(np.int64), rows - 1))

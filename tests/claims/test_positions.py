@@ -12,7 +12,7 @@ from mlx_transformer.nn import Transformer, positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.positions import sinusoids
+from mlx_transformer.spec.positions import relative_buckets, sinusoids
 
 
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
@@ -183,3 +183,31 @@ def test_embeddings_are_scaled_so_that_positions_do_not_dominate() -> None:
     size = np.sqrt(np.mean(sinusoids(50, 512) ** 2))  # 1/sqrt(2) at any position
     assert np.sqrt(np.mean(rows[True] ** 2)) > size
     assert np.sqrt(np.mean(rows[False] ** 2)) < size / 10
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_relative_buckets_are_t5s(causal: bool) -> None:
+    """T5's 32 buckets up to a distance of 128 (Raffel et al. 2020): where each begins, counted from the query."""
+    config = TransformerConfig(vocab_size=8, positions="relative")
+    buckets = relative_buckets(300, config, causal)
+    before, after = buckets[299::-1], buckets[299:]
+    if causal:
+        begins = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+        assert not after.any()
+    else:
+        begins = [*range(8), 8, 12, 16, 23, 32, 46, 64, 91]
+        assert [int(np.argmax(after == 16 + i)) for i in range(1, 16)] == begins[1:]
+    assert [int(np.argmax(before == i)) for i in range(len(begins))] == begins
+    assert len(set(before)) == len(begins)
+
+
+def test_relative_positions_know_no_place() -> None:
+    """The same words moved by three places attend to each other as before; in the other order they don't."""
+    config = TransformerConfig(vocab_size=8, d_model=16, heads=2, positions="relative")
+    mx.random.seed(0)
+    positions = Positions(config, causal=False)
+    near, far = (positions(mx.zeros((1, n, 16)), positions_of(n)).mask for n in (4, 7))
+    assert isinstance(near, mx.array)
+    assert isinstance(far, mx.array)
+    assert mx.array_equal(near, far[..., 3:, 3:]).item()
+    assert not mx.allclose(near, near.swapaxes(-1, -2)).item()

@@ -21,6 +21,18 @@ def weight(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
     return edit
 
 
+def integers(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    """Replace a table of int64."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name == name:
+                array = change(numpy_helper.to_array(tensor).copy())
+                tensor.CopyFrom(numpy_helper.from_array(array.astype(np.int64), name))
+
+    return edit
+
+
 def node(op_type: str, scope: str, change: Callable[[onnx.NodeProto], None]) -> Edit:
     """Change the first node of a type whose name starts with a scope."""
 

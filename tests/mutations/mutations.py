@@ -16,6 +16,7 @@ CONFIGS = {
         **SIZES, norm_placement="pre", norm="rmsnorm", positions="rotary", activation="silu", gated=True,
         key_value_heads=2,
     ),
+    "relative": TransformerConfig(**SIZES, positions="relative", relative_buckets=8, relative_distance=9),
     "normed heads": TransformerConfig(**SIZES, query_key_norm=True, positions="rotary"),
     "decoder": TransformerConfig(
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"

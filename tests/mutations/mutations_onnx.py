@@ -12,6 +12,7 @@ from mutation_edits import (
     epsilon,
     exchanged,
     feeding,
+    integers,
     left_padding_seen,
     node,
     one_more,
@@ -140,6 +141,22 @@ ONNX = {
     "rotary sine from the table of cosines": Mutation(
         reads("decoder/positions/Gather", "positions.sin", "positions.cos"), model="modern", files="decoder_model",
         tap=f"{D0}.self_attention", culprit="",
+    ),
+    "relative positions off by one": Mutation(
+        integers("positions.buckets", lambda x: np.roll(x, 1)), model="relative", files="encoder*",
+        tap=f"{E0}.self_attention", culprit="mask and softmax",
+    ),
+    "keys after the query as if before it": Mutation(
+        integers("positions.buckets", lambda x: np.minimum(x, x[::-1])), model="relative", files="encoder*",
+        tap=f"{E0}.self_attention", culprit="mask and softmax",
+    ),
+    "relative positions of steps off by one": Mutation(
+        integers("positions.causal_buckets", lambda x: np.roll(x, 1)), model="relative", files=PAST,
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="mask and softmax",
+    ),
+    "a number of the table of relative positions": Mutation(
+        weight("decoder.positions.weight", lambda x: x * 1.001), model="relative",
+        weights="decoder.positions.weight", tap=f"{D0}.self_attention", culprit="mask and softmax",
     ),
     # Masks
     "padding not masked": Mutation(
