@@ -8,10 +8,10 @@ SearchModel(file)                 the same for the one file
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
+    from typing import Any
+
     from .package import export_onnx
     from .runtime import OnnxTransformer
     from .search import SearchModel, export_search
@@ -28,6 +28,8 @@ __all__ = ["export_onnx", "export_search", "OnnxTransformer", "SearchModel"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        from importlib import import_module
+
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -10,10 +10,10 @@ logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded r
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
+    from typing import Any
+
     from .nn import Transformer
     from .nn.loading import load
     from .spec.config import TransformerConfig
@@ -36,6 +36,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     if name in _HOMES:
+        from importlib import import_module
+
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

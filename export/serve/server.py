@@ -87,11 +87,15 @@ def run(
     )
     server = uvicorn.Server(config)
     # uvicorn raises the signal that ended it once more, for the handler that was there before.
-    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    if before[signal.SIGINT] is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in whose place asyncio puts its own
     try:
         server.run(sockets=[listener])
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         listener.close()
     if failures:
         raise failures[0]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich import console as rich_console
 
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.terminal import Console
 
 from .compare import compare
-from .engines import Unavailable
 from .engines.foreign_engine import parse_names
-from .report import EXIT_BAD_INPUT, EXIT_UNAVAILABLE
 
 
 def runtime_names(given: str | None) -> list[str] | None:
@@ -34,7 +33,7 @@ def validate_command(
     runtimes: Sequence[str] | None = None,
     seed: int | None = None,
     threads: int | None = None,
-    console: Console | None = None,
+    console: rich_console.Console | None = None,
     html: str | Path | None = None,
     gradients: bool = False,
     names: str | None = None,
@@ -53,6 +52,6 @@ def validate_command(
         if html is not None:
             report.write_html(html)
     except UserError as error:
-        Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False, highlight=False)
-        return EXIT_UNAVAILABLE if isinstance(error, Unavailable) else EXIT_BAD_INPUT
+        Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
+        return error.status
     return report.exit_code

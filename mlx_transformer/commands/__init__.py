@@ -1,1 +1,1 @@
-"""The commands, each a function with typer's annotations; `cli.py` puts them together."""
+"""The commands, each a function with typer's annotations; `app.py` puts them together."""

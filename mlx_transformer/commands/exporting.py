@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.terminal import Console
 
 from .arguments import Checkpoint, Onnx, Threads
 
@@ -96,7 +96,7 @@ def validate(
 ) -> None:
     """Prove that MLX, ONNX Runtime and a float64 reference compute the same function.
 
-    Exit status: 0 equal, 1 mismatch, 2 bad input, 3 a requested runtime is not available.
+    Exit status: 0 equal, 1 mismatch, 2 bad input, 3 a requested runtime is not available, 70 a bug.
     """
     from export.validate import runtime_names, validate_command
 
@@ -121,7 +121,4 @@ def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder
 
     from .info import describe
 
-    console = Console(highlight=False)
-    with console.capture() as text:  # rich would end the process by itself when nobody reads
-        console.print(describe(path, graph_facts))
-    print(text.get(), end="")
+    Console().print(describe(path, graph_facts))

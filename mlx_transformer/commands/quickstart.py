@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.scoring import score
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.terminal import Console
 from mlx_transformer.spec.versions import versions
 
 RUN = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model".split()
@@ -156,7 +156,7 @@ def _write_translations(path: Path, text: ParallelText, mlx: list[str], onnx: li
 
 
 def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], onnx: list[str]) -> None:
-    console = Console(highlight=False)
+    console = Console()
     if not console.is_terminal:
         console.width = 120  # a log has no width of its own
     phrases = Table(title="One held-out phrase of each kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

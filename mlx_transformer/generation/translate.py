@@ -173,6 +173,8 @@ def translate_stream(
     written as soon as it is decided, by the `stream` of `translator`.
     """
     with ExitStack() as stack:
+        if input is None and sys.stdin is None:
+            raise UserError("standard input is closed; give a file with --input")
         source = stack.enter_context(_open(input, "rb")) if input else sys.stdin.buffer
         if input and output and output.exists() and output.samefile(input):
             raise UserError(f"{output}: is the input as well: choose another output")

@@ -4,5 +4,7 @@
 class UserError(ValueError):
     """Wrong input, settings or files. The message is one line: what is wrong, where, and what to do.
 
-    The command line prints it without a traceback and exits with status 2.
+    A command line prints it without a traceback and exits with `status` (`process.py`).
     """
+
+    status = 2

@@ -26,6 +26,8 @@ Array = NDArray
 class Unavailable(UserError):  # noqa: N818 - a state of the machine, not a mistake
     """A requested runtime that is not installed, or a device that is not there."""
 
+    status = 3
+
 
 @dataclass(frozen=True)
 class Node:

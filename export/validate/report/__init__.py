@@ -6,18 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data import EXIT_BAD_INPUT, EXIT_EQUAL, EXIT_MISMATCH, EXIT_UNAVAILABLE
+    from .data import EXIT_EQUAL, EXIT_MISMATCH
     from .report import Report
 
 # Loaded on first use.
-_HOMES = {
-    "Report": "report",
-    "EXIT_EQUAL": "data",
-    "EXIT_MISMATCH": "data",
-    "EXIT_BAD_INPUT": "data",
-    "EXIT_UNAVAILABLE": "data",
-}
-__all__ = ["Report", "EXIT_EQUAL", "EXIT_MISMATCH", "EXIT_BAD_INPUT", "EXIT_UNAVAILABLE"]
+_HOMES = {"Report": "report", "EXIT_EQUAL": "data", "EXIT_MISMATCH": "data"}
+__all__ = ["Report", "EXIT_EQUAL", "EXIT_MISMATCH"]
 
 
 def __getattr__(name: str) -> Any:

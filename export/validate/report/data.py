@@ -1,7 +1,7 @@
 """What a validation found: plain data, and as JSON.
 
 `verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
-runtime is not available.
+runtime is not available (`UserError.status`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from export.validate.findings import Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
 
 EQUAL, MISMATCH = "equal", "mismatch"
-EXIT_EQUAL, EXIT_MISMATCH, EXIT_BAD_INPUT, EXIT_UNAVAILABLE = 0, 1, 2, 3
+EXIT_EQUAL, EXIT_MISMATCH = 0, 1
 
 
 @dataclass(frozen=True)

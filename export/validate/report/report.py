@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mlx_transformer.spec import terminal
 from mlx_transformer.spec.errors import UserError
 
 from .data import ReportData
@@ -26,7 +27,7 @@ class Report(ReportData):
 
     def print(self, console: Console | None = None) -> None:
         """On the terminal: verdict first, then what supports it."""
-        show(self, console or Console())
+        show(self, console or terminal.Console())
 
 
 def _write(path: str | Path, text: str) -> None:

@@ -13,10 +13,10 @@ from command_line import both_models, caller, refused
 from tiny_run import COMMAND
 from waiting import PATIENCE
 
-from mlx_transformer import cli
+from mlx_transformer.commands import app
 from mlx_transformer.spec.errors import UserError
 
-COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
 
@@ -147,9 +147,9 @@ def test_recipes_that_are_wrong(call, tmp_path):
     ("error", "status", "said"),
     [
         (PermissionError(13, "Permission denied", "some/file"), 2, "some/file: Permission denied"),
-        (OSError(28, "No space left on device"), 2, "[Errno 28] No space left on device"),
+        (OSError(28, "No space left on device"), 2, "standard output: No space left on device"),
         (UserError("two\nlines"), 2, "two lines"),
-        (MemoryError("of 9 TB"), 1, "out of memory (of 9 TB); try smaller batches or a smaller model"),
+        (MemoryError("of 9 TB"), 2, "out of memory (of 9 TB); try smaller batches or a smaller model"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (ModuleNotFoundError("No module named 'mlx'", name="mlx.core"), 2, "MLX is not installed"),
     ],
@@ -161,12 +161,6 @@ def test_errors_of_libraries(call, monkeypatch, error, status, said):
     assert (found, out) == (status, "")
     assert err.startswith(f"mlx-transformer: {said}")
     assert err.count("\n") == 1
-
-
-def test_bugs_keep_their_traceback(call, monkeypatch):
-    monkeypatch.setattr("mlx_transformer.commands.info.describe", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        call("info", ".")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -1,0 +1,58 @@
+"""The command line; with `commands/` the one place that joins the MLX side and the ONNX side.
+
+Each command imports what it needs when it runs, so `--help` is instant and the ONNX commands work without MLX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from mlx_transformer.spec.errors import UserError
+
+from . import converting, exporting, text, training
+
+app = typer.Typer(
+    name="mlx-transformer",
+    help="Train a Transformer with MLX, deploy it as ONNX, and prove that both compute the same function.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+for name, command in {
+    "quickstart": training.quickstart,
+    "train": training.train,
+    "translate": text.translate,
+    "evaluate": text.evaluate,
+    "export": exporting.export,
+    "validate": exporting.validate,
+    "serve": text.serve,
+    "import": converting.import_command,
+    "to-huggingface": converting.to_huggingface_command,
+    "quantize": converting.quantize,
+    "info": exporting.info,
+}.items():
+    app.command(name)(command)
+
+
+def invoke(arguments: list[str]) -> int:
+    """The command's exit status. Whatever is wrong with its options is a `UserError`."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("mlx-transformer", arguments or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _USAGE_ERROR as error:
+        path = error.ctx.command_path if error.ctx is not None else "mlx-transformer"
+        raise UserError(f"{' '.join(error.format_message().split())} (see {path} --help)") from None
+    return 0
+
+
+# Wrong options and arguments; typer exports only the classes below this one.
+_USAGE_ERROR: Any = typer.BadParameter.__base__

@@ -1,0 +1,214 @@
+"""The edge of a command's process: its streams, Ctrl-C, and an exit status that never lies. For both command lines.
+
+    0    done; of validate: equal
+    1    of validate, and of quickstart, which validates: a mismatch; nothing else ends with it
+    2    what a person can mend: one line says what is wrong, where, and what to do
+    3    of validate: a runtime that was asked for is not there
+    70   a fault of this program, with its traceback
+    130  Ctrl-C; 128 + N: another signal that `train` has obeyed
+    141  nobody reads the output any more
+
+Imports next to nothing, so that Ctrl-C is in good hands before the rest is imported.
+"""
+
+from __future__ import annotations
+
+import _thread
+import codecs
+import errno
+import os
+import signal
+import stat
+import sys
+import time
+from contextlib import suppress
+
+from .errors import UserError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
+FAULT, INTERRUPTED, UNREAD = 70, 130, 141
+
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+PLAIN = {"✓": "+", "✗": "x", "…": "~"}
+"""What stands for our marks where the terminal's encoding lacks them; "?" for any other character."""
+
+NAP = 0.02  # seconds between two looks whether an import that Ctrl-C has met is done
+PATIENCE = 5.0  # seconds: after these Ctrl-C ends an import too
+
+
+def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int:
+    """Run a command and return its exit status; whatever goes wrong becomes one line on standard error.
+
+    `name` begins that line. `whole`: the process ends with the command, so that a late Ctrl-C must find no Python that
+    would print a traceback.
+    """
+    interrupts = _Interrupts(whole)
+    try:
+        with interrupts:
+            return _flushed(name, _status(name, command, interrupts))
+    except KeyboardInterrupt:
+        return _failed(name, "interrupted", INTERRUPTED)
+
+
+def _status(name: str, command: Callable[[], int | None], interrupts: _Interrupts) -> int:
+    try:
+        _prepare_streams()
+        return command() or 0
+    except SystemExit as done:  # argparse's, after --help
+        return done.code if isinstance(done.code, int) else 0 if done.code is None else FAULT
+    except BaseException as error:
+        if interrupts.raised or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
+            return _failed(name, "interrupted", INTERRUPTED)
+        return _explained(name, error)
+
+
+def _explained(name: str, error: BaseException) -> int:
+    if isinstance(error, UserError):
+        return _failed(name, str(error), error.status)
+    if isinstance(error, BrokenPipeError):
+        _drop_output()
+        return UNREAD
+    if isinstance(error, OSError):
+        # Whatever writes a file names it in its errors.
+        where = error.filename or ("standard output" if error.errno in NO_ROOM else None)
+        return _failed(name, f"{where}: {error.strerror}" if where and error.strerror else str(error))
+    if isinstance(error, MemoryError):
+        return _failed(name, f"out of memory ({error}); try smaller batches or a smaller model")
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "mlx":
+        return _failed(name, "MLX is not installed; ONNX folders work without it (python -m export)")
+    if is_panic(error):
+        return _failed(name, f"a library could not take this input ({error}); look for a damaged file")
+    import traceback
+
+    traceback.print_exc()
+    said = traceback.format_exception_only(error)[-1].strip()
+    return _failed(name, f"this is a bug in mlx-transformer: {said}; please report it with the lines above", FAULT)
+
+
+def _flushed(name: str, status: int) -> int:
+    """The status after the last of the output is out."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:  # else Python tries once more when it ends, and says so
+        _drop_output()
+        if isinstance(error, BrokenPipeError):
+            return status or UNREAD
+        return status or _failed(name, f"standard output: {error.strerror}")
+    return status
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is what libraries written in Rust raise where they give up; no class of it can be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def _failed(name: str, message: str, status: int = 2) -> int:
+    with suppress(OSError, ValueError):  # nobody can be told
+        print(f"{name}:", " ".join(message.splitlines()), file=sys.stderr, flush=True)
+    return status
+
+
+def _prepare_streams() -> None:
+    """Close the gap that a closed stream leaves, and let no encoding refuse a character."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: else the next file would be taken for the stream
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+    codecs.register_error("plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="plain")  # pyright: ignore[reportAttributeAccessIssue]
+    if sys.stdout is None:
+        raise UserError("standard output is closed; send it to a file, or to /dev/null")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere: who reads it has gone, or there is no room for it."""
+    with suppress(OSError, ValueError):  # a stream without a number
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def drop_hung_up() -> None:
+    """After SIGHUP: what is still to be said to a terminal that has gone is said to nobody, and is no error."""
+    for number in (1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            os.close(null)
+
+
+class _Interrupts:
+    """Ctrl-C raises KeyboardInterrupt, but not in the midst of an import: libraries would make other errors of it, or
+    swallow it. It waits until the import is done; and where a callback has swallowed it, it comes again. A second one
+    ends the process at once."""
+
+    def __init__(self, whole: bool):
+        self._whole, self._mine, self._naps, self.raised = whole, False, 0, False
+        self._thread = _thread.get_ident()
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+            return
+        try:
+            signal.signal(signal.SIGINT, self._receive)
+        except ValueError:  # not the main thread, whose matter signals are
+            return
+        self._mine, self._hook = True, sys.unraisablehook
+        sys.unraisablehook = self._unraisable
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            sys.unraisablehook = self._hook
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._whole else signal.default_int_handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._naps * NAP < PATIENCE and _importing(frame):
+            self._naps += 1
+            self._later()
+            return
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self.raised = True
+        raise KeyboardInterrupt
+
+    def _unraisable(self, found: Any) -> None:
+        if found.exc_type is not None and issubclass(found.exc_type, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, self._receive)
+            self._later()
+        else:
+            self._hook(found)
+
+    def _later(self) -> None:
+        _thread.start_new_thread(self._again, ())
+
+    def _again(self) -> None:
+        time.sleep(NAP)
+        if hasattr(signal, "pthread_kill"):  # which also ends a wait of that thread
+            signal.pthread_kill(self._thread, signal.SIGINT)
+        else:
+            _thread.interrupt_main()
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
