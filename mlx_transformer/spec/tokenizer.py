@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from .errors import UserError
+from .process import is_panic
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
@@ -35,6 +36,8 @@ SPLIT_PATTERN = (
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
 TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN})
+# Of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
+FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
 class Tokenizer:
@@ -45,7 +48,9 @@ class Tokenizer:
         self._specification = _parse(specification, origin)
         try:
             self._backend = tokenizers.Tokenizer.from_str(specification)
-        except Exception as error:  # the Rust side raises bare Exception
+        except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({_one_line(error)})") from None
         self._backend.no_padding()
         self._backend.no_truncation()
@@ -168,6 +173,11 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin}: not JSON ({_one_line(error)}); the file is damaged or no tokenizer.json") from None
     if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
         raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
+    for name in FOREIGN:
+        if value := specification["model"].get(name):
+            raise UserError(
+                f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
+            )
     for pattern in _patterns(specification):
         if pattern not in TRUSTED_PATTERNS:
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
@@ -210,5 +220,5 @@ def _checked(lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]

@@ -164,6 +164,14 @@ def _no_eos(specification):
     specification["post_processor"] = None
 
 
+def _prefix(specification):
+    specification["model"]["continuing_subword_prefix"] = "12"
+
+
+def _chance(specification):
+    specification["model"]["dropout"] = 0.1
+
+
 def _gap(specification):
     specification["model"]["vocab"]["zzz"] = 5000
 
@@ -181,8 +189,10 @@ def _gap(specification):
         (_broken(_other_special_ids), "<s> has id 2"),
         (_broken(_no_eos), "does not end"),
         (_broken(_gap), "gaps"),
+        (_broken(_prefix), "continuing_subword_prefix = '12'"),
+        (_broken(_chance), "dropout = 0.1"),
     ],
-    ids=["empty", "cut", "nested", "list", "object", "model", "regex", "ids", "eos", "gap"],
+    ids=["empty", "cut", "nested", "list", "object", "model", "regex", "ids", "eos", "gap", "prefix", "chance"],
 )
 def test_broken_files_are_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "tokenizer.json"
@@ -191,6 +201,26 @@ def test_broken_files_are_refused_in_one_line(tmp_path, content, message):
         Tokenizer.load(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_ends_a_thread_of_the_library_is_refused_too(monkeypatch):
+    """Such errors are no Exception. Others pass."""
+
+    class PanicException(BaseException):
+        pass
+
+    for error, expected in ((PanicException("out of range"), UserError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        monkeypatch.setattr("tokenizers.Tokenizer", _Raises(error))
+        with pytest.raises(expected):
+            Tokenizer('{"model": {}}')
+
+
+class _Raises:
+    def __init__(self, error):
+        self.error = error
+
+    def from_str(self, text):
+        raise self.error
 
 
 def test_missing_and_binary_files_are_refused(tmp_path):
