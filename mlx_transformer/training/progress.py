@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
+from typing import IO, Any, TextIO, cast
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from mlx_transformer.spec.terminal import Console
 
 
 class Reporter:
     """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
 
     `update` takes the share of the work done in [0, 1] and a short status; in a log it prints at most one line every
-    `log_seconds`, and one at the end. `line` is for events and is always printed.
+    `log_seconds`, and one at the end. `line` is for events and is always printed. The work goes on where nobody can
+    read of it any more: a closed terminal or pipe is no error.
     """
 
     def __init__(self, title: str, log_seconds: float = 10.0):
         self.title, self.log_seconds = title, log_seconds
-        self.console = Console(file=sys.stderr, highlight=False)
+        self.file = cast(IO[str], _Lossy(sys.stderr))
+        self.console = Console(file=self.file)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._first: tuple[float, float] | None = None  # when, at which share
@@ -66,7 +71,26 @@ class Reporter:
         if self._progress is not None:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(text, file=self.file, flush=True)
+
+
+class _Lossy:
+    """A text stream that drops what can't be written."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def duration(seconds: float) -> str:

@@ -26,13 +26,13 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches, train_tokenizer
-from .interruption import StopSignal
 from .plan import ends_inside_warm_up, plan_lines
 from .progress import Reporter, duration
 from .recipe import Recipe
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
 from .step import TrainStep, assign
+from .stop import StopSignal
 
 FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
 
@@ -98,7 +98,7 @@ class Trainer:
             self._restore()
 
     def run(self) -> Result:
-        """Train until the recipe's end, or until Ctrl-C or SIGTERM; either way a checkpoint and the model are written.
+        """Train to the recipe's end, or until a signal (`stop.py`); either way a checkpoint and the model are written.
 
         Raises `UserError` when gradients stay infinite or the disk refuses; the last checkpoint is then intact.
         """

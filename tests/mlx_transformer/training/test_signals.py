@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from tiny_run import metrics, start, write_recipe
+from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
 
 from mlx_transformer.spec.checkpoint import open_checkpoint
@@ -24,7 +27,7 @@ def newest_step(run: Path) -> int:
     return max((int(path.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*")), default=0)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
     recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
     with start("train", recipe, "--out", run) as process:
@@ -45,6 +48,49 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
     assert process.returncode == 0, said
     assert f"resumed from step-{step:08d}" in said
     assert f"{step + 2} steps" in out
+
+
+def test_a_terminal_that_closes_loses_nothing(tmp_path):
+    """Nobody can be told any more; and the signal comes twice, from the system and from the shell."""
+    recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
+    reading, terminal = os.openpty()
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with start("train", recipe, "--out", run, **streams) as process:
+        os.close(terminal)
+        until(lambda: trained_steps(run) > 3)
+        os.close(reading)
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.01)
+        assert process.wait(timeout=PATIENCE) == 129
+    step = newest_step(run)
+    assert metrics(run, "train")[-1]["step"] == step
+    assert open_checkpoint(run / "model").config.d_model == 16
+
+
+def test_nohup_trains_on(tmp_path):
+    recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
+    code = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + COMMAND[2]
+    command = [sys.executable, "-c", code, "train", str(recipe), "--out", str(run)]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until(lambda: trained_steps(run) > 3, process)
+        process.send_signal(signal.SIGHUP)
+        steps = trained_steps(run)
+        until(lambda: trained_steps(run) > steps + 3, process)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143
+
+
+def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    recipe, run = write_recipe(tmp_path, steps=40, valid_every=3), tmp_path / "run"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with start("train", recipe, "--out", run, stderr=writing) as process:
+        os.close(writing)
+        out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "40 steps" in out
 
 
 def kill_and_resume(tmp_path: Path, kills: int) -> None:
