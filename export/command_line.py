@@ -22,8 +22,8 @@ def invoke(arguments: list[str] | None) -> int:
 
 def _build(checkpoint: Path, out: Path, precision: list[str] | None, search: bool, text: bool, **options: Any) -> None:
     from .package import export_onnx
-    from .package.quality import recorded
 
+    options["told"] = print
     if search or text:
         from .search import export_search
 
@@ -33,7 +33,6 @@ def _build(checkpoint: Path, out: Path, precision: list[str] | None, search: boo
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
         return
     export_onnx(checkpoint, out, precision=precision or "float32", **options)
-    print(*recorded(out), sep="\n", end="\n" * bool(recorded(out)))
     files = [path for path in out.rglob("*") if path.is_file()]
     print(f"{out}: {len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
 
@@ -87,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
     build.add_argument("--gate-source", type=Path, help="sentences on which lower precisions are judged")
     build.add_argument("--gate-reference", type=Path, help="their translations, line by line")
-    build.add_argument("--force", action="store_true", help="write a precision that translates worse than it may")
+    build.add_argument("--force", action="store_true", help="replace another model; accept one that translates badly")
     build.add_argument(
         "--search", action="store_true", help="one file, OUT.onnx, with the search inside: ids in and out"
     )

@@ -13,7 +13,7 @@ Rounding moves some tokens in any model; the limits bound how much, and a packag
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,10 +102,23 @@ class Quality:
         return {name: value for name, value in asdict(self).items() if name != "precision" and value is not None}
 
 
-def gate_text(checkpoint: Checkpoint, source: str | Path | None, reference: str | Path | None) -> Text | None:
-    """The text to judge on: the files given, or the built-in corpus's held-out phrases if the run around the checkpoint
-    was trained on it; None if there is neither. Raises `UserError` for files that can't be read, and for a model that
-    can't translate them."""
+def gate_text(
+    checkpoint: Checkpoint,
+    judged: Sequence[str],
+    source: str | Path | None,
+    reference: str | Path | None,
+    told: Callable[[str], None] = lambda _: None,
+) -> Text | None:
+    """The text to judge the precisions `judged` on: the files given, or the built-in corpus's held-out phrases if the
+    run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `told` is called with a
+    line on what that leaves undone.
+
+    Raises `UserError` for files that can't be read, and for a model that can't translate them.
+    """
+    if not judged:
+        if source is not None or reference is not None:
+            told(f"{source or reference}: nothing to judge on it; judged are {', '.join(LIMITS)}")
+        return None
     translates = checkpoint.config.architecture == "encoder-decoder" and checkpoint.tokenizer_path is not None
     if (source is not None or reference is not None) and not translates:
         raise UserError(
@@ -120,6 +133,8 @@ def gate_text(checkpoint: Checkpoint, source: str | Path | None, reference: str 
         raise UserError("a reference for the quality gate needs its source")
     corpus = _corpus(checkpoint.folder.parent / "run.json")
     if corpus is None or not translates:
+        for precision in judged:
+            told(f"{precision}: not judged; --gate-source FILE would compare its translations with float32's")
         return None
     from mlx_transformer.data import cldr
 

@@ -12,9 +12,8 @@ which the other two decoder graphs share. Names of a lower precision's files hav
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,9 +27,16 @@ from export.precision.passes import change
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import target_of
-from mlx_transformer.spec.checkpoint import MANIFEST, WEIGHTS, Checkpoint, open_checkpoint, write_manifest
+from mlx_transformer.spec.checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    open_checkpoint,
+    read_json,
+    weights_digest,
+    write_manifest,
+)
 from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.durable import replace_folder
+from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
 from mlx_transformer.spec.huggingface import tokenizer_config
@@ -56,27 +62,34 @@ def export_onnx(
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
     force: bool = False,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
     `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `fixed_shape`: for target coreml,
-    such as "1x64x64" (`coreml/shape.py`). `out` is new, or replaced if it is empty or an earlier export; it appears
-    only when it is complete. Tensors of more than `external_threshold` bytes are stored in data files beside the
-    graphs. Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
+    such as "1x64x64" (`coreml/shape.py`). `out` is new, or replaced if it is empty or an earlier export of the same
+    weights, with `force` one of others; it appears only when it is complete. Tensors of more than `external_threshold`
+    bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a folder that holds
+    something else, a full disk).
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; what is found stands in mlx_transformer.json.
-    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`.
+    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`. `told` is called
+    with a line on each of them.
     """
     target_of(target)
     precisions = check_precisions(precision)
     opened = open_checkpoint(checkpoint)
     check_integers(opened, precisions)
     out = Path(out)
-    _check_free(out)
+    source = weights_digest(opened.folder)
+    if out.suffix == ".onnx" and not out.is_dir():
+        raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
+    replace = force or _source(out) == source
+    check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replace, opened.folder)
     target_of(target).shape_of(fixed_shape, opened.config)
     judged = [name for name in precisions if name in LIMITS]
-    text = gate_text(opened, gate_source, gate_reference) if judged else None
+    text = gate_text(opened, judged, gate_source, gate_reference, told)
     with replace_folder(out, "ONNX folder") as folder:
         _write(opened, folder, target, precisions, fixed_shape, external_threshold)
         if text is not None:
@@ -87,6 +100,8 @@ def export_onnx(
             if problems and not force:
                 raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); force writes it in spite")
             record(folder, found)
+            for quality in found:
+                told(str(quality))
     return out
 
 
@@ -114,7 +129,7 @@ def _write(
     texts[SPEC] = {
         "format": FORMAT,
         "config": config.to_dict(),
-        "source": {WEIGHTS: {"sha256": _digest(opened.folder)}},
+        "source": {WEIGHTS: {"sha256": weights_digest(opened.folder)}},
         "target": target,
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
         "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
@@ -159,16 +174,9 @@ def _default(precisions: Sequence[str]) -> str:
     return "float32" if "float32" in precisions else precisions[0]
 
 
-def _check_free(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; give a folder to write the ONNX models to")
-    if out.is_dir() and any(out.iterdir()) and not (out / SPEC).is_file():
-        raise UserError(f"{out}: holds files that are no earlier export; give another folder, or empty this one")
-
-
-def _digest(checkpoint: Path) -> str:
-    """SHA-256 of the weights: the manifest's, which opening the checkpoint has verified, if there is one."""
-    if (checkpoint / MANIFEST).exists():
-        return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"][WEIGHTS]["sha256"]
-    with (checkpoint / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _source(out: Path) -> str | None:
+    """The digest of the weights that an earlier export was made from."""
+    try:
+        return read_json(out / SPEC)["source"][WEIGHTS]["sha256"]
+    except (UserError, LookupError, TypeError):
+        return None

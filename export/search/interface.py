@@ -10,6 +10,8 @@ CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
 PRECISION = "mlx_transformer.precision"
 """Likewise: one of `precision.PRECISIONS`."""
+SOURCE = "mlx_transformer.source"
+"""Likewise: SHA-256 of the checkpoint's weights."""
 
 _HOST = Options()
 DEFAULTS = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,12 +18,12 @@ from export.precision.packed import check_integers, use_blocks
 from export.precision.passes import change
 from export.precision.table import check_precisions
 from export.targets.table import target_of
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.durable import clear_leftovers
+from mlx_transformer.spec.checkpoint import open_checkpoint, weights_digest
+from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 
 from .graph import TARGETS, search_model
-from .interface import PRECISION
+from .interface import PRECISION, SOURCE
 from .placement import move_inside
 from .steps import STEPS
 
@@ -44,13 +43,15 @@ def export_search(
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
     force: bool = False,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
     target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster there.
     text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
-    external: weights in a second file, OUT_data; always so for weights of more than 2 GB. An existing file is
-    replaced, when the new one is complete. Lower precisions are judged as by `export_onnx`, on a package of the same.
+    external: weights in a second file, OUT_data; always so for weights of more than 2 GB. A file made of the
+    same weights is replaced when the new one is complete, any other only with `force`. Lower precisions are judged as
+    by `export_onnx`, on a package of the same.
     Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
     """
     target_of(target)
@@ -61,6 +62,9 @@ def export_search(
     if out.suffix != ".onnx" or out.is_dir():
         raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
     opened = open_checkpoint(checkpoint)
+    source = weights_digest(opened.folder)
+    if out.exists() and not force and _source(out) != source:
+        raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     tokenizer = None
     if text:
         if opened.tokenizer_path is None:
@@ -70,40 +74,38 @@ def export_search(
     model = search_model(opened.config, target, tokenizer)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     change(model, precision, "cpu" if precision in ("float16", "bfloat16") else target)
-    model.metadata_props[PRECISION] = precision
+    model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if precision == "packed":
         use_blocks(model, opened)
     keep_packed(model, opened)
-    if precision in LIMITS and not force and gate_text(opened, gate_source, gate_reference) is not None:
-        _judge(checkpoint, out, precision, gate_source, gate_reference)
+    judged = [precision] if precision in LIMITS else []
+    if gate_text(opened, judged, gate_source, gate_reference, told) is not None:
+        gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference}
+        _judge(checkpoint, out, precision, force=force, told=told, **gate)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
-    temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
-    try:
-        clear_leftovers(out.parent, out.name)
-        temporary.mkdir(parents=True)
+    with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
-        external = fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
+        fill([model], opened, data, EXTERNAL_THRESHOLD if external else EVERYTHING_INSIDE)
         move_inside(model, STEPS)
         file.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
         if not text:  # the checker knows no operators but ONNX's and ONNX Runtime's
             onnx.checker.check_model(file, full_check=True)
-        if external:
-            os.replace(data, out.with_name(data.name))
-        os.replace(file, out)
-    except OSError as error:
-        raise UserError(f"{out}: could not be written ({error}); look for free space and permissions there") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 
-def _judge(
-    checkpoint: str | Path, out: Path, precision: str, source: str | Path | None, reference: str | Path | None
-) -> None:
+def _source(file: Path) -> str | None:
+    """The digest of the weights that a file of ours was made from."""
+    try:
+        model = onnx.load(file, load_external_data=False)
+    except Exception:  # protobuf's errors have no public name
+        return None
+    return {entry.key: entry.value for entry in model.metadata_props}.get(SOURCE)
+
+
+def _judge(checkpoint: str | Path, out: Path, precision: str, **gate: Any) -> None:
     """`UserError` if a package of this precision would be refused."""
     with TemporaryDirectory() as folder:
         package = Path(folder) / "package"
-        gate: dict[str, Any] = {"gate_source": source, "gate_reference": reference}
         try:
             export_onnx(checkpoint, package, precision=precision, **gate)
         except UserError as error:

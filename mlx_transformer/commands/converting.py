@@ -7,38 +7,41 @@ from typing import Annotated
 
 import typer
 
-from .arguments import Checkpoint
+from .arguments import Checkpoint, Force
 
 
 def import_command(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face Marian folder: config.json and model.safetensors.")],
-    out: Annotated[Path, typer.Argument(help="The checkpoint folder to write.")],
+    out: Annotated[Path, typer.Argument(help="The checkpoint folder to write, new or empty.")],
+    force: Force = False,
 ) -> None:
     """Make a checkpoint of a model that `transformers` has saved."""
     from mlx_transformer.convert import import_huggingface
 
-    notes = import_huggingface(folder, out)
+    notes = import_huggingface(folder, out, force)
     print("; ".join([f"{out}: imported", *notes]))
 
 
 def to_huggingface_command(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.")],
+    force: Force = False,
 ) -> None:
     """Write a checkpoint as a Marian model for `transformers`, and so for PyTorch, Optimum and CTranslate2."""
     from mlx_transformer.convert import to_huggingface
 
-    print(f"{to_huggingface(checkpoint, out)}: written; pad its inputs on the right")
+    print(f"{to_huggingface(checkpoint, out, force=force)}: written; pad its inputs on the right")
 
 
 def quantize(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(help="The quantised checkpoint's folder.")],
+    out: Annotated[Path, typer.Argument(help="The quantised checkpoint's folder, new or empty.")],
     bits: Annotated[int, typer.Option(help="Of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
     group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
+    force: Force = False,
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
     from mlx_transformer.nn.loading import quantize_checkpoint
     from mlx_transformer.spec.quantization import Scheme
 
-    print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits))}")
+    print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits), force)}")

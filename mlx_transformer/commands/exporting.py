@@ -30,7 +30,9 @@ def export(
     ] = None,
     gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
     gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
-    force: Annotated[bool, typer.Option(help="Write a precision that translates worse than it may.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another model at OUT; accept one that translates badly.")
+    ] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Write one file, OUT.onnx, that holds the search too: ids in, n best out.")
     ] = False,
@@ -40,9 +42,8 @@ def export(
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
-    from export.package.quality import recorded
 
-    gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference, "force": force}
+    gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference, "force": force, "told": print}
     if search or text:
         if fixed_shape is not None or len(precision or []) > 1:
             raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
@@ -50,8 +51,6 @@ def export(
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
         return
     export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape, **gate)
-    for quality in recorded(out):
-        print(quality)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")

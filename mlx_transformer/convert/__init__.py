@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.spec.checkpoint import holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
+from mlx_transformer.spec.durable import check_free
 from mlx_transformer.spec.errors import UserError
 
 from . import marian
-from .huggingface import check_not_theirs, read_folder, read_tokenizer, write_folder
+from .huggingface import read_folder, read_tokenizer, write_folder
 
 FAMILIES = {family.MODEL_TYPE: family for family in (marian,)}
 
 
-def import_huggingface(folder: str | Path, out: str | Path) -> list[str]:
+def import_huggingface(folder: str | Path, out: str | Path, force: bool = False) -> list[str]:
     """Write the model of a Hugging Face folder (config.json, model.safetensors) as our checkpoint folder `out`.
 
-    Returns notes: what of the folder was left behind. `out` is written durably, as by `save_checkpoint`. Raises
-    `UserError` for a folder that is damaged or of no family in `FAMILIES`, and for whatever of it we can't express.
+    Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a checkpoint that is
+    replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no
+    family in `FAMILIES`, and for whatever of it we can't express.
     """
     folder, out = Path(folder), Path(out)
-    check_not_theirs(out)
+    check_free(out, "checkpoint", holds_checkpoint, force, folder)
     theirs = read_folder(folder)
     kind = theirs.config.get("model_type")
     if kind not in list(FAMILIES):
@@ -36,12 +38,14 @@ def import_huggingface(folder: str | Path, out: str | Path) -> list[str]:
     return [*notes, *note]
 
 
-def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "marian") -> Path:
-    """Write a checkpoint (or a run's folder) as a Hugging Face folder `out`, new or empty, that `transformers` reads.
+def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "marian", force: bool = False) -> Path:
+    """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads.
 
-    Raises `UserError` with every reason why the family has no such model.
+    `out` is new or empty, or with `force` such a folder that is replaced. Raises `UserError` with every reason why the
+    family has no such model.
     """
     opened = open_checkpoint(checkpoint)
+    check_free(Path(out), "Hugging Face folder", holds_theirs, force, opened.folder)
     config, weights = FAMILIES[family].write(opened)
     tokenizer = opened.tokenizer_path.read_text(encoding="utf-8") if opened.tokenizer_path else None
     return write_folder(Path(out), opened.config, config, weights, tokenizer)

@@ -109,9 +109,7 @@ def write_folder(
     weights: Mapping[str, NDArray],
     tokenizer: str | None,
 ) -> Path:
-    """Write all files, durably. `UserError` if `out` is there and not empty, or the disk refuses."""
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out}: is not empty; choose another folder, or empty this one")
+    """Write all files, durably, in place of what is there. `UserError` if the disk refuses."""
     texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(ours)}
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
@@ -123,12 +121,6 @@ def write_folder(
         save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})  # transformers wants to be told
         (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # safetensors makes it private
     return out
-
-
-def check_not_theirs(out: Path) -> None:
-    """`UserError` if a checkpoint written to `out` would replace a Hugging Face folder."""
-    if (out / CONFIG).is_file() and "model_type" in _object(out / CONFIG):
-        raise UserError(f"{out}: is a Hugging Face model folder; choose another folder for the checkpoint")
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.spec.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.spec.durable import check_free
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.quantization import Scheme, described, quantizable
@@ -55,16 +56,14 @@ def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
     return found
 
 
-def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme) -> str:
+def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False) -> str:
     """Write a checkpoint's quantised copy, tokenizer included; returns what was done in words.
 
-    Raises `UserError` for a damaged or already quantised checkpoint, or if `out` is the checkpoint itself.
+    `out` is new or empty, or with `force` another checkpoint that is replaced. Raises `UserError` for a damaged or
+    already quantised checkpoint, or if `out` is the checkpoint itself.
     """
-    from .model import Transformer
-
     checkpoint = open_checkpoint(folder)
-    if Path(out).exists() and Path(out).samefile(checkpoint.folder):
-        raise UserError(f"{out}: is the checkpoint itself, whose weights would be lost; give another folder")
+    check_free(Path(out), "checkpoint", holds_checkpoint, force, checkpoint.folder)
     if checkpoint.quantization:
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
     model = Transformer.load(checkpoint.folder)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .config import TransformerConfig, parse_object
-from .durable import previous, replace_folder
+from .durable import check_free, previous, replace_folder
 from .errors import UserError
 from .parameters import check_parameters, parameter_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
@@ -114,9 +114,7 @@ def save_checkpoint(
     untouched.
     """
     folder = Path(folder)
-    ours = any((folder / name).is_file() for name in (WEIGHTS, MANIFEST))
-    if folder.is_dir() and not ours and any(folder.iterdir()):
-        raise UserError(f"{folder}: holds files that are no checkpoint; choose another folder, or empty this one")
+    check_free(folder, "checkpoint", holds_checkpoint, force=True)
     check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder), quantization)
     described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
     with replace_folder(folder, "checkpoint") as temporary:
@@ -132,11 +130,36 @@ def save_checkpoint(
     return folder
 
 
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of ours, whole or damaged."""
+    if any(folder.glob("*.onnx")):  # which have a manifest too
+        return False
+    if (folder / MANIFEST).is_file():
+        return True
+    return (folder / WEIGHTS).is_file() and not holds_theirs(folder)
+
+
+def holds_theirs(folder: Path) -> bool:
+    """Whether a folder is a Hugging Face model."""
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and "model_type" in values and (folder / WEIGHTS).is_file()
+
+
 def write_manifest(folder: Path) -> None:
     """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`."""
     files = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
     manifest = {"format": FORMAT, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weights: the manifest's, which opening it has verified, if there is one."""
+    if (folder / MANIFEST).exists():
+        return read_json(folder / MANIFEST)["files"][WEIGHTS]["sha256"]
+    return str(_digest(folder / WEIGHTS)["sha256"])
 
 
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:

@@ -1,4 +1,5 @@
-"""Files and folders that appear whole or not at all: a temporary name, a flush to disk, one rename.
+"""Files and folders that appear whole or not at all: a temporary name, a flush to disk, one rename. And only where
+nothing is lost by it.
 
 A process that is killed at any moment leaves the old state or the new one, and perhaps a temporary folder, which the
 next writer removes.
@@ -10,8 +11,8 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,6 +21,27 @@ from .errors import UserError
 
 if sys.platform != "win32":
     import fcntl
+
+
+def check_free(
+    out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, source: Path | None = None
+) -> None:
+    """`UserError` unless a command may write a folder as `out`: it is new or empty, or holds what `ours` recognises as
+    an earlier `what`, and `force` replaces it.
+
+    Anything else is never replaced; nor is `source`, the folder that is read, or one around it.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; the {what} is a folder: choose another name")
+    if source is not None and out.exists() and source.resolve().is_relative_to(out.resolve()):
+        inside = "is" if source.samefile(out) else "holds"
+        raise UserError(f"{out}: {inside} the folder that is read, whose files would be lost; choose another folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not ours(out):
+        raise UserError(f"{out}: holds files that are no {what}; choose another folder, or empty this one")
+    if not force:
+        raise UserError(f"{out}: holds another {what}; choose another folder, or --force to replace it")
 
 
 @contextmanager
@@ -49,17 +71,59 @@ def replace_folder(folder: Path, what: str) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def replace_files(file: Path) -> Iterator[Path]:
+    """Fill the temporary folder that is given with a file of this name and others that it needs; when the block ends
+    they take their places beside one another. `file` comes last: it is never there without the others.
+
+    Raises `UserError` when the disk refuses.
+    """
+    temporary = _temporary(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(file.parent, glob.escape(file.name))
+        temporary.mkdir()
+        yield temporary
+        made = sorted(temporary.iterdir(), key=lambda path: path.name == file.name)
+        for path in made:
+            _flush(path)
+        if len(made) > 1:  # what stands there must not be read together with the new ones
+            file.unlink(missing_ok=True)
+        for path in made:
+            os.replace(path, file.with_name(path.name))
+        _flush(file.parent)
+    except OSError as error:
+        raise _refused(file, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write or replace one file; raises `UserError`, with the old file untouched, when the disk refuses."""
+    """Write or replace one file, making folders as needed; raises `UserError`, with the old file untouched, when the
+    disk refuses. What is no regular file, such as a pipe, is written to as it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", newline="\n")
+            return
+    except OSError as error:
+        raise _refused(path, error) from error
+    shown, path = path, Path(os.path.realpath(path))  # a link stays a link
     temporary = _temporary(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         _flush(temporary)
         os.replace(temporary, path)
         _flush(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path}: could not be written ({error}); look for free space and permissions there") from error
+        raise _refused(shown, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _refused(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: could not be written ({error}); look for free space and permissions there")
 
 
 def remove_folder(folder: Path) -> None:

@@ -229,10 +229,10 @@ def test_an_earlier_export_is_replaced_other_folders_are_not(checkpoint, exporte
     (tmp_path / "other" / "thesis.tex").write_text("")
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for out, message in (("other", "no earlier export"), ("file", "is a file")):
+    for out, message in (("other", "holds files that are no ONNX folder"), ("file", "is a file")):
         with pytest.raises(UserError, match=message):
             export_onnx(checkpoint, tmp_path / out)
-    with pytest.raises(UserError, match="no earlier export"):
+    with pytest.raises(UserError, match="is the folder that is read"):
         export_onnx(checkpoint, checkpoint)
     with pytest.raises(UserError, match="is an ONNX model"):
         export_onnx(exported, tmp_path / "new")

@@ -102,7 +102,8 @@ def test_wrong_kinds_of_folder(call, made, tmp_path):
     refused(call("translate", made / "onnx", "--backend", "mlx"), "MLX needs the checkpoint folder")
     refused(call("export", made / "onnx", tmp_path / "out"), "is an ONNX model")
     refused(call("export", made / "model", tmp_path / "file"), "is a file")
-    refused(call("export", made / "model", made / "model"), "no earlier export")
+    refused(call("export", made / "model", made / "model"), "is the folder that is read")
+    refused(call("export", made / "model", made), "holds the folder that is read")
 
 
 def test_damage_is_one_line(call, made, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,9 +117,13 @@ def test_damaged_folders(reason: str, tmp_path: Path) -> None:
 
 def test_a_folder_of_theirs_is_not_replaced(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    with pytest.raises(UserError, match="is a Hugging Face model folder; choose another"):
-        import_huggingface(folder, folder)
-    with pytest.raises(UserError, match="is not empty"):
+    shutil.copytree(folder, tmp_path / "copy")
+    for force in (False, True):
+        with pytest.raises(UserError, match="is the folder that is read"):
+            import_huggingface(folder, folder, force=force)
+        with pytest.raises(UserError, match="holds files that are no checkpoint"):
+            import_huggingface(folder, tmp_path / "copy", force=force)
+    with pytest.raises(UserError, match="holds another Hugging Face folder; choose another folder, or --force"):
         to_huggingface(tmp_path / "ours", folder)
 
 
