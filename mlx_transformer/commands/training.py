@@ -64,6 +64,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that OUT holds.")] = False,
     help_recipe: Annotated[
         bool,
         typer.Option("--help-recipe", help="Show all keys of a recipe and exit.", callback=_help_recipe, is_eager=True),
@@ -80,7 +81,7 @@ def train(
         out, recipe = Path(recipe), None
     if out is None:
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
-    check_folder(out, resume)
+    check_folder(out, resume, force)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     flags = {
         "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files},
@@ -89,7 +90,7 @@ def train(
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every},
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)
-    result = Trainer(chosen, out, resume).run()
+    result = Trainer(chosen, out, resume, force=force).run()
     state = result.state
     print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
     if result.interrupted is not None:

@@ -29,6 +29,8 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
 
 RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
+PARTS = ("tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "model")  # what a run has beside its record
+OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # of a checkpoint or an export, whose tokenizer would be replaced
 # What may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their
 # digests may not differ): nothing that is computed.
 MAY_CHANGE = {
@@ -41,25 +43,41 @@ ENVIRONMENT = {"blas", "versions.mlx"}
 Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
 
 
-def check_folder(folder: Path, resume: bool) -> None:
-    """`UserError` if a run cannot begin (or, with `resume`, go on) in `folder`."""
+def check_folder(folder: Path, resume: bool, force: bool = False) -> None:
+    """`UserError` if a run cannot begin (or, with `resume`, go on; or, with `force`, begin anew) in `folder`.
+
+    Files that no run makes may be there: they stay as they are.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; --out needs a folder")
+    if resume and force:
+        raise UserError("--resume goes on with a run, --force begins it anew: choose one")
     there = (folder / RECORD).exists()
-    if there and not resume:
-        raise UserError(f"{folder}: already holds a run; continue it with --resume or choose another --out")
+    if there and not resume and not force:
+        raise UserError(
+            f"{folder}: already holds a run; continue it with --resume, choose another --out, or --force to replace it"
+        )
     if resume and not there:
         raise UserError(f"{folder}: nothing to resume (no {RECORD}); start it without --resume")
+    if foreign := [name for name in (*OTHERS, *PARTS) if not there and _holds(folder / name)]:
+        raise UserError(f"{folder}: holds {foreign[0]} of something else than a run; choose another --out")
+
+
+def _holds(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 class Run:
     """Files of one run, locked against other processes until `close`.
 
-    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON).
+    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON). With
+    `force` a run that is there is removed.
     """
 
-    def __init__(self, folder: Path, record: dict[str, Any], resume: bool, warn: Callable[[str], None]):
-        check_folder(folder, resume)
+    def __init__(
+        self, folder: Path, record: dict[str, Any], resume: bool, warn: Callable[[str], None], force: bool = False
+    ):
+        check_folder(folder, resume, force)
         self.folder, self.warn = folder, warn
         self._metrics: BinaryIO | None = None
         self._board: Any = None
@@ -69,11 +87,22 @@ class Run:
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder)
+            if force:
+                self._clear()
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error}); choose another --out") from error
         clear_leftovers(folder / "checkpoints", "step-*")
         if before != record:
             write_text(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+    def _clear(self) -> None:
+        """Remove all of a run but its record, which the new one replaces."""
+        for path in (self.folder / name for name in PARTS):
+            if path.is_dir():
+                remove_folder(path)
+            else:
+                path.unlink(missing_ok=True)
+        (self.folder / "checkpoints").mkdir()
 
     def close(self) -> None:
         if self._metrics is not None:

@@ -60,8 +60,10 @@ class Result:
 class Trainer:
     """One run of a recipe in a folder. `run()` trains to the end and returns the result."""
 
-    def __init__(self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None):
-        check_folder(out, resume)  # before minutes go into a corpus
+    def __init__(
+        self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None, force: bool = False
+    ):
+        check_folder(out, resume, force)  # before minutes go into a corpus
         self.options, self.out = recipe.training, out
         self.data = data or load_data(recipe)
         saved = out / "tokenizer.json"
@@ -77,7 +79,7 @@ class Trainer:
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_record()}
         self.reporter = Reporter("training")
         self.stop = StopSignal()
-        self.files = Run(out, record, resume, self.reporter.line)
+        self.files = Run(out, record, resume, self.reporter.line, force)
         try:
             if not known:
                 write_text(saved, self.tokenizer.to_json())
