@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def validate_command(
     Errors are one line on standard error.
     """
     try:
+        if json is not None and html is not None and os.path.realpath(json) == os.path.realpath(html):
+            raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
         report = compare(
             checkpoint, onnx, runtimes, seed, threads=threads, gradients=gradients, names=parse_names(names)
         )

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.scoring import score
+from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.terminal import Console
 from mlx_transformer.spec.versions import versions
@@ -146,13 +147,13 @@ def _by_kind(text: ParallelText, translations: list[str]) -> dict[str, float]:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
 def _write_translations(path: Path, text: ParallelText, mlx: list[str], onnx: list[str]) -> None:
     rows = ["kind\tsource\treference\tmlx\tonnx runtime"]
     rows += ["\t".join(row) for row in zip(text.kinds or [], text.source, text.target, mlx, onnx, strict=True)]
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(rows) + "\n")
 
 
 def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], onnx: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 
 
@@ -88,7 +89,7 @@ def write_lines(path: str | Path, lines: list[str]) -> None:
     for number, line in enumerate(lines, start=1):
         if "\n" in line or line.endswith("\r"):
             raise UserError(f"{path}: line {number} holds a line end inside; one sentence a line is the format")
-    Path(path).write_bytes("".join(f"{line}\n" for line in lines).encode())
+    write_text(Path(path), "".join(f"{line}\n" for line in lines))
 
 
 def _read(path: str | Path) -> tuple[list[str], str]:

@@ -178,29 +178,25 @@ def translate_stream(
         source = stack.enter_context(_open(input, "rb")) if input else sys.stdin.buffer
         if input and output and output.exists() and output.samefile(input):
             raise UserError(f"{output}: is the input as well: choose another output")
-        target = stack.enter_context(_open(output, "wb")) if output else sys.stdout.buffer
+        target = _Writer(stack.enter_context(_open(output, "wb")) if output else sys.stdout.buffer, output)
         reader, number = _Reader(source, str(input or "standard input")), 1
         if stream:
             for line in reader:
                 for piece in translator.stream(line, overlong=overlong, line_number=reader.number, **options):
                     target.write(_one_line(piece, False).encode())
-                    target.flush()
                 target.write(b"\n")
-                target.flush()
             return
         # A person at the keyboard waits for each line.
         size = 1 if source.isatty() else STREAM_LINES
         while lines := list(islice(reader, size)):
-            for found in translator.n_best(lines, overlong=overlong, first_line=number, scored=False, **options):
-                text = "\t".join(_one_line(translation.text, len(found) > 1) for translation in found)
-                target.write(text.encode() + b"\n")
-            target.flush()
+            translations = translator.n_best(lines, overlong=overlong, first_line=number, scored=False, **options)
+            target.write(b"".join(_row(found).encode() + b"\n" for found in translations))
             number += len(lines)
 
 
 def _open(path: Path, mode: str) -> BinaryIO:
     try:
-        return path.open(mode)  # type: ignore[return-value]
+        return path.open(mode, buffering=0 if mode == "wb" else -1)  # type: ignore[return-value]
     except OSError as error:
         verb = "read" if mode == "rb" else "written"
         raise UserError(f"{path}: cannot be {verb} ({error.strerror})") from error
@@ -226,6 +222,29 @@ class _Reader(Iterator[str]):
                 print(f"{self.name}, line {self.number}: not UTF-8, bad bytes are replaced", file=sys.stderr)
                 self.warned = True
             return line.decode(errors="replace")
+
+
+class _Writer:
+    """Every write goes out at once, so that closing has nothing left to fail at."""
+
+    def __init__(self, stream: BinaryIO, path: Path | None):
+        self.stream, self.name = stream, str(path or "standard output")
+
+    def write(self, data: bytes) -> None:
+        """`UserError` names what has no room for it; who reads no more is the caller's matter."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self.stream.write(left) :]
+            self.stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise UserError(f"{self.name}: could not be written ({error.strerror}); look for free space") from error
+
+
+def _row(found: Sequence[Translation]) -> str:
+    return "\t".join(_one_line(translation.text, len(found) > 1) for translation in found)
 
 
 def _one_line(text: str, tabs_separate: bool) -> str:

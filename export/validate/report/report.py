@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mlx_transformer.spec import terminal
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.durable import write_text
 
 from .data import ReportData
 from .html import page
@@ -19,20 +19,12 @@ class Report(ReportData):
 
     def write(self, path: str | Path) -> None:
         """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
-        _write(path, self.to_json())
+        write_text(Path(path), self.to_json())
 
     def write_html(self, path: str | Path) -> None:
         """Write one page that needs nothing else; `UserError` if the place can't be written to."""
-        _write(path, page(self))
+        write_text(Path(path), page(self))
 
     def print(self, console: Console | None = None) -> None:
         """On the terminal: verdict first, then what supports it."""
         show(self, console or terminal.Console())
-
-
-def _write(path: str | Path, text: str) -> None:
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: the report can't be written ({error.strerror})") from error
