@@ -25,6 +25,7 @@ BY_HAND: Factors = {
     "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
+    "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "lengths": [{}, dict(max_positions=17)],
 }
 FACTORS = factors_of(BY_HAND)

@@ -14,7 +14,7 @@ from tiny_run import write_pairs
 from export import OnnxTransformer, export_search
 from export.__main__ import main as export_main
 from mlx_transformer.convert import to_huggingface
-from mlx_transformer.nn.quantize import quantize_checkpoint
+from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.durable import replace_files, write_text
 from mlx_transformer.spec.errors import UserError
