@@ -78,8 +78,9 @@ class Sublayers:
         """Keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
         c = self.config
         keys = split_heads(look("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
+        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, look), positions)
         values = split_heads(look("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
-        return self._turn(self._head_norm(f"{name}.key_norm", keys, look), positions), values
+        return keys, values
 
     def attend(
         self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, look: Look

@@ -1,5 +1,7 @@
 """Points inside the sub-layers: what `validate` knows of them follows from the reference and the parameter table."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from small_models import configs, random_weights
@@ -94,6 +96,18 @@ def test_an_operation_to_come_is_found_by_its_point_and_parameters() -> None:
     assert len(added) == 2 * (2 + 4)
     assert (f"{E0}.self_attention.query_norm", "", f"{E0}.self_attention.query_norm") in added
     assert makers(points, table)[f"{E0}.self_attention"] == f"{E0}.self_attention.output_proj"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_norm_reads_the_point_before_it(name: str) -> None:
+    """By which what is wrong with one is tried out: a sum, the layer before, a projection of its own."""
+    points = inside_names(CONFIGS[name])
+    for earlier, point in pairwise(points):
+        if point.endswith(("query_norm", "key_norm")):
+            assert earlier == point.replace("_norm", "_proj")
+        elif point.endswith("norm"):
+            last = earlier.rpartition(".")[2]
+            assert last in ("residual", "embedding") or last.isdigit(), (earlier, point)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
