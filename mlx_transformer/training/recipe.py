@@ -258,7 +258,8 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         yield f"model.{decided[0]} follows from the tokenizer: leave it out (data.vocab_size sets the vocabulary)"
         return
     try:
-        config = TransformerConfig.preset(recipe.preset, MIN_VOCAB_SIZE, **recipe.model)
+        vocab_size = max(MIN_VOCAB_SIZE, recipe.data.vocab_size)
+        config = TransformerConfig.preset(recipe.preset, vocab_size, **recipe.model)
     except UserError as error:
         yield f"[model] {error}"
         return

@@ -121,6 +121,12 @@ def test_a_corpus_and_files_displace_each_other():
         ({"model": {"heads": 3}}, r"\[model\] .*d_model=256 is not a multiple of heads=3"),
         ({"model": {"vocab_size": 900}}, r"model\.vocab_size follows from the tokenizer"),
         ({"model": {"pad_id": 5}}, r"model\.pad_id follows from the tokenizer"),
+        ({"model": {"d_model": 10**9}}, r"\[model\] .*d_model=1000000000 must be .* at most 65,536"),
+        ({"model": {"d_k": 10**9, "dropout": 1}}, r"\[model\] .*d_k=1000000000 must be .* at most 65,536; dropout=1"),
+        (
+            {"data": {"corpus": "cldr:en-de", "vocab_size": 2**32}},
+            r"vocab_size=4294967296 must be .* at most 1,048,576",
+        ),
         (
             {"model": {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none"}},
             r"model\.architecture = 'decoder': training takes an encoder-decoder",
