@@ -139,7 +139,7 @@ def constant(graph: ir.Graph, array: NDArray, owner: str) -> ir.Value:
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
         graph.initializers[name] = ir.Value(
-            name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+            name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
         )
     return graph.initializers[name]
 

@@ -126,11 +126,11 @@ class Opener:
     def _tried(self, threads: int | None) -> dict[str, ort.InferenceSession]:
         """Core ML's if they compute what the CPU's do; otherwise those of the CPU, and a line that says why."""
         on_cpu = Opener(self.folder)
-        sessions: dict[str, ort.InferenceSession] = {}
+        sessions: dict[str, Any] = {}
         for name in self.folder.graphs:
             try:
                 sessions[name] = self._open(name, threads, None)
-                plain = on_cpu._open(name, threads, on_cpu.weights)
+                plain: Any = on_cpu._open(name, threads, on_cpu.weights)
                 problem = trial.problem(self.folder.config, name, sessions[name], plain)
             except Exception as error:  # onnxruntime's exceptions have no common base of their own
                 problem = f"{name}: {' '.join(str(error).split())[:300]}"

@@ -15,7 +15,7 @@ Shapes: B rows, L positions, D width, V rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -70,19 +70,21 @@ def _look_up(model: ir.Model, node: ir.Node) -> None:
 def _classify(graph: ir.Graph, output: ir.Value) -> None:
     """MatMul(x, W^T) and what follows it, each value of a row by itself -> as many outputs as W has parts."""
     product, *after = _since_product(output)
-    transpose = product.inputs[1].producer() if product.op_type == "MatMul" and product.inputs[1] is not None else None
-    if transpose is None or transpose.op_type != "Transpose":
+    turned = product.inputs[1].producer() if product.op_type == "MatMul" and product.inputs[1] is not None else None
+    matrix = turned.inputs[0] if turned is not None and turned.op_type == "Transpose" else None
+    if matrix is None:
         raise ValueError(f"{output.name}: longer than {LIMIT}, and not the product with a matrix's rows")
-    given = [*transpose.inputs, *(value for node in after for value in node.inputs)]
-    columns = {x: _parts(graph, x) for x in given if x is not None and _is_long(x)}
+    given = [matrix, *(value for node in after for value in node.inputs)]
+    columns: dict[ir.Value | None, list[ir.Value]] = {x: _parts(graph, x) for x in given if x and _is_long(x)}
     made: list[ir.Node] = []
     outputs = []
-    for k, part in enumerate(columns[transpose.inputs[0]]):
-        turned = ir.node("Transpose", [part], {"perm": [1, 0]}, name=f"{part.name}/Transpose")
-        turned.outputs[0].name = f"{part.name}/transposed"
-        made.append(turned)
+    for k, part in enumerate(columns[matrix]):
+        transpose = ir.node("Transpose", [part], {"perm": [1, 0]}, name=f"{part.name}/Transpose")
+        transpose.outputs[0].name = f"{part.name}/transposed"
+        made.append(transpose)
         last = product.outputs[0]
-        copied = {last: _copy(made, product, k, [product.inputs[0], turned.outputs[0]])}
+        copied: dict[ir.Value | None, ir.Value] = {}
+        copied[last] = _copy(made, product, k, [product.inputs[0], transpose.outputs[0]])
         for node in after:
             inputs = [copied[x] if x in copied else columns[x][k] if x in columns else x for x in node.inputs]
             last = node.outputs[0]
@@ -91,7 +93,7 @@ def _classify(graph: ir.Graph, output: ir.Value) -> None:
         value.name, value.type = part_name(str(output.name), k), output.type
         value.shape = ir.Shape([*(output.shape or [])[:-1], extent(part, 0)])
         outputs.append(value)
-    graph.insert_after(output.producer(), made)
+    graph.insert_after([product, *after][-1], made)
     place = graph.outputs.index(output)
     graph.outputs[place : place + 1] = outputs
     graph.remove([*after[::-1], product], safe=True)
@@ -109,7 +111,7 @@ def _since_product(output: ir.Value) -> list[ir.Node]:
     return nodes
 
 
-def _copy(nodes: list[ir.Node], node: ir.Node, k: int, inputs: Iterable[ir.Value | None]) -> ir.Value:
+def _copy(nodes: list[ir.Node], node: ir.Node, k: int, inputs: Sequence[ir.Value | None]) -> ir.Value:
     copy = ir.node(node.op_type, inputs, node.attributes, name=part_name(str(node.name), k))
     copy.outputs[0].name = f"{copy.name}/output"
     nodes.append(copy)
@@ -120,16 +122,16 @@ def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
     """The initializers of a long one's parts along its first axis: made once, whoever reads them."""
     length, rest = extent(value, 0), list(value.shape or [])[1:]
     slices = [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
-    recipe = None if value.const_value is not None else then(value, lambda w: [w[rows] for rows in slices], "rows")
+    recipe, known = then(value, lambda w: [w[rows] for rows in slices], "rows"), value.const_value
     parts = []
     for k, rows in enumerate(slices):
         name, shape = part_name(str(value.name), k), [rows.stop - rows.start, *rest]
         if name not in graph.initializers:
-            if recipe is not None:
+            if known is None:
                 part = recipe_value(name, recipe, k, shape, ir.DataType.FLOAT)
             else:
-                tensor = ir.tensor(value.const_value.numpy()[rows], name=name)
-                part = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+                tensor = ir.tensor(known.numpy()[rows], name=name)
+                part = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
             part.meta[ROWS] = str(value.name), rows
             graph.initializers[name] = part
         parts.append(graph.initializers[name])
