@@ -44,9 +44,10 @@ def split_rows(model: ir.Model) -> None:
 
 
 def _look_up(model: ir.Model, node: ir.Node) -> None:
-    """Gather(V rows, ids (B, L)) -> (B, L, D)."""
+    """Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, whole ones too."""
     table, ids = node.inputs
     assert table is not None
+    whole, single = table.dtype != ir.DataType.FLOAT, len(table.shape or ()) == 1
     add = Rewriter(model, node)
 
     def number(value: float) -> ir.Value:
@@ -61,10 +62,12 @@ def _look_up(model: ir.Model, node: ir.Node) -> None:
     for start, part, inside in zip(starts, _parts(model.graph, table), within, strict=True):
         own = add("Clip", add("Sub", ids, number(start)), zero, number(extent(part, 0) - 1))
         rows = add("Gather", part, add("Cast", own, to=ir.DataType.INT64), axis=0)
-        rows = add("Mul", rows, add("Unsqueeze", inside, constant(model.graph, np.array([-1]), "rows")))
+        rows = add("Cast", rows, to=ir.DataType.FLOAT) if whole else rows
+        inside = inside if single else add("Unsqueeze", inside, constant(model.graph, np.array([-1]), "rows"))
+        rows = add("Mul", rows, inside)
         found = rows if found is None else add("Add", found, rows)
     assert found is not None
-    add.replace(found)
+    add.replace(add("Cast", found, to=table.dtype) if whole else found)
 
 
 def _classify(graph: ir.Graph, output: ir.Value) -> None:
