@@ -85,7 +85,7 @@ def test_training_ignores_the_order_of_lines_and_the_process(tokenizer):
     assert Tokenizer.train(shuffled, vocab_size=300).fingerprint == tokenizer.fingerprint
     script = (
         "from mlx_transformer.spec.tokenizer import Tokenizer;"
-        f"print(Tokenizer.train({ascii(LINES)}, vocab_size=300).fingerprint)"
+        f"print(Tokenizer.train({LINES!a}, vocab_size=300).fingerprint)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
