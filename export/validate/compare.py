@@ -30,8 +30,9 @@ from .checks.free_running import Words, attempt, free_running, most_positions, w
 from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
-from .engines import Engine, Unavailable, default_runtimes, open_engine
 from .engines.foreign_engine import ForeignEngine, is_foreign
+from .engines.protocol import Engine, Unavailable
+from .engines.registry import default_runtimes, open_engine
 from .findings import PLAIN, TAPPED, Point, Runtime, Weights
 from .locate.isolate import Culprit, isolable, isolate
 from .report import Report

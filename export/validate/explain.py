@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .engines import RUNTIMES
+from .engines.registry import RUNTIMES
 from .rule import BUDGETS
 
 TEXT = """\

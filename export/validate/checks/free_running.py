@@ -8,7 +8,7 @@ from typing import TypeVar
 from export.reference import Reference
 from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case
-from export.validate.engines import Engine
+from export.validate.engines.protocol import Engine
 from export.validate.findings import Parting, Tokens
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.config import TransformerConfig

@@ -19,7 +19,7 @@ import onnx
 
 from export.targets.coreml.shape import part_of
 from export.targets.names import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, MERGED
-from export.validate.engines import Engine
+from export.validate.engines.protocol import Engine
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes
 

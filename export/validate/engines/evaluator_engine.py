@@ -20,8 +20,8 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 
-from . import Node, Placement
 from .onnx_engine import OnnxEngine
+from .protocol import Node, Placement
 
 Array = NDArray
 

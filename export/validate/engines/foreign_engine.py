@@ -27,7 +27,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
 
-from . import Placement
+from .protocol import Placement
 from .search_engine import is_search
 
 Array = NDArray

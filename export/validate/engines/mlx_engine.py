@@ -16,7 +16,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
 
-from . import Placement, Unavailable
+from .protocol import Placement, Unavailable
 
 Array = NDArray
 PRECISIONS = ("float32", "float16", "bfloat16", "tf32")

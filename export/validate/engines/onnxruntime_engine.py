@@ -25,8 +25,8 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
 
-from . import Node, Placement, Unavailable
 from .onnx_engine import OnnxEngine
+from .protocol import Node, Placement, Unavailable
 
 Array = NDArray
 

@@ -13,7 +13,7 @@ from export.validate.cases import Case, reference_taps
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
-from . import Placement
+from .protocol import Placement
 
 Array = NDArray
 

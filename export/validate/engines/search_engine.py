@@ -22,9 +22,9 @@ from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
-from . import Placement, Unavailable
 from .onnx_engine import NoCachedPath, OnnxEngine, check_same_model
 from .onnxruntime_engine import PROVIDERS
+from .protocol import Placement, Unavailable
 
 Array = NDArray
 

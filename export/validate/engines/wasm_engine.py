@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
-from . import Node, Placement, Unavailable
 from .evaluator_engine import graph_entries
 from .onnx_engine import OnnxEngine
+from .protocol import Node, Placement, Unavailable
 
 Array = NDArray
 

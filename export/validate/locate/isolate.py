@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.engines import Engine
+from export.validate.engines.protocol import Engine
 from export.validate.points import tap_names
 from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
 from mlx_transformer.spec.config import TransformerConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from export.validate.checks.gradients import Gradient, worst_of_each
 from export.validate.checks.structure import Structure
-from export.validate.engines import Placement
+from export.validate.engines.protocol import Placement
 from export.validate.findings import Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
 

@@ -1,0 +1,128 @@
+"""Which engines there are: a runtime is asked for by name, with options after colons; RUNTIMES lists them.
+
+One that cannot run here raises `Unavailable`: exit status 3. The engines' own modules are imported when one is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from export.runtime.folder import has_graph
+from export.targets.names import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS
+from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.spec.errors import UserError
+
+from .protocol import Engine
+
+
+def _mlx(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .mlx_engine import MlxEngine
+
+    return MlxEngine(checkpoint, *options)
+
+
+def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .onnxruntime_engine import OnnxRuntimeEngine
+    from .rows_engine import RowsEngine
+
+    folder = _needed(onnx, "onnxruntime")
+    if folder.is_file():
+        return _one_file(folder, checkpoint, options, threads)
+    kind = RowsEngine if has_graph(folder, ENCODER_ROWS) else _of_shape(folder, OnnxRuntimeEngine)
+    return kind(checkpoint, folder, *options, threads=threads)
+
+
+def _one_file(path: Path, checkpoint: Checkpoint, options: Sequence[str], threads: int | None) -> Engine:
+    from .search_engine import SearchEngine
+
+    if len(options) > 1:
+        raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
+    return SearchEngine(checkpoint, path, *options, threads=threads)
+
+
+def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .reference_engine import ReferenceEngine
+
+    return ReferenceEngine(checkpoint.config, dict(checkpoint.tensors()), *options)
+
+
+def _evaluator(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .evaluator_engine import EvaluatorEngine
+
+    folder = _needed(onnx, "evaluator")
+    return _of_shape(folder, EvaluatorEngine)(checkpoint, folder)
+
+
+def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .wasm_engine import WasmEngine
+
+    folder = _needed(onnx, "wasm")
+    return _of_shape(folder, WasmEngine)(checkpoint, folder, threads)
+
+
+def _of_shape(folder: Path, kind: Any) -> Any:
+    """The engine class for the folder's graphs, which may be of fixed shape."""
+    from .fixed_engine import fixed
+
+    return fixed(kind) if has_graph(folder, ENCODER_FIXED) or has_graph(folder, DECODER_FIXED) else kind
+
+
+def _needed(onnx: Path | None, runtime: str) -> Path:
+    if onnx is None:
+        raise UserError(f"{runtime} needs the folder of an exported model")
+    if runtime != "onnxruntime" and onnx.is_file():
+        raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
+    if runtime != "onnxruntime" and has_graph(onnx, ENCODER_ROWS):
+        raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
+    return onnx
+
+
+# How an engine is opened, and what may follow its name.
+ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
+    "mlx": (_mlx, ("device", "precision")),
+    "onnxruntime": (_onnxruntime, ("provider", "optimisation", "precision")),
+    "evaluator": (_evaluator, ()),
+    "wasm": (_wasm, ()),
+    "reference": (_reference, ("precision",)),
+}
+DEFAULT = ("mlx", "onnxruntime")
+
+
+def default_runtimes() -> tuple[str, ...]:
+    """What is judged without being asked: the CPU's runtimes, and MLX's GPU where there is one."""
+    from .mlx_engine import has_gpu
+
+    return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
+
+
+# For people: a name, and what it stands for.
+RUNTIMES = {
+    "mlx": "the MLX model on the CPU",
+    "mlx:gpu": "on Metal or CUDA, TF32 off; judged without being asked where there is one",
+    "mlx:cpu:bfloat16": "in lower precision: float16, bfloat16, on a GPU tf32",
+    "onnxruntime": "the exported files on the CPU, all graph optimisations",
+    "onnxruntime:cuda": "on another execution provider: cuda (TF32 off), coreml, or any by its full name",
+    "onnxruntime:cpu:none": "other graph optimisations: all, extended, basic, none",
+    "onnxruntime:cuda:all:tf32": "CUDA with TF32, as ONNX Runtime has it by default",
+    "evaluator": "the exported files in onnx's ReferenceEvaluator: plain Python, small models only",
+    "wasm": "the exported files in ONNX Runtime's browser build, run by Node (onnxruntime-web from npm)",
+    "reference": "the NumPy reference in float32; reference:float64 compares it with itself",
+}
+
+
+def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None, threads: int | None = None) -> Engine:
+    """The engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
+
+    `threads`: of one operator in ONNX Runtime; default: the machine's cores. MLX and NumPy have no such setting.
+    """
+    kind, *options = name.split(":")
+    if kind not in ENGINES:
+        raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
+    make, known = ENGINES[kind]
+    if len(options) > len(known):
+        raise UserError(f"runtime {name!r}: {kind} takes only {':'.join((kind, *known))}")
+    engine = make(options, checkpoint, onnx, threads)
+    engine.name = name
+    return engine

@@ -1,0 +1,81 @@
+"""The shape of the code: no module imports itself by a detour, files have one purpose, twins have the same names."""
+
+from collections.abc import Mapping
+
+from imports import ROOT, imports_of, module_name, modules
+
+LONGEST = 300  # lines: a file above usually holds two things
+FACE = 60  # lines of an __init__ that only hands names on
+ROOMS = 11  # of export/, beside its face
+ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
+    "quantize": "a pass over graphs (export/precision)"
+}
+ONLY_ONNX = {"primitives": "what mlx.nn is on the other side"}
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach each other (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            group = [stack.pop()]
+            while group[-1] != name:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_circles_are_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"f"}, "f": {"e"}}
+    assert sorted(circles(graph)) == [["b", "c"], ["e", "f"]]
+
+
+def test_no_module_imports_itself_by_a_detour():
+    """Imports inside functions count; those of a face, which only hands names on, don't."""
+    sources = {module_name(path): path.read_text(encoding="utf-8") for path in modules().values()}
+    sources = {n: s for n, s in sources.items() if not n.endswith("__init__") or len(s.splitlines()) >= FACE}
+    known = {name.removesuffix(".__init__"): name for name in sources}
+    graph: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        targets = {entry.target for entry in imports_of(source, name)}
+        targets |= {target.rpartition(".")[0] for target in targets}
+        graph[name] = {known[target] for target in targets & known.keys()} - {name}
+    assert circles(graph) == []
+
+
+def test_no_file_is_long():
+    files = [
+        path for place in ("mlx_transformer", "export", "tests", "benchmarks") for path in (ROOT / place).rglob("*.py")
+    ]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {name: n for name, n in lengths.items() if n > LONGEST and "node_modules" not in name} == {}
+
+
+def test_export_has_few_rooms():
+    rooms = {
+        path.name for path in (ROOT / "export").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert len(rooms - {"__init__.py"}) <= ROOMS, sorted(rooms)
+
+
+def test_twins_have_the_same_names():
+    mlx, onnx = ({path.stem for path in (ROOT / place / "nn").glob("*.py")} for place in ("mlx_transformer", "export"))
+    assert mlx - onnx == ONLY_MLX.keys()
+    assert onnx - mlx == ONLY_ONNX.keys()
