@@ -46,10 +46,13 @@ def _validate(
     json: Path | None,
     html: Path | None,
     names: str | None,
+    verify: bool,
 ) -> int:
     from .validate import runtime_names, validate_command
 
-    return validate_command(checkpoint, onnx, json, runtime_names(runtimes), seed, threads, html=html, names=names)
+    return validate_command(
+        checkpoint, onnx, json, runtime_names(runtimes), seed, threads, html=html, names=names, verify=verify
+    )
 
 
 def _translate(
@@ -59,12 +62,13 @@ def _translate(
     overlong: Overlong,
     stream: bool,
     threads: int | None,
+    verify: bool,
     **options,
 ):
     from .runtime import OnnxTransformer
 
     Options(**options)  # before the model is read
-    translator = OnnxTransformer(model, threads=threads)
+    translator = OnnxTransformer(model, threads=threads, verify=verify)
     translate_stream(translator, input, output, overlong=overlong, stream=stream, **options)
 
 
@@ -152,6 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="print the rule and the runtimes, and end",
     )
+    for command in (translate, serve, validate):
+        unverified = "skip comparing the files with the digests in their manifest"
+        command.add_argument("--no-verify", dest="verify", action="store_false", help=unverified)
     return parser
 
 

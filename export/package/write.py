@@ -27,19 +27,14 @@ from export.precision.passes import change
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import target_of
-from mlx_transformer.spec.checkpoint import (
-    WEIGHTS,
-    Checkpoint,
-    open_checkpoint,
-    read_json,
-    weights_digest,
-    write_manifest,
-)
+from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, weights_digest
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC
 from mlx_transformer.spec.huggingface import tokenizer_config
+from mlx_transformer.spec.manifest import write_manifest
 from mlx_transformer.spec.versions import versions
 
 from . import consumers

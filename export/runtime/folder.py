@@ -8,7 +8,6 @@ decoder_model_merged.onnx.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,9 @@ from export.targets.names import (
 )
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
+from mlx_transformer.spec.manifest import read_manifest, verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
 
 
@@ -41,6 +42,20 @@ class OnnxFolder:
     config: TransformerConfig
     graphs: dict[str, Path]
     precision: str = "float32"
+
+    @property
+    def place(self) -> Path:
+        """Where the graphs lie."""
+        return next(iter(self.graphs.values())).parent
+
+    def verify_graphs(self) -> None:
+        """`UserError` if a graph isn't as the manifest says, or anything in it is missing or of another size."""
+        verify_files(self.place, [file.name for file in self.graphs.values()])
+
+    def verify_data(self) -> None:
+        """The same for the contents of the precision's data files, whichever graph uses them."""
+        listed = read_manifest(self.place) or {}
+        verify_files(self.place, [name for name in listed if _precision_of_data(name) == self.precision])
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -117,6 +132,12 @@ def has_graph(path: str | Path, name: str) -> bool:
     return any((place / f"{name}{entry.suffix}.onnx").is_file() for entry in PRECISIONS.values())
 
 
+def _precision_of_data(name: str) -> str | None:
+    stem, _, ending = name.rpartition(".")
+    fits = [p for p, entry in PRECISIONS.items() if stem.endswith(entry.suffix)]
+    return max(fits, key=lambda p: len(PRECISIONS[p].suffix)) if ending == "onnx_data" else None
+
+
 def _precision(place: Path, wanted: str | None) -> str:
     there = precisions(place)
     if wanted is not None:
@@ -131,16 +152,13 @@ def _precision(place: Path, wanted: str | None) -> str:
 def _config(path: Path) -> TransformerConfig:
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
+            values = read_json(file)
             try:
-                return _of_fixed_shape(json.loads(_read(file)))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                return _of_fixed_shape(values)
+            except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
-    try:
-        values = json.loads(_read(file))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not JSON ({error})") from error
-    return _from_marian(file, values)
+    return _from_marian(file, read_json(file))
 
 
 def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
@@ -149,13 +167,6 @@ def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
     if values.get("fixed_shape") is None:
         return config
     return dataclasses.replace(config, max_positions=FixedShape.parse(values["fixed_shape"], config).positions)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({error})") from error
 
 
 def _from_marian(file: Path, values: Any) -> TransformerConfig:

@@ -114,18 +114,24 @@ class Opener:
 
     Those of target `coreml` on Core ML are tried out first (`targets/coreml/trial.py`)."""
 
-    def __init__(self, folder: OnnxFolder, providers: Sequence[Any] | None = None):
-        self.folder, self.providers = folder, providers
+    def __init__(self, folder: OnnxFolder, providers: Sequence[Any] | None = None, verify: bool = True):
+        """verify: hold the files against the folder's manifest."""
+        self.folder, self.providers, self.verify = folder, providers, verify
         names = check_providers(providers)
         self.on_cpu = names == [CPU]
         self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_FIXED, DECODER_FIXED})
 
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
+        """By graph. `UserError` says which can't be loaded, and what is damaged."""
+        if self.verify:
+            self.folder.verify_graphs()
         return self._tried(threads) if self.on_trial else self._all(threads)
 
     def _tried(self, threads: int | None) -> dict[str, ort.InferenceSession]:
         """Core ML's if they compute what the CPU's do; otherwise those of the CPU, and a line that says why."""
-        on_cpu = Opener(self.folder)
+        if self.verify:
+            self.folder.verify_data()
+        on_cpu = Opener(self.folder, verify=False)
         sessions: dict[str, Any] = {}
         for name in self.folder.graphs:
             try:
@@ -140,11 +146,15 @@ class Opener:
         return sessions
 
     def _all(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """At the same time: each takes one core, and leaves Python's lock alone meanwhile."""
+        """At the same time: each takes one core, and leaves Python's lock alone meanwhile. So does reading the data once
+        more for its digest, for which nothing waits but the end."""
         graphs, weights = self.folder.graphs, self.weights
-        with ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
-            found = pool.map(lambda name: self._open(name, threads, weights), graphs)
-            sessions = dict(zip(graphs, found, strict=True))
+        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
+            whole = reader.submit(self.folder.verify_data) if self.verify else None
+            found = [pool.submit(self._open, name, threads, weights) for name in graphs]
+            if whole is not None:
+                whole.result()  # first: damage tells more than what a session makes of it
+            sessions = {name: session.result() for name, session in zip(graphs, found, strict=True)}
         if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
             weights.madvise(mmap.MADV_DONTNEED)  # read for packing; what is used as it is stored comes back when it is
         return sessions

@@ -46,12 +46,14 @@ class OnnxTransformer:
         providers: Sequence[Any] | None = None,
         threads: int | None = None,
         precision: str | None = None,
+        verify: bool = True,
     ):
         """providers: ONNX Runtime's execution providers, default CPU; Core ML is tried out first. threads: see
-        `session_options`. precision: one of the folder's; default: float32, or the only one."""
+        `session_options`. precision: one of the folder's; default: float32, or the only one. verify: compare its files
+        with the digests in its manifest, if it has one."""
         self.folder: OnnxFolder = open_folder(folder, precision)
         self.config = self.folder.config
-        self._open = Opener(self.folder, providers)
+        self._open = Opener(self.folder, providers, verify)
         self.sessions = self._open(threads)
         self.graphs = self._graphs(threads)
 

@@ -30,6 +30,7 @@ from mlx_transformer.generation.search import batches
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.manifest import verify_file
 
 from .interface import CONFIG, DEFAULTS, TEXT_DOMAIN
 
@@ -51,9 +52,19 @@ class SearchModel:
     Raises `UserError` for a file that isn't one, and for the arguments as `generation.search.search` does.
     """
 
-    def __init__(self, path: str | Path, *, threads: int | None = None, providers: Sequence[str] | None = None):
-        """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU."""
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+        verify: bool = True,
+    ):
+        """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU. verify:
+        compare the file with its digest where a manifest beside it has one."""
         self.path = Path(path)
+        if verify:
+            verify_file(self.path)
         options = session_options(threads or None)
         if find_spec(EXTENSIONS):
             options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())

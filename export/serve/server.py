@@ -37,6 +37,7 @@ def run(
     workers: int,
     precision: str | None,
     access_log: bool,
+    verify: bool,
 ) -> None:
     """Serve until SIGTERM (returns) or Ctrl-C (raises KeyboardInterrupt); running requests are finished first.
 
@@ -71,7 +72,7 @@ def run(
         server.should_exit = True
 
     app = App(
-        lambda: warmed(model, threads, precision),
+        lambda: warmed(model, threads, precision, verify),
         Batcher(max_batch, max_wait_ms / 1000, max_queue, workers),
         ready,
         failed,
@@ -126,11 +127,11 @@ def listening(host: str, port: int) -> socket.socket:
         raise UserError(f"{host}:{port}: can't listen there ({reason}); choose others: --host, --port") from None
 
 
-def warmed(folder: Path, threads: int | None, precision: str | None) -> Model:
+def warmed(folder: Path, threads: int | None, precision: str | None, verify: bool = True) -> Model:
     """The model after a first search, so that no request pays for what is set up then."""
     from export.runtime import OnnxTransformer
 
-    model = OnnxTransformer(folder, threads=threads, precision=precision)
+    model = OnnxTransformer(folder, threads=threads, precision=precision, verify=verify)
     for beam in (1, 2):
         model.translate(["."], beam=beam, max_new_tokens=3)
     return cast(Model, model)  # its cached_property is a property to us

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich import console as rich_console
 
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.manifest import verify_file, verify_files
 from mlx_transformer.spec.terminal import Console
 
 from .compare import compare
@@ -38,14 +39,18 @@ def validate_command(
     html: str | Path | None = None,
     gradients: bool = False,
     names: str | None = None,
+    verify: bool = True,
 ) -> int:
     """Compare, print the report, write it as JSON and HTML where asked; the exit status (see `report`).
 
+    verify: first compare the files with their manifest's digests, if they have any: damage is no mismatch.
     Errors are one line on standard error.
     """
     try:
         if json is not None and html is not None and os.path.realpath(json) == os.path.realpath(html):
             raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
+        if verify:
+            _verify(Path(onnx))
         report = compare(
             checkpoint, onnx, runtimes, seed, threads=threads, gradients=gradients, names=parse_names(names)
         )
@@ -58,3 +63,11 @@ def validate_command(
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
         return error.status
     return report.exit_code
+
+
+def _verify(onnx: Path) -> None:
+    """Of a folder all that its manifest lists; of a file what one beside it says of it."""
+    if onnx.is_file():
+        verify_file(onnx)
+    else:
+        verify_files(onnx / "onnx" if (onnx / "onnx").is_dir() else onnx)

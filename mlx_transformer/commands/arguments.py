@@ -41,6 +41,9 @@ EarlyStopping = Annotated[
 OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
 BackendOption = Annotated[Backend | None, typer.Option(help="Runtime.", show_default="what MODEL is made for")]
 Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Skip comparing the files with the digests in their manifest.")
+]
 Threads = Annotated[
     int | None, typer.Option(help="Threads of one ONNX Runtime operator.", show_default="one for each core")
 ]

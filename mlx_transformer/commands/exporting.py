@@ -10,7 +10,7 @@ import typer
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.terminal import Console
 
-from .arguments import Checkpoint, Onnx, Threads
+from .arguments import Checkpoint, NoVerify, Onnx, Threads
 
 
 def export(
@@ -88,6 +88,7 @@ def validate(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write the report to this file as a page.")] = None,
+    no_verify: NoVerify = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", callback=_explain, is_eager=True, help="Print the rule and the runtimes, and end."),
@@ -110,6 +111,7 @@ def validate(
             html=html_file,
             gradients=gradients,
             names=names,
+            verify=not no_verify,
         )
     )
 

@@ -10,10 +10,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from mlx_transformer.spec.checkpoint import MANIFEST, open_checkpoint, read_json, verify_files
+from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
+from mlx_transformer.spec.manifest import MANIFEST, verify_files
 from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
 from mlx_transformer.spec.quantization import described
 

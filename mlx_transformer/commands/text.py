@@ -20,6 +20,7 @@ from .arguments import (
     MaxNew,
     MinNew,
     Model,
+    NoVerify,
     Onnx,
     Overlong,
     OverlongOption,
@@ -52,6 +53,7 @@ def translate(
     backend: BackendOption = None,
     threads: Threads = None,
     precision: Precision = None,
+    no_verify: NoVerify = False,
 ) -> None:
     """Translate text: one line in, one line out."""
     from mlx_transformer.generation.options import Options
@@ -62,7 +64,7 @@ def translate(
     options |= {"min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens, "seed": seed}
     options |= {"sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     Options(**options)  # before the model is read
-    translator = _translator(model, backend, threads, precision)
+    translator = _translator(model, backend, threads, precision, not no_verify)
     translate_stream(translator, input, output, overlong=overlong.value, stream=stream, **options)
 
 
@@ -78,6 +80,7 @@ def evaluate(
     backend: BackendOption = None,
     threads: Threads = None,
     precision: Precision = None,
+    no_verify: NoVerify = False,
 ) -> None:
     """Score translations: JSON with sacreBLEU (and its signature), chrF and exact match."""
     from mlx_transformer.data.corpus import read_parallel
@@ -88,7 +91,7 @@ def evaluate(
     options |= {"penalty_form": penalty_form.value}
     Options(**options)  # before the files and the model are read
     text = read_parallel(source, reference)
-    hypotheses = _translator(model, backend, threads, precision).translate(
+    hypotheses = _translator(model, backend, threads, precision, not no_verify).translate(
         text.source, overlong=overlong.value, **options
     )
     print(json.dumps({"model": str(model), **options, **score(hypotheses, text.target)}, indent=2, ensure_ascii=False))
@@ -105,14 +108,15 @@ def serve(
     workers: Annotated[int, typer.Option(help="Batches computed at the same time.")] = 1,
     precision: Precision = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
+    no_verify: NoVerify = False,
 ) -> None:
     """Answer translation requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
     from export.serve import serve as run
 
-    run(model, host, port, max_batch, max_wait_ms, max_queue, threads, workers, precision, access_log)
+    run(model, host, port, max_batch, max_wait_ms, max_queue, threads, workers, precision, access_log, not no_verify)
 
 
-def _translator(model: Path, backend: Backend | None, threads: int | None, precision: str | None) -> Any:
+def _translator(model: Path, backend: Backend | None, threads: int | None, precision: str | None, verify: bool) -> Any:
     """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
     from mlx_transformer.spec.folders import is_onnx_folder
 
@@ -126,11 +130,11 @@ def _translator(model: Path, backend: Backend | None, threads: int | None, preci
     if onnx:
         from export import OnnxTransformer
 
-        return OnnxTransformer(model, threads=threads, precision=precision)
+        return OnnxTransformer(model, threads=threads, precision=precision, verify=verify)
     for name, value in (("threads", threads), ("precision", precision)):
         if value is not None:
             raise UserError(f"{model}: is a checkpoint; --{name} is for ONNX folders")
     from mlx_transformer.generation.with_mlx import MlxTranslator
     from mlx_transformer.nn.loading import load
 
-    return MlxTranslator(*load(model))
+    return MlxTranslator(*load(model, verify))

@@ -18,14 +18,14 @@ from .model import Transformer
 from .quantize import Quantized, matrix, quantization_of, use_quantized_layers
 
 
-def load(folder: str | Path) -> tuple[Transformer, Tokenizer | None]:
+def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenizer | None]:
     """The model of a checkpoint folder (or a run's folder), in evaluation mode, and its tokenizer, if it has one.
 
-    Files are compared with their digests and the weights with the config; `UserError` says what is damaged.
+    Files are compared with their digests (`verify`) and the weights with the config; `UserError` says what is damaged.
     """
     folder = resolve(folder)
     path = folder / "tokenizer.json"
-    return Transformer.load(folder), Tokenizer.load(path) if path.exists() else None
+    return Transformer.load(folder, verify), Tokenizer.load(path) if path.exists() else None
 
 
 def quantize(model: Transformer, scheme: Scheme) -> None:

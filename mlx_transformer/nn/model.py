@@ -224,12 +224,13 @@ class Transformer(nn.Module):
         return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Transformer:
-        """The model of a checkpoint folder, in evaluation mode, read and verified strictly; `UserError` if damaged.
+    def load(cls, folder: str | Path, verify: bool = True) -> Transformer:
+        """The model of a checkpoint folder, in evaluation mode, read strictly; `UserError` if damaged. verify: see
+        `open_checkpoint`.
 
         Matrices that are stored quantised stay so, in MLX's quantised layers.
         """
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_checkpoint(folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
         return cls._filled(checkpoint.config, weights, checkpoint.quantization)
 

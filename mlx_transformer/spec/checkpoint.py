@@ -7,7 +7,6 @@ quantised, as MLX does it (`quantization.py`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +22,12 @@ from safetensors.numpy import save_file
 from .config import TransformerConfig, parse_object
 from .durable import check_free, previous, replace_folder
 from .errors import UserError
+from .files import read_text
+from .manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
 from .parameters import check_parameters, parameter_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 
-CONFIG, WEIGHTS, TOKENIZER, MANIFEST = "config.json", "model.safetensors", "tokenizer.json", "manifest.json"
-FORMAT = 1
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -148,18 +148,10 @@ def holds_theirs(folder: Path) -> bool:
     return isinstance(values, dict) and "model_type" in values and (folder / WEIGHTS).is_file()
 
 
-def write_manifest(folder: Path) -> None:
-    """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`."""
-    files = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    manifest = {"format": FORMAT, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
 def weights_digest(folder: Path) -> str:
     """SHA-256 of a checkpoint's weights: the manifest's, which opening it has verified, if there is one."""
-    if (folder / MANIFEST).exists():
-        return read_json(folder / MANIFEST)["files"][WEIGHTS]["sha256"]
-    return str(_digest(folder / WEIGHTS)["sha256"])
+    entries = read_manifest(folder) or {}
+    return entries[WEIGHTS][0] if WEIGHTS in entries else sha256(folder / WEIGHTS)
 
 
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
@@ -169,7 +161,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     """
     folder = resolve(folder)
     if verify:
-        verify_files(folder)
+        verify_files(folder, listed=(CONFIG, WEIGHTS))
     with _open(folder / WEIGHTS) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
@@ -187,15 +179,14 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
 
 def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
     """The config, and what it says of the quantisation of the tensors stored."""
+    text = read_text(path)
     try:
-        values = parse_object(path.read_text(encoding="utf-8"))
+        values = parse_object(text)
         quantized = values.pop(KEY, None)
         config = TransformerConfig.from_dict(values)
         return config, {} if quantized is None else from_config(quantized, stored, parameter_shapes(config))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
 
 
 def resolve(folder: str | Path) -> Path:
@@ -216,51 +207,10 @@ def resolve(folder: str | Path) -> Path:
     raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
 
 
-def verify_files(folder: Path) -> None:
-    """Compare sizes and SHA-256 of all files with manifest.json; `UserError` at the first difference.
-
-    A folder without a manifest (made by another tool) passes: its safetensors header and shapes are checked on opening.
-    """
-    path = folder / MANIFEST
-    if not path.exists():
-        return
-    manifest = read_json(path)
-    try:
-        version, files = manifest["format"], dict(manifest["files"])
-        entries = {name: (str(entry["sha256"]), int(entry["bytes"])) for name, entry in files.items()}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UserError(f"{path}: damaged manifest ({error!r}); restore the folder from a copy") from error
-    if version != FORMAT:
-        raise UserError(f"{path}: format {version!r} is not known to this version (it reads format {FORMAT})")
-    if unlisted := [name for name in (CONFIG, WEIGHTS) if (folder / name).is_file() and name not in entries]:
-        raise UserError(f"{path}: damaged manifest ({unlisted[0]} is not listed); restore the folder from a copy")
-    for name, (sha256, size) in entries.items():
-        file = folder / name
-        if Path(name).name != name:
-            raise UserError(f"{path}: file name {name!r} leaves the folder")
-        if not file.is_file():
-            raise UserError(f"{file}: listed in {MANIFEST} but missing; restore the folder from a copy")
-        try:
-            found = _digest(file)
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read ({error})") from error
-        if found != {"bytes": size, "sha256": sha256}:
-            what = f"{found['bytes']} bytes, expected {size}" if found["bytes"] != size else "its SHA-256 differs"
-            raise UserError(f"{file}: damaged ({what}); restore it from a copy or use an older checkpoint")
-
-
 def read_tensors(path: Path) -> dict[str, NDArray]:
     """All arrays of one safetensors file, strictly parsed; `UserError` if it is damaged."""
     with _open(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def read_json(path: Path) -> Any:
-    """The contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: damaged, or not JSON ({error}); restore it from a copy") from error
 
 
 def _open(path: Path):
@@ -268,8 +218,3 @@ def _open(path: Path):
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error})") from error
-
-
-def _digest(path: Path) -> dict[str, int | str]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

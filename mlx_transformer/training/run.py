@@ -26,6 +26,7 @@ from mlx_transformer.spec import checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import clear_leftovers, remove_folder, write_text
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.versions import versions
 
 RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
@@ -174,7 +175,7 @@ class Run:
                 if not (path / checkpoint.MANIFEST).exists():
                     raise UserError(f"{path / checkpoint.MANIFEST} is missing")
                 opened = checkpoint.open_checkpoint(path)
-                found = opened, checkpoint.read_tensors(path / OPTIMIZER), checkpoint.read_json(path / STATE)
+                found = opened, checkpoint.read_tensors(path / OPTIMIZER), read_json(path / STATE)
             except (UserError, OSError) as error:
                 self.warn(f"{path.name} is damaged, trying the one before it ({error})")
                 damaged.append(path)
@@ -189,7 +190,7 @@ class Run:
 
     def _check_same(self, record: dict[str, Any]) -> Any:
         """The record of the run so far, if `record` continues it."""
-        before = checkpoint.read_json(self.folder / RECORD)
+        before = read_json(self.folder / RECORD)
         old, new = _flat(before), _flat(record)
         self._check_device(old, new)
         # The recipe first: the rest mostly follows from it.

@@ -15,9 +15,10 @@ from export.package import write as package
 from export.package.write import data_owners
 from export.targets.graph import Graph
 from export.targets.table import target_of
-from mlx_transformer.spec.checkpoint import save_checkpoint, verify_files
+from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.manifest import verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.positions import rotary_tables, sinusoids
 from mlx_transformer.spec.tokenizer import Tokenizer

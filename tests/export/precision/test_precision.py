@@ -17,8 +17,9 @@ from export.reference.search import token_by_token
 from export.targets.table import target_of
 from export.validate import compare
 from export.validate.engines.stored import restored
-from mlx_transformer.spec.checkpoint import save_checkpoint, write_manifest
+from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.manifest import write_manifest
 from mlx_transformer.spec.parameters import parameter_shapes
 
 LOWER = [name for name in PRECISIONS if name not in ("float32", "packed")]

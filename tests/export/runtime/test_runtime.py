@@ -79,7 +79,7 @@ def test_either_layout_of_the_decoder_is_enough(models, tmp_path, removed):
     model, folder = models["pre-norm"]
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     (copy / "onnx" / f"{removed}.onnx").unlink()
-    onnx = OnnxTransformer(copy, threads=1)
+    onnx = OnnxTransformer(copy, threads=1, verify=False)  # the manifest lists both
     assert len(onnx.sessions) == (2 if removed == "decoder_model" else 3)
     for options in REQUESTS[:2]:
         same(onnx.search(rows(), max_new_tokens=15, **options), model.search(rows(), max_new_tokens=15, **options))
@@ -206,7 +206,7 @@ def test_folders_that_are_not_whole(models, translating, tmp_path):
         copy = Path(shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True))
         change(copy)
         try:
-            OnnxTransformer(copy)
+            OnnxTransformer(copy, verify=False)
         finally:
             shutil.rmtree(copy)
 
@@ -222,7 +222,7 @@ def test_folders_that_are_not_whole(models, translating, tmp_path):
         damaged(lambda copy: (copy / "onnx" / "encoder_model.onnx").write_bytes(b"no model"))
     with pytest.raises(UserError, match=r"mlx_transformer\.json"):
         damaged(lambda copy: (copy / "mlx_transformer.json").write_text("{"))
-    with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged \(maximum recursion"):
+    with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged, or not JSON \(maximum recursion"):
         damaged(lambda copy: (copy / "mlx_transformer.json").write_text("[" * 100_000))
     with pytest.raises(UserError, match=r"mlx_transformer\.json: damaged .*max_positions=9223372036854775808 must be"):
         damaged(lambda copy: edit(copy / "mlx_transformer.json", max_positions=2**63))

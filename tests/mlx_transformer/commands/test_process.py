@@ -181,7 +181,9 @@ def test_closed_streams(made):
 def test_an_output_without_room_is_named(made):
     for command in ("translate", "info"):
         status, _, said = with_streams([*COMMAND, command, made / "onnx"], "> /dev/full", "one\n")
-        assert (status, said) == (2, "mlx-transformer: standard output: No space left on device\n")
+        assert (status, said.count("\n")) == (2, 1)
+        assert said.startswith("mlx-transformer: standard output: ")
+        assert "No space left on device" in said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes that tell their writers")

@@ -14,9 +14,10 @@ from safetensors.numpy import save_file
 from small_checkpoint import CONFIG, TOKENIZER, contents, refusal, saved, weights
 
 from mlx_transformer.spec import checkpoint, durable
-from mlx_transformer.spec.checkpoint import open_checkpoint, read_tensors, save_checkpoint, verify_files
+from mlx_transformer.spec.checkpoint import open_checkpoint, read_tensors, save_checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import is_onnx_folder
+from mlx_transformer.spec.manifest import verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
 
 
