@@ -45,8 +45,8 @@ def positions_after(op: Op, offset: ir.Value | None, length: ir.Value, index: ir
     """`length` positions from `offset` on, after all those before. `index` (B, L): if padding takes none of them."""
     total = length if offset is None else op.Add(offset, length)
     places = op.Range(0 if offset is None else offset, total, 1)
-    index = op.Unsqueeze(places, [0]) if index is None else index
-    return PositionIds(index, distances(op, places, op.Range(0, total, 1)))
+    read = op.Unsqueeze(places, [0]) if index is None else index
+    return PositionIds(read, distances(op, places, op.Range(0, total, 1)))
 
 
 def distances(op: Op, queries: ir.Value, keys: ir.Value) -> ir.Value:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from mlx_transformer.spec.checkpoint import read_json
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
 from .run import RECORD
