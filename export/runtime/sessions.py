@@ -146,8 +146,8 @@ class Opener:
         return sessions
 
     def _all(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """At the same time: each takes one core, and leaves Python's lock alone meanwhile. So does reading the data once
-        more for its digest, for which nothing waits but the end."""
+        """At the same time: each takes one core, and leaves Python's lock alone meanwhile. So does reading the data
+        once more for its digest, for which nothing waits but the end."""
         graphs, weights = self.folder.graphs, self.weights
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
             whole = reader.submit(self.folder.verify_data) if self.verify else None
