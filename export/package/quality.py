@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from export.precision.table import PRECISIONS, Limits
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -32,25 +33,7 @@ PHRASES = 200
 BATCH = 32
 
 
-@dataclass(frozen=True)
-class Limits:
-    """`agreement`: at least this share. `bleu`, `exact`: at most so many points below float32 on 1000 sentences; on n
-    sqrt(1000 / n) times as many, for the fewer there are the more is chance."""
-
-    agreement: float
-    bleu: float
-    exact: float
-
-
-# Sixteen bits: what rounding alone may do. int8, int4: BLEU's loss is what translations may suffer; a model whose best
-# tokens differ more often than that has been damaged even where BLEU doesn't show it.
-LIMITS: dict[str, Limits] = {
-    "float16": Limits(0.99, 0.1, 0.5),
-    "bfloat16": Limits(0.97, 0.3, 1.0),
-    "int8": Limits(0.95, 0.3, 1.0),
-    "int8-weights": Limits(0.95, 0.3, 1.0),
-    "int4": Limits(0.85, 0.5, 2.0),
-}
+LIMITS: dict[str, Limits] = {name: row.limits for name, row in PRECISIONS.items() if row.limits is not None}
 
 
 @dataclass(frozen=True)

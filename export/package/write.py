@@ -6,8 +6,8 @@
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
 
 All graphs of a precision share one data file, so that nothing is stored twice: model.onnx_data. Only a browser fetches
-one file a graph, named after it, so target web has two: encoder_model.onnx_data, and decoder_model_merged.onnx_data,
-which the other two decoder graphs share. Names of a lower precision's files have its suffix before the dot.
+one file a graph, named after it, so target web has two: encoder_model.onnx_data and decoder_model_merged.onnx_data.
+Names of a lower precision's files have its suffix before the dot.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from export.precision.packed import check_integers, use_blocks
 from export.precision.passes import change
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
-from export.targets.table import target_of
+from export.targets.table import Target, target_of
 from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, weights_digest
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
@@ -42,7 +41,6 @@ from .quality import LIMITS, gate_text, judge, record
 from .weights import fill
 
 FORMAT = 1
-FILE_PER_GRAPH = ("web",)
 GRAPHS = "onnx"
 
 
@@ -72,8 +70,9 @@ def export_onnx(
     Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`. `told` is called
     with a line on each of them.
     """
-    target_of(target)
+    chosen = target_of(target)
     precisions = check_precisions(precision)
+    chosen.check_precisions(precisions)
     opened = open_checkpoint(checkpoint)
     check_integers(opened, precisions)
     out = Path(out)
@@ -82,14 +81,17 @@ def export_onnx(
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
     replace = force or _source(out) == source
     check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replace, opened.folder)
-    target_of(target).shape_of(fixed_shape, opened.config)
+    chosen.shape_of(fixed_shape, opened.config)
+    if (written := chosen.for_model(opened.config)) is not chosen:
+        files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
+        told(f"{files}: written as target {written.name} has it: {chosen.supports(opened.config)}")
     judged = [name for name in precisions if name in LIMITS]
     text = gate_text(opened, judged, gate_source, gate_reference, told)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, folder, target, precisions, fixed_shape, external_threshold)
+        _write(opened, folder, chosen, precisions, fixed_shape, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
-                _write(opened, Path(plain), "portable", ["float32", *judged])
+                _write(opened, Path(plain), target_of("portable"), ["float32", *judged])
                 found = judge(folder, Path(plain), judged, text)
             problems = [f"{quality.precision}: {problem}" for quality in found for problem in quality.problems]
             if problems and not force:
@@ -103,14 +105,14 @@ def export_onnx(
 def _write(
     opened: Checkpoint,
     folder: Path,
-    target: str,
+    target: Target,
     precisions: Sequence[str],
     fixed_shape: str | None = None,
     external_threshold: int = 1024,
 ) -> None:
     """Fill an empty folder."""
     config = opened.config
-    shape = target_of(target).shape_of(fixed_shape, config)
+    shape, written = target.shape_of(fixed_shape, config), target.for_model(config)
     graphs = folder / GRAPHS
     graphs.mkdir()
     external = [
@@ -125,7 +127,8 @@ def _write(
         "format": FORMAT,
         "config": config.to_dict(),
         "source": {WEIGHTS: {"sha256": weights_digest(opened.folder)}},
-        "target": target,
+        "target": target.name,
+        **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
         "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
         "versions": versions(),
@@ -136,16 +139,21 @@ def _write(
 
 
 def _write_graphs(
-    checkpoint: Checkpoint, folder: Path, external_threshold: int, target: str, shape: FixedShape | None, precision: str
+    checkpoint: Checkpoint,
+    folder: Path,
+    external_threshold: int,
+    target: Target,
+    shape: FixedShape | None,
+    precision: str,
 ) -> list[str]:
     """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
     external = []
     suffix = PRECISIONS[precision].suffix
-    for owner, names in data_owners(checkpoint.config, target).items():
-        models = {f"{name}{suffix}": target_of(target).build(checkpoint.config, name, shape) for name in names}
+    for owner, names in target.data_files(checkpoint.config).items():
+        models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape) for name in names}
         for model in models.values():
-            change(model, precision, target)
-            if precision == "packed":
+            change(model, precision, target.lowering)
+            if PRECISIONS[precision].form == "packed":
                 use_blocks(model, checkpoint)
             keep_packed(model, checkpoint)
         if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
@@ -155,14 +163,6 @@ def _write_graphs(
             path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
             onnx.checker.check_model(path, full_check=True)
     return external
-
-
-def data_owners(config: TransformerConfig, target: str = "portable") -> dict[str, list[str]]:
-    """{graph whose name the data file has, or "model" for all of them: graphs that use this file}."""
-    names = target_of(target).graph_names(config)
-    if len(names) == 1 or target not in FILE_PER_GRAPH:
-        return {"model": names}
-    return {"encoder_model": names[:1], "decoder_model_merged": names[1:]}
 
 
 def _default(precisions: Sequence[str]) -> str:

@@ -30,14 +30,13 @@ from mlx_transformer.spec.quantization import Packed
 
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
 from .recipes import Recipe, recipe_value
+from .table import PRECISIONS
 
 CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
 """Bits of a stored value: the operators know three kinds."""
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy_level; 1, float32 activations, is slower than a float32 matrix in every size."""
-ROUNDING_ONLY = ("int4", "int8-weights")
-"""Precisions that differ from `packed` in nothing but whose integers they are."""
 TOLERANCE = 2.0**-21
 """Of the biases: float32's rounding and a little more."""
 
@@ -45,7 +44,7 @@ TOLERANCE = 2.0**-21
 def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
     """Raise `UserError` for precisions that a checkpoint's matrices, quantised or not, can't be exported in."""
     folder, quantized = checkpoint.folder, checkpoint.quantization
-    if again := [name for name in precisions if name in ROUNDING_ONLY and quantized]:
+    if again := [name for name in precisions if PRECISIONS[name].rounds_blocks and quantized]:
         raise UserError(f"{folder}: is quantised; {again[0]} would round again: packed keeps its integers")
     if "packed" in precisions and not quantized:
         raise UserError(f"{folder}: isn't quantised; packed is for what mlx-transformer quantize writes")

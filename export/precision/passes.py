@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from mlx_transformer.spec.errors import UserError
-
 from .blocks import weight_only
 from .half import half, stored_half
 from .int8 import int8
-from .table import PRECISIONS, STANDARD
+from .table import ONNXRUNTIME, PRECISIONS, STANDARD, Lowering
 
 
-def change(model: ir.Model, precision: str, target: str) -> None:
-    """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place."""
-    if target == "coreml" and precision != "float32":
-        raise UserError(f"precision {precision}: target coreml takes float32 alone and chooses its own arithmetic")
-    if precision == "int8":
-        int8(model, fused=target == "cpu")
-    elif precision in ("int4", "int8-weights"):
-        bits = 4 if precision == "int4" else 8
-        weight_only(model, bits, standard=target in STANDARD, fused=target == "cpu", blocks_in_tables=target == "web")
-    elif precision in ("float16", "bfloat16"):
-        if target == "cpu" or (precision == "bfloat16" and target != "cuda"):
-            stored_half(model, ir.DataType[precision.upper()])
-        else:
-            half(model, ir.DataType[precision.upper()])
+def change(model: ir.Model, precision: str, lowering: Lowering) -> None:
+    """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place. `lowering`: as the
+    target wants it. What is packed already is `packed.py`'s."""
     chosen = PRECISIONS[precision]
-    if target in STANDARD and chosen.opset > model.graph.opset_imports[""]:
+    fused, standard = lowering.operators == ONNXRUNTIME, lowering.blocks == STANDARD
+    if chosen.form == "integers":
+        int8(model, fused=fused)
+    elif chosen.form == "blocks":
+        weight_only(model, chosen.bits, standard=standard, fused=fused, blocks_in_tables=lowering.tables_in_blocks)
+    elif chosen.form == "floats" and chosen.bits == 16:
+        (half if precision in lowering.computes_in else stored_half)(model, ir.DataType[precision.upper()])
+    if standard and chosen.opset > model.graph.opset_imports[""]:
         model.graph.opset_imports[""] = chosen.opset
         model.ir_version = max(chosen.ir_version, model.ir_version)

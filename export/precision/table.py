@@ -10,33 +10,107 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from mlx_transformer.spec.errors import UserError
 
 OPSET, IR_VERSION = 20, 9
-STANDARD = ("portable", "cuda")
-"""Targets whose blocks of integers are read by standard operators."""
+STANDARD, ONNXRUNTIME = "standard", "com.microsoft"
+"""Sets of operators: those of ai.onnx alone, or ONNX Runtime's own too."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the quality gate (`package/quality.py`). `agreement`: at least this share. `bleu`, `exact`: at most so many
+    points below float32 on 1000 sentences; on n sqrt(1000 / n) times as many, for the fewer there are the more is
+    chance."""
+
+    agreement: float
+    bleu: float
+    exact: float
 
 
 @dataclass(frozen=True)
 class Precision:
-    """`dtype`: transformers.js's word for it. `opset`: of the portable files, and the file format that goes with it."""
+    """`dtype`: transformers.js's word for it. `form`: of what is stored, by which `passes.py` chooses; `bits`: of a
+    value in it. `opset`: of files with blocks in standard operators, and the file format that goes with it. `limits`:
+    None if it is not judged, as nothing is rounded. `rounds_blocks`: differs from `packed` in nothing but whose
+    integers they are, so what MLX has quantised would be rounded again."""
 
     suffix: str
     dtype: str
     said: str
+    form: Literal["floats", "integers", "blocks", "packed"]
+    bits: int
+    limits: Limits | None = None
+    rounds_blocks: bool = False
     opset: int = OPSET
     ir_version: int = IR_VERSION
 
 
+@dataclass(frozen=True)
+class Lowering:
+    """How a target's runtime wants lower precisions: a fact of each row of `targets/table.py`.
+
+    `operators`: of the graphs, and of int8's products. `blocks`: of what reads integers in blocks: DequantizeLinear or
+    MatMulNBits. `tables_in_blocks`: embeddings and classifier too. `computes_in`: the precisions of sixteen bits that
+    it computes in; others are stored so, and computed in float32.
+    """
+
+    operators: str = STANDARD
+    blocks: str = STANDARD
+    tables_in_blocks: bool = False
+    computes_in: tuple[str, ...] = ("float16",)
+
+
+# Sixteen bits: what rounding alone may do. int8, int4: BLEU's loss is what translations may suffer; a model whose best
+# tokens differ more often than that has been damaged even where BLEU doesn't show it.
 PRECISIONS: dict[str, Precision] = {
-    "float32": Precision("", "fp32", "as trained"),
-    "float16": Precision("_fp16", "fp16", "weights and activations of sixteen bits"),
-    "bfloat16": Precision("_bf16", "", "the same with float32's range; transformers.js has no name for it"),
-    "int8": Precision("_quantized", "q8", "signed weights with a scale an output, dynamic activations"),
-    "int8-weights": Precision("_int8", "int8", "weights of 8 bits in blocks, float32 activations", 21, 10),
-    "int4": Precision("_q4", "q4", "weights of 4 bits in blocks, embeddings of 8, float32 activations", 21, 10),
-    "packed": Precision("_packed", "fp32", "integers of a checkpoint quantised by MLX, in ONNX Runtime's operators"),
+    "float32": Precision("", "fp32", "as trained", "floats", 32),
+    "float16": Precision(
+        "_fp16", "fp16", "weights and activations of sixteen bits", "floats", 16, Limits(0.99, 0.1, 0.5)
+    ),
+    "bfloat16": Precision(
+        "_bf16",
+        "",
+        "the same with float32's range; transformers.js has no name for it",
+        "floats",
+        16,
+        Limits(0.97, 0.3, 1.0),
+    ),
+    "int8": Precision(
+        "_quantized",
+        "q8",
+        "signed weights with a scale an output, dynamic activations",
+        "integers",
+        8,
+        Limits(0.95, 0.3, 1.0),
+    ),
+    "int8-weights": Precision(
+        "_int8",
+        "int8",
+        "weights of 8 bits in blocks, float32 activations",
+        "blocks",
+        8,
+        Limits(0.95, 0.3, 1.0),
+        rounds_blocks=True,
+        opset=21,
+        ir_version=10,
+    ),
+    "int4": Precision(
+        "_q4",
+        "q4",
+        "weights of 4 bits in blocks, embeddings of 8, float32 activations",
+        "blocks",
+        4,
+        Limits(0.85, 0.5, 2.0),
+        rounds_blocks=True,
+        opset=21,
+        ir_version=10,
+    ),
+    "packed": Precision(
+        "_packed", "fp32", "integers of a checkpoint quantised by MLX, in ONNX Runtime's operators", "packed", 8
+    ),
 }
 
 

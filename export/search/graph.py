@@ -9,9 +9,11 @@ import json
 
 import onnx_ir as ir
 
+from export.precision.table import ONNXRUNTIME, STANDARD
 from export.targets.cpu.gemm import join_reshapes, use_gemm
 from export.targets.cpu.network import DOMAIN
 from export.targets.graph import BATCH, Graph
+from export.targets.table import target_of
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
@@ -27,7 +29,7 @@ SOURCE = "source_length"
 ROWS = (BATCH, "n_best")
 
 
-TARGETS = {"portable": TreeDecoder, "cpu": RowsTreeDecoder}
+DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: RowsTreeDecoder}
 """What the decoder's step is made of: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
 
 
@@ -44,14 +46,15 @@ def search_model(config: TransformerConfig, target: str = "portable", tokenizer:
     """
     if config.architecture != "encoder-decoder":
         raise UserError(f"search in the graph needs an encoder-decoder, not architecture={config.architecture!r}")
+    operators = target_of(target).lowering.operators
     g = Graph("search_model")
-    if target == "cpu":
+    if operators == ONNXRUNTIME:
         g.graph.opset_imports[DOMAIN] = 1
-    found = _with_text(g, config, target, tokenizer) if tokenizer else _with_ids(g, config, target)
+    found = _with_text(g, config, operators, tokenizer) if tokenizer else _with_ids(g, config, operators)
     for name, (value, dtype, axes) in found.items():
         value.shape, value.type = ir.Shape(axes), ir.TensorType(dtype)
         g.builder.add_output(value, name)
-    if target == "cpu":
+    if operators == ONNXRUNTIME:
         for graph in (g.graph, *g.graph.subgraphs()):
             join_reshapes(graph)
             use_gemm(graph)
@@ -65,10 +68,10 @@ Outputs = dict[str, tuple[ir.Value, ir.DataType, tuple[str, ...]]]
 """By name: value, type, axes."""
 
 
-def _with_ids(g: Graph, config: TransformerConfig, target: str) -> Outputs:
+def _with_ids(g: Graph, config: TransformerConfig, operators: str) -> Outputs:
     input_ids = g.ids("input_ids", BATCH, SOURCE)
     attention_mask = g.ids("attention_mask", BATCH, SOURCE)
-    sequences, lengths, scores = _search(g, config, target, input_ids, attention_mask)
+    sequences, lengths, scores = _search(g, config, operators, input_ids, attention_mask)
     return {
         "sequences": (sequences, ir.DataType.INT64, (*ROWS, "length")),
         "lengths": (lengths, ir.DataType.INT64, ROWS),
@@ -76,7 +79,7 @@ def _with_ids(g: Graph, config: TransformerConfig, target: str) -> Outputs:
     }
 
 
-def _with_text(g: Graph, config: TransformerConfig, target: str, tokenizer: str) -> Outputs:
+def _with_text(g: Graph, config: TransformerConfig, operators: str, tokenizer: str) -> Outputs:
     r"""
     text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
                       \--> nothing in the line: ""  ------^        \--> scores (B, n)
@@ -84,17 +87,17 @@ def _with_text(g: Graph, config: TransformerConfig, target: str, tokenizer: str)
     ops = TextOps(tokenizer, config)
     g.graph.opset_imports[ops.domain] = 1
     lines = ops.encode(g.op, g.builder.input("text", ir.DataType.STRING, [BATCH]))
-    sequences, _, scores = _search(g, config, target, lines.ids, lines.mask)
+    sequences, _, scores = _search(g, config, operators, lines.ids, lines.mask)
     scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
     translations = ops.decode(g.op, sequences, lines.blank)
     return {"translations": (translations, ir.DataType.STRING, ROWS), "scores": (scores, ir.DataType.FLOAT, ROWS)}
 
 
 def _search(
-    g: Graph, config: TransformerConfig, target: str, input_ids: ir.Value, attention_mask: ir.Value
+    g: Graph, config: TransformerConfig, operators: str, input_ids: ir.Value, attention_mask: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """sequences, lengths, scores."""
     options = OptionInputs.inputs(g)
     strategy = Beam(g.op, options, config, g.op.ReduceSum(attention_mask, [1], keepdims=0))
-    decoder = TARGETS[target](g.op, config, input_ids, attention_mask, strategy.beam)
+    decoder = DECODERS[operators](g.op, config, input_ids, attention_mask, strategy.beam)
     return strategy.results(g.op, *run(g.op, decoder, strategy))

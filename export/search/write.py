@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,13 +17,13 @@ from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import keep_packed
 from export.precision.packed import check_integers, use_blocks
 from export.precision.passes import change
-from export.precision.table import check_precisions
-from export.targets.table import target_of
+from export.precision.table import PRECISIONS, check_precisions
+from export.targets.table import TARGETS, target_of
 from mlx_transformer.spec.checkpoint import open_checkpoint, weights_digest
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 
-from .graph import TARGETS, search_model
+from .graph import search_model
 from .interface import PRECISION, SOURCE
 from .placement import move_inside
 from .steps import STEPS
@@ -54,10 +55,12 @@ def export_search(
     by `export_onnx`, on a package of the same.
     Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
     """
-    target_of(target)
-    if target not in TARGETS:
-        raise UserError(f"search in the graph: target {target!r} has none; choose one of {', '.join(TARGETS)}")
+    chosen = target_of(target)
+    if not chosen.search:
+        there = ", ".join(name for name, entry in TARGETS.items() if entry.search)
+        raise UserError(f"search in the graph: target {target!r} has none; choose one of {there}")
     (precision,) = check_precisions(precision)
+    chosen.check_precisions([precision])
     out = Path(out)
     if out.suffix != ".onnx" or out.is_dir():
         raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
@@ -73,9 +76,9 @@ def export_search(
     check_integers(opened, [precision])
     model = search_model(opened.config, target, tokenizer)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    change(model, precision, "cpu" if precision in ("float16", "bfloat16") else target)
+    change(model, precision, replace(chosen.lowering, computes_in=()))
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
-    if precision == "packed":
+    if PRECISIONS[precision].form == "packed":
         use_blocks(model, opened)
     keep_packed(model, opened)
     judged = [precision] if precision in LIMITS else []

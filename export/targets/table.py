@@ -5,21 +5,23 @@ Every target computes the same function from the same modules. They differ in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 from .coreml import graphs as fixed_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as rows_graphs
-from .names import ALONE
+from .names import ALONE, ENCODER, MERGED
 from .portable import graphs
 
-Builders = Mapping[str, Callable[[TransformerConfig], graphs.Graph]]
+Builders = Mapping[str, Mapping[str, Callable[..., graphs.Graph]]]
+"""By architecture, then by the graph's name; of fixed shape they take (config, shape), else config."""
 
 
 @dataclass(frozen=True)
@@ -33,42 +35,76 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """`encoder_decoder`: its graphs' builders by name; other architectures have the one graph `model` everywhere.
+    """All that is known of one target, and nowhere else.
 
-    A target of fixed shape (`fixed`) has the graphs of `coreml/graphs.py` instead, for every architecture."""
+    `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
+    graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
+    `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
+    operators. `precisions`: those it takes.
+    """
 
     name: str
     summary: str
-    encoder_decoder: Builders
+    builders: Builders
+    lowering: Lowering
     choices: tuple[Choice, ...] = ()
-    fixed: bool = False
+    otherwise: str | None = None
+    file_per_graph: bool = False
+    fixed_shape: bool = False
+    search: bool = False
+    precisions: tuple[str, ...] = tuple(PRECISIONS)
+
+    def supports(self, config: TransformerConfig) -> str | None:
+        """None if it has graphs of its own for such a model; else the reason why not, in words."""
+        if config.architecture in self.builders:
+            return None
+        own = " and ".join(self.builders)
+        return f"target {self.name} has graphs of its own for {own} alone, not for architecture={config.architecture!r}"
+
+    def for_model(self, config: TransformerConfig) -> Target:
+        """The target whose graphs are written: itself, or the one in its place. `UserError` if there is none."""
+        reason = self.supports(config)
+        if reason is None:
+            return self
+        if self.otherwise is None:
+            raise UserError(f"{reason}: choose another target")
+        return TARGETS[self.otherwise].for_model(config)
 
     def graph_names(self, config: TransformerConfig) -> list[str]:
-        return list(fixed_graphs.BUILDERS[config.architecture] if self.fixed else self._builders(config))
+        return list(self.for_model(config).builders[config.architecture])
+
+    def data_files(self, config: TransformerConfig) -> dict[str, list[str]]:
+        """{name of a data file: graphs that use it}"""
+        names = self.graph_names(config)
+        return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
     def build(self, config: TransformerConfig, name: str, shape: FixedShape | None = None) -> ir.Model:
         """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
-        if shape is not None:
-            return fixed_graphs.BUILDERS[config.architecture][name](config, shape).model()
-        return self._builders(config)[name](config).model()
+        make = self.for_model(config).builders[config.architecture][name]
+        return (make(config) if shape is None else make(config, shape)).model()
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
         """`UserError` if a target of fixed shape is given none, or another one is."""
-        if not self.fixed:
+        if not self.fixed_shape:
             if text is not None:
-                raise UserError(f"fixed shape {text!r}: target {self.name} has dynamic shapes; only coreml takes one")
+                takes = " or ".join(name for name, target in TARGETS.items() if target.fixed_shape)
+                raise UserError(f"fixed shape {text!r}: target {self.name} has dynamic shapes; only {takes} takes one")
             return None
         if text is None:
             raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.said(config)}")
         return FixedShape.parse(text, config)
 
-    def _builders(self, config: TransformerConfig) -> Builders:
-        if config.architecture == "encoder-decoder":
-            return self.encoder_decoder
-        return {ALONE: graphs.BUILDERS[config.architecture]}
+    def check_precisions(self, names: Iterable[str]) -> None:
+        """`UserError` for one that the target doesn't take."""
+        for name in names:
+            if name not in self.precisions:
+                taken = " and ".join(self.precisions)
+                raise UserError(f"precision {name}: target {self.name} takes {taken} alone; choose another target")
 
 
-_PORTABLE = {name: graphs.BUILDERS[name] for name in graphs.ENCODER_DECODER}
+_ALONE = {name: {ALONE: graphs.BUILDERS[name]} for name in ("decoder", "encoder")}
+_PORTABLE = {"encoder-decoder": {name: graphs.BUILDERS[name] for name in graphs.ENCODER_DECODER}, **_ALONE}
+_BROWSER = {name: graphs.BUILDERS[name] for name in (ENCODER, MERGED)}
 
 # ONNX Runtime 1.31.1, CPU provider; where nothing else is said 2 threads of an AMD EPYC without AVX-512.
 _CPU = (
@@ -194,18 +230,46 @@ _COREML = (
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("portable", "standard operators, for any runtime; loads in Optimum and transformers.js", _PORTABLE),
         Target(
-            "cpu", "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer", rows_graphs.BUILDERS, _CPU
+            "portable",
+            "standard operators, for any runtime; loads in Optimum and transformers.js",
+            _PORTABLE,
+            Lowering(),
+            search=True,
+        ),
+        Target(
+            "cpu",
+            "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer",
+            {"encoder-decoder": rows_graphs.BUILDERS},
+            Lowering(ONNXRUNTIME, ONNXRUNTIME, computes_in=()),
+            _CPU,
+            otherwise="portable",
+            search=True,
         ),
         Target(
             "web",
             "onnxruntime-web and transformers.js in a browser, on wasm or WebGPU",
-            {name: graphs.BUILDERS[name] for name in ("encoder_model", "decoder_model_merged")},
+            {"encoder-decoder": _BROWSER, **_ALONE},
+            Lowering(blocks=ONNXRUNTIME, tables_in_blocks=True),
             _WEB,
+            file_per_graph=True,
         ),
-        Target("cuda", "ONNX Runtime on an NVIDIA GPU, meant for float16; not yet run on one", _PORTABLE, _CUDA),
-        Target("coreml", "CoreML's execution provider: fixed shapes", {}, _COREML, fixed=True),
+        Target(
+            "cuda",
+            "ONNX Runtime on an NVIDIA GPU, meant for float16; not yet run on one",
+            _PORTABLE,
+            Lowering(computes_in=("float16", "bfloat16")),
+            _CUDA,
+        ),
+        Target(
+            "coreml",
+            "CoreML's execution provider: fixed shapes, and the arithmetic is its own choice",
+            fixed_graphs.BUILDERS,
+            Lowering(),
+            _COREML,
+            fixed_shape=True,
+            precisions=("float32",),
+        ),
     )
 }
 

@@ -14,7 +14,7 @@ from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer
 from export.package import export_onnx
-from export.package.write import data_owners
+from export.targets.table import target_of
 from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError, load
 from mlx_transformer.data import cldr
 from mlx_transformer.spec.checkpoint import save_checkpoint
@@ -177,7 +177,7 @@ def _wasm(
     name: str, folder: Path, config: TransformerConfig, ids: np.ndarray, mask: np.ndarray, target: str = "portable"
 ) -> dict[str, Any]:
     """Open all graphs, run the first; with an empty cache, if it is a decoder."""
-    graphs = {graph: owner for owner, graphs in data_owners(config, target).items() for graph in graphs}
+    graphs = {graph: owner for owner, graphs in target_of(target).data_files(config).items() for graph in graphs}
     inputs = {"input_ids": ids, "attention_mask": mask}
     if config.architecture == "decoder":
         inputs["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)

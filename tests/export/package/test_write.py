@@ -12,7 +12,6 @@ from small_models import SIZES, configs, encoder_decoder, random_weights
 
 from export.package import export_onnx
 from export.package import write as package
-from export.package.write import data_owners
 from export.targets.graph import Graph
 from export.targets.table import target_of
 from mlx_transformer.spec.checkpoint import save_checkpoint
@@ -91,7 +90,7 @@ def test_all_graphs_share_one_file_and_tied_weights_are_stored_once(exported):
     data = {path.name: path.stat().st_size for path in (exported / "onnx").glob("*_data*")}
     assert data.keys() == {"model.onnx_data"}
     assert sum(data.values()) <= total + tables + 64 * 200
-    for owner, names in data_owners(PAPER).items():
+    for owner, names in target_of("portable").data_files(PAPER).items():
         for name in names:
             for tensor in onnx.load(exported / "onnx" / f"{name}.onnx", load_external_data=False).graph.initializer:
                 place = {entry.key: entry.value for entry in tensor.external_data}

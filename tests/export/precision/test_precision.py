@@ -142,7 +142,7 @@ def test_float16_has_no_infinity_and_casts_at_the_edges_alone(name):
     config = MODELS[name]
     for graph in target_of("portable").graph_names(config):
         model = target_of("portable").build(config, graph)
-        change(model, "float16", "portable")
+        change(model, "float16", target_of("portable").lowering)
         for value in model.graph.initializers.values():
             assert value.dtype.name != "FLOAT"
             if value.const_value is not None and value.dtype.name == "FLOAT16":

@@ -1,0 +1,77 @@
+"""The table of targets holds all facts: nothing else asks for a target by its name, and nobody gets another's graphs
+without being told."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from imports import modules
+from small_models import alone, encoder_decoder, random_weights
+
+from export import OnnxTransformer, export_onnx, export_search
+from export.precision.table import PRECISIONS
+from export.targets.table import TARGETS, target_of
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.errors import UserError
+
+ASKED = re.compile(r"""\btarget(\.name)?\s*(==|!=|(not\s+)?in\b)\s*[("'\[{]""")
+
+
+def test_no_target_is_asked_for_by_its_name():
+    assert ASKED.search('if target == "cpu"')
+    assert ASKED.search('target not in ("a", "b")')
+    for name, path in modules().items():
+        if name != "export.targets.table":
+            assert not ASKED.search(path.read_text(encoding="utf-8")), name
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_graphs_of_another_target_are_told_and_recorded(architecture, tmp_path):
+    config, said = alone("paper", architecture), []
+    checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config))
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu", told=said.append)
+    reason = target_of("cpu").supports(config)
+    assert said == [f"model.onnx: written as target portable has it: {reason}"]
+    assert f"architecture={architecture!r}" in reason
+    recorded = json.loads((folder / "mlx_transformer.json").read_text())
+    assert recorded["target"] == "cpu"
+    assert recorded["graphs"] == {"target": "portable", "why": reason}
+    assert OnnxTransformer(folder, threads=1).sessions.keys() == {"model"}
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu", "web", "cuda"])
+def test_graphs_of_its_own_need_no_word(target, tmp_path):
+    config, said = encoder_decoder("paper"), []
+    assert target_of(target).supports(config) is None
+    folder = export_onnx(
+        save_checkpoint(tmp_path / "model", config, random_weights(config)),
+        tmp_path / "onnx",
+        target=target,
+        told=said.append,
+    )
+    assert said == []
+    assert "graphs" not in json.loads((folder / "mlx_transformer.json").read_text())
+
+
+def test_a_target_with_nothing_in_its_place_refuses():
+    bare = dataclasses.replace(target_of("cpu"), otherwise=None)
+    with pytest.raises(UserError, match="architecture='decoder': choose another target"):
+        bare.graph_names(alone("paper", "decoder"))
+
+
+def test_the_search_names_the_targets_that_have_one(tmp_path):
+    for name, target in TARGETS.items():
+        if not target.search:
+            with pytest.raises(UserError, match=f"target '{name}' has none; choose one of portable, cpu$"):
+                export_search(tmp_path / "model", tmp_path / "out.onnx", target=name)
+
+
+def test_every_row_knows_every_precision_and_data_file():
+    configs = [encoder_decoder("paper"), alone("paper", "encoder"), alone("paper", "decoder")]
+    for target in TARGETS.values():
+        assert set(target.precisions) <= PRECISIONS.keys()
+        assert target.otherwise is None or target.otherwise in TARGETS
+        for config in configs:
+            owned = [name for names in target.data_files(config).values() for name in names]
+            assert owned == target.graph_names(config)
