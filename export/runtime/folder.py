@@ -16,15 +16,17 @@ from typing import Any
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.names import (
-    ALONE,
-    DECODER_FIXED,
-    DECODER_ROWS,
+    DECODER_COREML,
+    DECODER_CPU,
+    DECODER_FIRST,
+    DECODER_MERGED,
+    DECODER_NEXT,
+    EARLIER,
     ENCODER,
-    ENCODER_FIXED,
-    ENCODER_ROWS,
-    FIRST,
-    MERGED,
-    NEXT,
+    ENCODER_COREML,
+    ENCODER_CPU,
+    GRAPHS,
+    MODEL,
 )
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -32,6 +34,9 @@ from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 from mlx_transformer.spec.manifest import read_manifest, verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
+
+FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
+"""Of these each folder has one, in each of its precisions."""
 
 
 @dataclass(frozen=True)
@@ -97,23 +102,20 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     place = path / "onnx" if (path / "onnx").is_dir() else path
     precision = _precision(place, precision)
     suffix = PRECISIONS[precision].suffix
-    files = {
-        name: place / f"{name}{suffix}.onnx"
-        for name in (ENCODER, FIRST, NEXT, MERGED, ALONE, ENCODER_ROWS, DECODER_ROWS, ENCODER_FIXED, DECODER_FIXED)
-    }
-    there = {name for name, file in files.items() if file.is_file()}
-    if there & {ENCODER_FIXED, DECODER_FIXED}:
-        needed = [ENCODER_FIXED] * config.has_encoder + [DECODER_FIXED] * config.has_decoder
+    files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
+    there = files.keys()
+    if there & {ENCODER_COREML, DECODER_COREML}:
+        needed = [ENCODER_COREML] * config.has_encoder + [DECODER_COREML] * config.has_decoder
     elif config.architecture != "encoder-decoder":
-        needed = [ALONE]
-    elif there & {ENCODER_ROWS, DECODER_ROWS}:
-        needed = [ENCODER_ROWS, DECODER_ROWS]
+        needed = [MODEL]
+    elif there & {ENCODER_CPU, DECODER_CPU}:
+        needed = [ENCODER_CPU, DECODER_CPU]
     # The pair computes the source's keys and values once and shares them among beams; the merged graph copies them.
-    elif there >= {FIRST, NEXT} or MERGED not in there:
-        needed = [ENCODER, FIRST, NEXT]
+    elif there >= {DECODER_FIRST, DECODER_NEXT} or DECODER_MERGED not in there:
+        needed = [ENCODER, DECODER_FIRST, DECODER_NEXT]
     else:
-        needed = [ENCODER, MERGED]
-    missing = [files[name].name for name in needed if name not in there]
+        needed = [ENCODER, DECODER_MERGED]
+    missing = [f"{name}{suffix}.onnx" for name in needed if name not in there]
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
     return OnnxFolder(path, config, {name: files[name] for name in needed}, precision)
@@ -122,14 +124,20 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 def precisions(path: str | Path) -> list[str]:
     """Those of a folder's graphs, as their file names tell."""
     place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
-    names = (ENCODER, ENCODER_ROWS, ALONE, ENCODER_FIXED, DECODER_FIXED)
-    return [p for p, entry in PRECISIONS.items() if any((place / f"{n}{entry.suffix}.onnx").is_file() for n in names)]
+    return [p for p, entry in PRECISIONS.items() if any(graph_file(place, n, entry.suffix) for n in FIRST_GRAPHS)]
 
 
 def has_graph(path: str | Path, name: str) -> bool:
     """In whichever precision."""
     place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
-    return any((place / f"{name}{entry.suffix}.onnx").is_file() for entry in PRECISIONS.values())
+    return any(graph_file(place, name, entry.suffix) for entry in PRECISIONS.values())
+
+
+def graph_file(place: Path, name: str, suffix: str) -> Path | None:
+    """The graph of that name in a folder of graphs, be it of this version or an earlier one; None if it isn't there."""
+    called = (name, EARLIER[name]) if name in EARLIER else (name,)
+    files = (place / f"{known}{suffix}.onnx" for known in called)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _precision_of_data(name: str) -> str | None:

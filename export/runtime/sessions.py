@@ -14,7 +14,16 @@ from typing import Any
 import onnxruntime as ort
 
 from export.targets.coreml import trial
-from export.targets.names import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, NEXT
+from export.targets.names import (
+    DECODER_COREML,
+    DECODER_CPU,
+    DECODER_FIRST,
+    DECODER_NEXT,
+    ENCODER,
+    ENCODER_COREML,
+    ENCODER_CPU,
+    MODEL,
+)
 from mlx_transformer.spec.errors import UserError
 
 from .folder import OnnxFolder
@@ -28,7 +37,7 @@ FOLDING = ["ConstantFolding"]
 """Of ONNX Runtime's optimiser. A matrix that a graph transposes where it multiplies is copied by it, and then packed;
 without it the product takes the Transpose in and packs the matrix as it is stored: half the time of loading."""
 
-TRANSPOSING = (ENCODER, FIRST, NEXT, ALONE)
+TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
 """Graphs of ours that do so, in standard operators."""
 
 STEP_PATIENCE = 200
@@ -119,7 +128,7 @@ class Opener:
         self.folder, self.providers, self.verify = folder, providers, verify
         names = check_providers(providers)
         self.on_cpu = names == [CPU]
-        self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_FIXED, DECODER_FIXED})
+        self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_COREML, DECODER_COREML})
 
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
         """By graph. `UserError` says which can't be loaded, and what is damaged."""
@@ -160,7 +169,7 @@ class Opener:
         return sessions
 
     def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
-        options = session_options(threads, STEP_PATIENCE if name in (ENCODER_ROWS, DECODER_ROWS) else 0)
+        options = session_options(threads, STEP_PATIENCE if name in (ENCODER_CPU, DECODER_CPU) else 0)
         if weights is not None and self.folder.weights is not None:
             share(options, self.folder.weights.name, weights)
         transposes = self.on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices

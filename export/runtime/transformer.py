@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs
 from export.targets.cpu.runtime import RowsGraphs
-from export.targets.names import DECODER_FIXED, DECODER_ROWS, ENCODER_FIXED, ENCODER_ROWS
+from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
@@ -59,16 +59,16 @@ class OnnxTransformer:
 
     def _graphs(self, threads: int | None) -> Any:
         sessions: Any = self.sessions
-        if DECODER_FIXED in sessions:
+        if DECODER_COREML in sessions:
             return FixedDecoderGraphs(self.config, sessions)
-        if ENCODER_FIXED in sessions:
+        if ENCODER_COREML in sessions:
             return FixedEncoderGraphs(self.config, sessions)
-        if ENCODER_ROWS not in sessions:
+        if ENCODER_CPU not in sessions:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
             return kinds[self.config.architecture](self.config, sessions)
 
         def rows_graphs(sessions: dict[str, Any], **given: Any) -> RowsGraphs:
-            return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS], **given)
+            return RowsGraphs(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **given)
 
         cores = threads or os.cpu_count() or 1
         if cores == 1 or self.folder.weights_size > opening.SMALL:

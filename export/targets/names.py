@@ -1,11 +1,25 @@
-"""Names of the graphs that a folder can hold; each is NAME.onnx there."""
+"""Names of the graphs that a folder can hold; each is NAME.onnx there, or what an earlier version called it."""
 
 from __future__ import annotations
 
-ENCODER, FIRST, NEXT, MERGED = "encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"
+ENCODER, DECODER_FIRST = "encoder_model", "decoder_model"
+DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"
 
-ALONE = "model"
+MODEL = "model"
 
-ENCODER_ROWS, DECODER_ROWS = "encoder_rows", "decoder_rows"
+ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 
-ENCODER_FIXED, DECODER_FIXED = "encoder_fixed", "decoder_fixed"
+ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
+
+GRAPHS = (
+    *(ENCODER, DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, MODEL),
+    *(ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML),
+)
+
+EARLIER = {
+    ENCODER_CPU: "encoder_rows",
+    DECODER_CPU: "decoder_rows",
+    ENCODER_COREML: "encoder_fixed",
+    DECODER_COREML: "decoder_fixed",
+}
+"""Folders that were written up to version 0.1 hold the same graphs under these names."""

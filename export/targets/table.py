@@ -17,7 +17,7 @@ from mlx_transformer.spec.errors import UserError
 from .coreml import graphs as fixed_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as rows_graphs
-from .names import ALONE, ENCODER, MERGED
+from .names import DECODER_MERGED, ENCODER, MODEL
 from .portable import graphs
 
 Builders = Mapping[str, Mapping[str, Callable[..., graphs.Graph]]]
@@ -102,9 +102,9 @@ class Target:
                 raise UserError(f"precision {name}: target {self.name} takes {taken} alone; choose another target")
 
 
-_ALONE = {name: {ALONE: graphs.BUILDERS[name]} for name in ("decoder", "encoder")}
+_ALONE = {name: {MODEL: graphs.BUILDERS[name]} for name in ("decoder", "encoder")}
 _PORTABLE = {"encoder-decoder": {name: graphs.BUILDERS[name] for name in graphs.ENCODER_DECODER}, **_ALONE}
-_BROWSER = {name: graphs.BUILDERS[name] for name in (ENCODER, MERGED)}
+_BROWSER = {name: graphs.BUILDERS[name] for name in (ENCODER, DECODER_MERGED)}
 
 # ONNX Runtime 1.31.1, CPU provider; where nothing else is said 2 threads of an AMD EPYC without AVX-512.
 _CPU = (

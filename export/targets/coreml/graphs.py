@@ -1,7 +1,7 @@
 """The graphs of the target `coreml`: every extent is known and no operator computes one.
 
-    encoder_fixed     source to memory and to every decoder layer's keys and values of it (an encoder alone: to logits)
-    decoder_fixed     one token of each row, at that row's own position, over buffers of fixed length
+    encoder_coreml     source to memory and to every decoder layer's keys and values of it (an encoder alone: to logits)
+    decoder_coreml     one token of each row, at that row's own position, over buffers of fixed length
 
 They are built from the same modules as the others. CoreML's provider leaves what it hasn't (`OPERATORS`) to the CPU and
 splits the graph there, so masks, positions and the place in a buffer are arithmetic on `position_ids`: no Where, no
@@ -26,7 +26,7 @@ from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
 from export.nn.taps import within
 from export.targets.graph import IR_VERSION, Graph
-from export.targets.names import DECODER_FIXED, ENCODER_FIXED
+from export.targets.names import DECODER_COREML, ENCODER_COREML
 from mlx_transformer.spec.config import TransformerConfig
 
 from .rows import split_rows
@@ -91,14 +91,14 @@ class FixedGraph(Graph):
         return super().model()
 
 
-def encoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
+def encoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
     """
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D) --> present.N.encoder.{key,value}
     attention_mask (B, S) ----> mask -------^               \\--> logits (B, S, V)                      (B, K, S, d)
 
     Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone.
     """
-    g = FixedGraph(ENCODER_FIXED)
+    g = FixedGraph(ENCODER_COREML)
     model, rows, length = Transformer(config), shape.rows, shape.source
     input_ids = g.integers("input_ids", rows, length)
     mask = padding_mask(g.op, g.integers("attention_mask", rows, length))
@@ -116,7 +116,7 @@ def encoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
     return g
 
 
-def decoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
+def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
     """
     input_ids (B, 1) ----------------------------------> embedding --> Decoder --> classifier --> logits (B, 1, V)
     position_ids (B, 1) --------------------------> positions, mask --^  ^  ^ \\--> present.N.decoder.{key,value}
@@ -126,7 +126,7 @@ def decoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
     A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}. What lies behind a row's position in a
     buffer is not seen. Writing at a position again replaces what it held.
     """
-    g = FixedGraph(DECODER_FIXED)
+    g = FixedGraph(DECODER_COREML)
     model, rows, length = Transformer(config), shape.rows, shape.target
     input_ids = g.integers("input_ids", rows, 1)
     position_ids = g.integers("position_ids", rows, 1)
@@ -152,9 +152,9 @@ def decoder_fixed(config: TransformerConfig, shape: FixedShape) -> Graph:
 
 
 BUILDERS: dict[str, dict[str, Callable[[TransformerConfig, FixedShape], Graph]]] = {
-    "encoder-decoder": {ENCODER_FIXED: encoder_fixed, DECODER_FIXED: decoder_fixed},
-    "decoder": {DECODER_FIXED: decoder_fixed},
-    "encoder": {ENCODER_FIXED: encoder_fixed},
+    "encoder-decoder": {ENCODER_COREML: encoder_coreml, DECODER_COREML: decoder_coreml},
+    "decoder": {DECODER_COREML: decoder_coreml},
+    "encoder": {ENCODER_COREML: encoder_coreml},
 }
 
 

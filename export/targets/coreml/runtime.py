@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import DECODER_FIXED, ENCODER_FIXED
+from export.targets.names import DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import EncoderGraphs, Feeds, Graph, Session
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
@@ -48,10 +48,10 @@ class FixedGraph(Graph):
 
 
 class FixedEncoderGraphs(EncoderGraphs):
-    """encoder_fixed: of an encoder alone, or the encoder's side of both."""
+    """encoder_coreml: of an encoder alone, or the encoder's side of both."""
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, FixedGraph(sessions[ENCODER_FIXED])
+        self.config, self.graph = config, FixedGraph(sessions[ENCODER_COREML])
         self.length = self.graph.inputs["input_ids"][1]
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
@@ -108,13 +108,13 @@ class FixedDecoder:
 
 
 class FixedDecoderGraphs:
-    """decoder_fixed with encoder_fixed, or alone."""
+    """decoder_coreml with encoder_coreml, or alone."""
 
     extends_positions = False
     arrays = NumpyArrays()
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, FixedGraph(sessions[DECODER_FIXED])
+        self.config, self.graph = config, FixedGraph(sessions[DECODER_COREML])
         self.encoder = FixedEncoderGraphs(config, sessions) if config.has_encoder else None
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:

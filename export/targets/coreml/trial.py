@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.runtime.folder import ENCODER_FIXED
+from export.runtime.folder import ENCODER_COREML
 from export.targets.portable.runtime import Feeds, Session
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -81,7 +81,7 @@ def inputs(config: TransformerConfig, graph: str, session: Session) -> Iterator[
     """`RUNS` times all inputs of a graph: ids from the whole vocabulary, positions from the whole length, the last ones
     first; sources of all lengths; buffers of random numbers."""
     shapes = {entry.name: tuple(entry.shape) for entry in session.get_inputs()}
-    vocabulary = config.source_vocab_size if graph == ENCODER_FIXED else config.vocab_size
+    vocabulary = config.source_vocab_size if graph == ENCODER_COREML else config.vocab_size
     buffer = next((shape for name, shape in shapes.items() if _is_own(name)), (0, 0, 0, 0))
     for run in range(RUNS):
         rng = np.random.default_rng(run)

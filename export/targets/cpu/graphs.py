@@ -1,7 +1,7 @@
 """The graphs of the target `cpu`: an encoder that leaves all a decoder needs, and one step of decoding, in place.
 
-    encoder_rows        once a batch
-    decoder_rows        once a token, with every buffer bound as input and as output
+    encoder_cpu        once a batch
+    decoder_cpu        once a token, with every buffer bound as input and as output
 
 Shapes: see network.py; V vocabulary, C candidates of a row.
 """
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from export.nn.primitives import Op, branch
 from export.targets.graph import Graph
-from export.targets.names import DECODER_ROWS, ENCODER_ROWS
+from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
@@ -40,13 +40,13 @@ class RowsGraph(Graph):
         return super().model()
 
 
-def encoder_rows(config: TransformerConfig) -> Graph:
+def encoder_cpu(config: TransformerConfig) -> Graph:
     """
     input_ids (B, S) ------> tokens --> embedding --> Encoder --> memory --> cross.N.{key,value} (B, H, S, d)
     attention_mask (B, S) ----^  ------------------------^           \\----> last_hidden_state (B, S, D)
                           \\-> source_mask (B, S) int32
     """
-    g = RowsGraph(ENCODER_ROWS)
+    g = RowsGraph(ENCODER_CPU)
     input_ids = g.ids("input_ids", SENTENCES, SOURCE)
     attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
     sources = Sources.of(g.op, attention_mask, config.heads)
@@ -59,7 +59,7 @@ def encoder_rows(config: TransformerConfig) -> Graph:
     return g
 
 
-def decoder_rows(config: TransformerConfig) -> Graph:
+def decoder_cpu(config: TransformerConfig) -> Graph:
     """
     input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
     past_length (1) --> position --^  ^  ^  ^                    \\--> candidate_{scores,tokens}
@@ -69,7 +69,7 @@ def decoder_rows(config: TransformerConfig) -> Graph:
 
     R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
     """
-    g = RowsGraph(DECODER_ROWS)
+    g = RowsGraph(DECODER_CPU)
     input_ids = g.ids("input_ids", ROWS)
     past_length = g.integers("past_length", 1)
     beam_width = g.integers("beam_width", 1)
@@ -140,4 +140,4 @@ class Chooser:
         return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
 
 
-BUILDERS = {ENCODER_ROWS: encoder_rows, DECODER_ROWS: decoder_rows}
+BUILDERS = {ENCODER_CPU: encoder_cpu, DECODER_CPU: decoder_cpu}

@@ -33,7 +33,7 @@ LOGITS = ("logits",)
 
 
 class RowsGraphs:
-    """encoder_rows and decoder_rows. Several threads may decode at the same time, each its own batch.
+    """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
     `apart`: opens the same model with one thread an operator, for `threads` batches at the same time: the faster way to
     use the cores where operators are too small to be shared among them.

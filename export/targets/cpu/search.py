@@ -1,4 +1,4 @@
-"""Greedy and beam search over what `decoder_rows` has already chosen among its logits.
+"""Greedy and beam search over what `decoder_cpu` has already chosen among its logits.
 
 The same searches as `generation.greedy` and `generation.beam`, which do the rest: only the first look at the logits is
 in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes) gets all of them.

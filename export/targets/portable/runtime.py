@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import ALONE, ENCODER, FIRST, MERGED, NEXT
+from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -116,8 +116,8 @@ class EncoderDecoderGraphs:
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
         self.config = config
         self.graphs = {name: Graph(session) for name, session in sessions.items()}
-        self.first = self.graphs.get(FIRST) or self.graphs[MERGED]
-        self.next = self.graphs.get(NEXT) or self.graphs[MERGED]
+        self.first = self.graphs.get(DECODER_FIRST) or self.graphs[DECODER_MERGED]
+        self.next = self.graphs.get(DECODER_NEXT) or self.graphs[DECODER_MERGED]
         # Our graph names the axis of the source's rows apart from that of the decoder's, others can't share.
         self.shared = self.next.inputs["encoder_attention_mask"][0] != self.next.inputs["input_ids"][0]
 
@@ -165,7 +165,7 @@ class CausalGraphs:
     arrays = NumpyArrays()
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, Graph(sessions[ALONE])
+        self.config, self.graph = config, Graph(sessions[MODEL])
 
     def logits(self, ids: NDArray, mask: NDArray) -> NDArray:
         return self.step(ids, self.begin(mask))
@@ -198,7 +198,7 @@ class EncoderGraphs:
     """An encoder alone: model.onnx."""
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, Graph(sessions[ALONE])
+        self.config, self.graph = config, Graph(sessions[MODEL])
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
         return self.graph(["last_hidden_state"], input_ids=ids, attention_mask=mask)["last_hidden_state"]

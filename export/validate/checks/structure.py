@@ -18,7 +18,16 @@ import numpy as np
 import onnx
 
 from export.targets.coreml.shape import part_of
-from export.targets.names import ALONE, DECODER_FIXED, DECODER_ROWS, ENCODER, ENCODER_FIXED, ENCODER_ROWS, FIRST, MERGED
+from export.targets.names import (
+    DECODER_COREML,
+    DECODER_CPU,
+    DECODER_FIRST,
+    DECODER_MERGED,
+    ENCODER,
+    ENCODER_COREML,
+    ENCODER_CPU,
+    MODEL,
+)
 from export.validate.engines.protocol import Engine
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes
@@ -124,12 +133,12 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
 
 def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     """Of the graphs of one full pass."""
-    if ALONE in engine.files:
-        names = [ALONE]
-    elif engine.files.keys() & {ENCODER_ROWS, ENCODER_FIXED, DECODER_FIXED}:
-        names = [name for name in (ENCODER_ROWS, DECODER_ROWS, ENCODER_FIXED, DECODER_FIXED) if name in engine.files]
+    if MODEL in engine.files:
+        names = [MODEL]
+    elif engine.files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
+        names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in engine.files]
     else:
-        names = [ENCODER, FIRST if FIRST in engine.files else MERGED]
+        names = [ENCODER, DECODER_FIRST if DECODER_FIRST in engine.files else DECODER_MERGED]
     total, used = np.zeros(2, int), set()
     for name in names:
         graph = onnx.load(engine.files[name], load_external_data=False).graph

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs, FixedGraph
-from export.targets.names import DECODER_FIXED, ENCODER_FIXED
+from export.targets.names import DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
@@ -56,7 +56,7 @@ class FixedEngine(NoCachedPath, OnnxEngine):
             if name == "logits":
                 continue
             decoder = name.startswith("decoder.")
-            graph = FixedGraph(self.sessions[DECODER_FIXED if decoder else ENCODER_FIXED])
+            graph = FixedGraph(self.sessions[DECODER_COREML if decoder else ENCODER_COREML])
             portions = -(-rows // graph.rows)
             runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
             whole = np.concatenate(runs, axis=1)

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.runtime.sessions import open_session, session_options
-from export.targets.names import ALONE, ENCODER, FIRST
+from export.targets.names import DECODER_FIRST, ENCODER, MODEL
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -41,7 +41,7 @@ def is_foreign(path: Path) -> bool:
     if path.suffix == ".onnx":
         return path.is_file() and not is_search(path)
     ours = any((place / SPEC).is_file() for place in (path, path / "onnx", path.parent))
-    return not ours and any(_file(path, name) is not None for name in (FIRST, ALONE))
+    return not ours and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
 
 
 class ForeignEngine:
@@ -52,8 +52,8 @@ class ForeignEngine:
 
     def __init__(self, checkpoint: Checkpoint, path: Path, names: Mapping[str, str], threads: int | None = None):
         self.config, self.path, self.names, self.threads = checkpoint.config, path, dict(names), threads
-        split = path.suffix != ".onnx" and self.config.architecture == "encoder-decoder" and _file(path, FIRST)
-        wanted = [ENCODER, FIRST] if split else [ALONE]
+        split = path.suffix != ".onnx" and self.config.architecture == "encoder-decoder" and _file(path, DECODER_FIRST)
+        wanted = [ENCODER, DECODER_FIRST] if split else [MODEL]
         files = {name: path if path.suffix == ".onnx" else _file(path, name) for name in wanted}
         missing = [f"{name}.onnx" for name, file in files.items() if file is None]
         if missing:
@@ -102,11 +102,11 @@ class ForeignEngine:
         if case.target_ids is not None:
             feeds["decoder_input_ids"] = case.target_ids
         if ENCODER not in self.sessions:
-            return self._run(self.sessions[ALONE], "logits", feeds)
+            return self._run(self.sessions[MODEL], "logits", feeds)
         memory = self._run(self.sessions[ENCODER], "last_hidden_state", feeds)
         assert case.target_ids is not None
         feeds |= {"input_ids": case.target_ids, "encoder_hidden_states": memory}
-        return self._run(self.sessions[FIRST], "logits", feeds)
+        return self._run(self.sessions[DECODER_FIRST], "logits", feeds)
 
     def _run(self, session: Any, output: str, feeds: Mapping[str, Array]) -> Array:
         given = {self.names.get(role, role): array for role, array in feeds.items()}

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export.precision.table import PRECISIONS
-from export.runtime.folder import OnnxFolder, open_folder
+from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
-from export.targets.names import ENCODER, FIRST, MERGED
+from export.targets.names import DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
@@ -141,7 +141,7 @@ class OnnxEngine:
         return _logits(self._model(), case, self._memory(case))
 
     def taps(self, case: Case) -> dict[str, Array]:
-        first = FIRST if FIRST in self.files else MERGED
+        first = DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED
         return self._look(lambda: _logits(self._model(self._tapping(*self.files.keys() & {ENCODER, first})), case))
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
@@ -182,8 +182,8 @@ class OnnxEngine:
         """Each way of running with a cache, and the graphs it takes."""
         if self.config.architecture != "encoder-decoder":
             return {} if self.config.architecture == "encoder" else {"cached": list(self.files)}
-        pair = [name for name in self.files if name != MERGED]
-        ways = {"cached": pair, "cached, merged": [ENCODER, MERGED]}
+        pair = [name for name in self.files if name != DECODER_MERGED]
+        ways = {"cached": pair, "cached, merged": [ENCODER, DECODER_MERGED]}
         return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
 
     def _tapping(self, *names: str) -> dict[str, Session]:
@@ -266,8 +266,5 @@ def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -
 
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
     """Every graph of the folder's precision, those included that running it doesn't need."""
-    place = next(iter(folder.graphs.values())).parent
-    merged = (
-        {MERGED: place / f"{MERGED}{PRECISIONS[folder.precision].suffix}.onnx"} if MERGED not in folder.graphs else {}
-    )
-    return folder.graphs | {name: path for name, path in merged.items() if path.is_file()}
+    merged = graph_file(next(iter(folder.graphs.values())).parent, DECODER_MERGED, PRECISIONS[folder.precision].suffix)
+    return folder.graphs if merged is None else {**folder.graphs, DECODER_MERGED: merged}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from export.runtime.folder import has_graph
-from export.targets.names import DECODER_FIXED, ENCODER_FIXED, ENCODER_ROWS
+from export.targets.names import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
@@ -30,7 +30,7 @@ def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | No
     folder = _needed(onnx, "onnxruntime")
     if folder.is_file():
         return _one_file(folder, checkpoint, options, threads)
-    kind = RowsEngine if has_graph(folder, ENCODER_ROWS) else _of_shape(folder, OnnxRuntimeEngine)
+    kind = RowsEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
     return kind(checkpoint, folder, *options, threads=threads)
 
 
@@ -66,7 +66,7 @@ def _of_shape(folder: Path, kind: Any) -> Any:
     """The engine class for the folder's graphs, which may be of fixed shape."""
     from .fixed_engine import fixed
 
-    return fixed(kind) if has_graph(folder, ENCODER_FIXED) or has_graph(folder, DECODER_FIXED) else kind
+    return fixed(kind) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else kind
 
 
 def _needed(onnx: Path | None, runtime: str) -> Path:
@@ -74,7 +74,7 @@ def _needed(onnx: Path | None, runtime: str) -> Path:
         raise UserError(f"{runtime} needs the folder of an exported model")
     if runtime != "onnxruntime" and onnx.is_file():
         raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
-    if runtime != "onnxruntime" and has_graph(onnx, ENCODER_ROWS):
+    if runtime != "onnxruntime" and has_graph(onnx, ENCODER_CPU):
         raise UserError(f"{onnx}: was exported for target cpu, whose operators only onnxruntime has, not {runtime}")
     return onnx
 

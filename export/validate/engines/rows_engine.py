@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from export.targets.cpu.runtime import RowsGraphs
-from export.targets.names import DECODER_ROWS, ENCODER_ROWS
+from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.points import tap_names
@@ -77,7 +77,7 @@ class TappedRows:
 
 
 class RowsEngine(NoCachedPath, OnnxRuntimeEngine):
-    """ONNX Runtime on the CPU over encoder_rows and decoder_rows."""
+    """ONNX Runtime on the CPU over encoder_cpu and decoder_cpu."""
 
     profiled = ProfiledRows
 
@@ -87,7 +87,7 @@ class RowsEngine(NoCachedPath, OnnxRuntimeEngine):
         super().__init__(checkpoint, onnx_folder, device, *options, **given)
         self.graphs = self._over(self.sessions)
         names = tap_names(self.config)[:-1]
-        self._copies = {name: self._copy(name, names) for name in (ENCODER_ROWS, DECODER_ROWS)}
+        self._copies = {name: self._copy(name, names) for name in (ENCODER_CPU, DECODER_CPU)}
         shown = {tap for copy in self._copies.values() for tap in copy.taps}
         self.unseen = tuple(name for name in names if name not in shown)
 
@@ -122,7 +122,7 @@ class RowsEngine(NoCachedPath, OnnxRuntimeEngine):
         return self.graphs
 
     def _over(self, sessions: Any) -> RowsGraphs:
-        return RowsGraphs(self.config, sessions[ENCODER_ROWS], sessions[DECODER_ROWS])
+        return RowsGraphs(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU])
 
     def _copy(self, graph: str, names: Sequence[str]) -> TappedRows:
         model = onnx.load(self.files[graph], load_external_data=False)

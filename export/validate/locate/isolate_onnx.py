@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.targets.names import ALONE, ENCODER, FIRST, MERGED, NEXT
+from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 
 from .setting import Setting
 
@@ -54,13 +54,13 @@ def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
     """{point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
     config, case = engine.config, s.case
     if config.architecture != "encoder-decoder":
-        name = ALONE
+        name = MODEL
     elif tap.startswith("encoder."):
         name = ENCODER
-    elif "merged" in path or FIRST not in engine.files:
-        name = MERGED
+    elif "merged" in path or DECODER_FIRST not in engine.files:
+        name = DECODER_MERGED
     else:
-        name = FIRST if s.part is None or s.part.start == 0 else NEXT
+        name = DECODER_FIRST if s.part is None or s.part.start == 0 else DECODER_NEXT
     model = onnx.load(engine.files[name], load_external_data=False)
     points = points_of(model.graph, s.given)
     session = engine.open(engine.files[name], cut(model, points))

@@ -58,7 +58,7 @@ def test_what_stays_in_its_exact_form(tmp_path):
 def test_mistakes_are_found(part, target, tmp_path):
     """One number of one matrix, and by its name."""
     checkpoint, package = written(tmp_path, Scheme(32, 8), target)
-    graph = "decoder_rows" if target == "cpu" else "decoder_model"
+    graph = "decoder_cpu" if target == "cpu" else "decoder_model"
     path = package / "onnx" / f"{graph}_packed.onnx"
     model = onnx.load(path)
     name = "decoder.layers.0.feed_forward.up_proj.weight"

@@ -178,7 +178,7 @@ MISTAKES = {
 def test_mistakes_are_found(mistake, short, tmp_path):
     config = config_of("paper", "encoder-decoder")
     checkpoint, package = write_model(config, tmp_path, 1, target="coreml", fixed_shape="2x6x7")
-    path = package / "onnx" / "decoder_fixed.onnx"
+    path = package / "onnx" / "decoder_coreml.onnx"
     model = onnx.load(path)
     MISTAKES[mistake](model.graph)
     path.write_bytes(model.SerializeToString())

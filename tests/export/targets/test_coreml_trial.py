@@ -130,12 +130,12 @@ def raising(name, value, feeds):
 
 
 FAILURES = {
-    "float16": (half, r"encoder_fixed: last_hidden_state differs by up to \S+ \(rms \S+\) in values of \S+$"),
-    "one logit of one row": (wrong, r"decoder_fixed: logits differs by up to "),
-    "NaN": (missing, r"encoder_fixed: present.1.encoder.key has 1 values of \d+ that are no numbers"),
-    "the first row everywhere": (first_row, r"encoder_fixed: last_hidden_state differs by up to "),
-    "another shape": (cut, r"decoder_fixed: logits has the shape \(3, 1, 49\), not \(3, 1, 50\)"),
-    "an error": (raising, r"encoder_fixed: Unable to compute the prediction using a neural network model"),
+    "float16": (half, r"encoder_coreml: last_hidden_state differs by up to \S+ \(rms \S+\) in values of \S+$"),
+    "one logit of one row": (wrong, r"decoder_coreml: logits differs by up to "),
+    "NaN": (missing, r"encoder_coreml: present.1.encoder.key has 1 values of \d+ that are no numbers"),
+    "the first row everywhere": (first_row, r"encoder_coreml: last_hidden_state differs by up to "),
+    "another shape": (cut, r"decoder_coreml: logits has the shape \(3, 1, 49\), not \(3, 1, 50\)"),
+    "an error": (raising, r"encoder_coreml: Unable to compute the prediction using a neural network model"),
 }
 
 
@@ -165,7 +165,7 @@ def test_a_graph_that_does_not_load(written, coreml, capsys, monkeypatch):
     monkeypatch.setattr(opening.ort, "InferenceSession", session)
     assert OnnxTransformer(written[1], providers=[PROVIDER]).generate([[5, 6]], max_new_tokens=3)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "not Core ML: encoder_fixed: " in line
+    assert "not Core ML: encoder_coreml: " in line
     assert "Error in declaring network." in line
 
 
@@ -214,7 +214,7 @@ def test_inputs_reach_everything(architecture, tmp_path):
         shapes = {entry.name: entry.shape for entry in session.get_inputs()}
         assert all({name: list(x.shape) for name, x in feeds.items()} == shapes for feeds in runs)
         session.run(None, runs[0])
-        size = config.vocab_size if graph == "decoder_fixed" else config.source_vocab_size
+        size = config.vocab_size if graph == "decoder_coreml" else config.source_vocab_size
         first, ids = runs[0]["input_ids"], np.concatenate([feeds["input_ids"].ravel() for feeds in runs])
         assert first.flat[0] == size - 1 == ids.max()
         assert ids.min() == 0

@@ -122,7 +122,7 @@ MISTAKES = {
 def test_mistakes_are_found_where_they_are(mistake, tmp_path):
     part, edit, tap = MISTAKES[mistake]
     checkpoint, package = written(tmp_path, "paper", "encoder-decoder")
-    path = package / "onnx" / f"{part}_fixed.onnx"
+    path = package / "onnx" / f"{part}_coreml.onnx"
     model = onnx.load(path)
     before = model.SerializeToString()
     edit(model.graph)

@@ -100,9 +100,9 @@ def changed(package: Path, graph: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("graph", "name"),
     [
-        ("encoder_rows", "encoder.layers.1.feed_forward.down_proj.weight"),
-        ("encoder_rows", "decoder.layers.0.cross_attention.value_proj.weight"),
-        ("decoder_rows", "decoder.layers.1.self_attention.query_proj.weight"),
+        ("encoder_cpu", "encoder.layers.1.feed_forward.down_proj.weight"),
+        ("encoder_cpu", "decoder.layers.0.cross_attention.value_proj.weight"),
+        ("decoder_cpu", "decoder.layers.1.self_attention.query_proj.weight"),
     ],
 )
 def test_a_wrong_weight(graph, name, tmp_path):
@@ -118,7 +118,7 @@ def test_a_wrong_weight(graph, name, tmp_path):
 def test_a_wrong_attribute(tmp_path):
     """Which no comparison of weights finds. The fused attention shows no value before the feed-forward network's."""
     checkpoint, cpu = written(tmp_path, encoder_decoder("paper"))
-    path = cpu / "onnx" / "decoder_rows.onnx"
+    path = cpu / "onnx" / "decoder_cpu.onnx"
     model = onnx.load(path, load_external_data=False)
     node = next(n for n in model.graph.node if n.op_type == "DecoderMaskedMultiHeadAttention")
     next(a for a in node.attribute if a.name == "scale").f *= 1.01
@@ -147,5 +147,5 @@ def test_other_runtimes(runtime, message, tmp_path, capsys):
 def test_facts(tmp_path):
     _, cpu = written(tmp_path, encoder_decoder("paper"))
     facts = graph_facts(cpu)
-    assert set(facts) == {"onnx/encoder_rows.onnx", "onnx/decoder_rows.onnx"}
-    assert ("cross.0.key", "float", "sentences x 4 x source_length x 8") in facts["onnx/encoder_rows.onnx"]["outputs"]
+    assert set(facts) == {"onnx/encoder_cpu.onnx", "onnx/decoder_cpu.onnx"}
+    assert ("cross.0.key", "float", "sentences x 4 x source_length x 8") in facts["onnx/encoder_cpu.onnx"]["outputs"]
