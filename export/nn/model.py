@@ -21,7 +21,7 @@ from .cache import Cache
 from .layers import Decoder, Encoder
 from .masks import padding_mask
 from .positions import positions_of
-from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
+from .primitives import Embedding, Linear, Op, Parameter, Role, name_parameters, size
 from .taps import Tap, no_tap, within
 
 
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
         if config.tie_embeddings == "none":
-            self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias)
+            self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias, Role.CLASSIFIER)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
         name_parameters(self)

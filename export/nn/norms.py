@@ -10,7 +10,7 @@ from onnxscript import nn
 
 from mlx_transformer.spec.config import TransformerConfig
 
-from .primitives import Op, Parameter
+from .primitives import Op, Parameter, full_precision
 
 
 class LayerNorm(nn.Module):
@@ -38,8 +38,10 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
-        mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
-        return op.Mul(op.Div(x, op.Sqrt(op.Add(mean_square, self.epsilon))), self.weight)
+        with full_precision(op):  # a square overflows float16 at 256
+            mean_square = op.ReduceMean(op.Pow(x, 2.0), [-1], keepdims=1)
+            y = op.Div(x, op.Sqrt(op.Add(mean_square, self.epsilon)))
+        return op.Mul(y, self.weight)
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:

@@ -16,7 +16,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.positions import relative_buckets, rotary_tables, sinusoids
 
 from .masks import Mask
-from .primitives import Op, Parameter, table
+from .primitives import Op, Parameter, Role, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
 """cos and sin, (B, 1, L, d_k/2), B may be 1; None where positions are not rotary."""
@@ -74,9 +74,9 @@ class Positions(nn.Module):
         self.kind = config.positions
         self.causal = causal
         if self.kind == "learned":
-            self.weight = Parameter([config.max_positions, config.d_model])
+            self.weight = Parameter([config.max_positions, config.d_model], Role.POSITIONS)
         if self.kind == "relative":
-            self.weight = Parameter([config.relative_buckets, config.heads])
+            self.weight = Parameter([config.relative_buckets, config.heads], Role.POSITIONS)
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import onnx_ir as ir
@@ -21,8 +22,26 @@ Op = Any
 """The builder's dispatcher: `op.MatMul(x, w)` adds a node. Every method below takes it first."""
 
 
+class Role(Enum):
+    """What a matrix is to the network: lower precisions treat each of them in its own way."""
+
+    WEIGHT = "multiplied with activations"
+    CLASSIFIER = "multiplied with the last activations"
+    EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
+    POSITIONS = "rows or numbers looked up by positions: few of them, added to what has a meaning already"
+
+
+ROLE, FULL_PRECISION = "role", "full precision"
+"""In a parameter's `meta`: its Role; in a node's: that it stays float32 in any precision."""
+
+
 class Parameter(nn.Parameter):
-    """An initializer of the outermost graph, float32; `name_parameters` gives it its full name."""
+    """An initializer of the outermost graph, float32; `name_parameters` gives it its full name. A matrix has a role."""
+
+    def __init__(self, shape: Sequence[int], role: Role | None = None) -> None:
+        super().__init__(list(shape))
+        if role is not None:
+            self.meta[ROLE] = role
 
     def _realize(self, builder: GraphBuilder) -> Parameter:
         # The inherited form takes the name from the scope, which is another one inside an If's branches.
@@ -44,6 +63,16 @@ def scope(op: Op, name: str, kind: str) -> Iterator[None]:
         yield
     finally:
         op.builder.pop_module()
+
+
+@contextmanager
+def full_precision(op: Op) -> Iterator[None]:
+    """Nodes that are added inside stay float32 in graphs of sixteen bits."""
+    graph = op.builder.graph
+    before = len(graph)
+    yield
+    for node in graph[before:]:
+        node.meta[FULL_PRECISION] = True
 
 
 def branch(op: Op, name: str, outputs: Sequence[ir.Value], values: Callable[[Op], Sequence[ir.Value]]) -> ir.Graph:
@@ -72,9 +101,9 @@ def scoped(method: Callable[..., Any]) -> Callable[..., Any]:
 class Linear(nn.Module):
     """y = x W^T + b."""
 
-    def __init__(self, width: int, out: int, bias: bool = True):
+    def __init__(self, width: int, out: int, bias: bool = True, role: Role = Role.WEIGHT):
         super().__init__()
-        self.weight = Parameter([out, width])
+        self.weight = Parameter([out, width], role)
         self.bias = Parameter([out]) if bias else None
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:
@@ -88,7 +117,7 @@ class Embedding(nn.Module):
 
     def __init__(self, vocab_size: int, width: int):
         super().__init__()
-        self.weight = Parameter([vocab_size, width])
+        self.weight = Parameter([vocab_size, width], Role.EMBEDDING)
 
     def forward(self, op: Op, ids: ir.Value) -> ir.Value:
         """Integers (B, L) -> (B, L, D)."""

@@ -34,9 +34,8 @@ def weight_only(model: ir.Model, bits: int, *, standard: bool, fused: bool, bloc
     `int8.py`, there `fused` with ONNX Runtime's own operator.
     """
     looked_up = lookups(model)
-    tables = {lookup.table.name for lookup in looked_up} | {"output_proj.weight"}
     products = linears(model)
-    of_tables = [linear for linear in products if linear.weight.name in tables]
+    of_tables = [linear for linear in products if linear.is_table]
     if blocks_in_tables:
         for lookup in looked_up:
             _look_up(model, lookup)
@@ -45,7 +44,7 @@ def weight_only(model: ir.Model, bits: int, *, standard: bool, fused: bool, bloc
     else:
         to_int8(model, of_tables, looked_up, fused)
     for linear in products:
-        if linear.weight.name not in tables:
+        if not linear.is_table:
             if standard:
                 _dequantize(model, linear, bits)
             else:

@@ -2,34 +2,33 @@
 
     float32 input --> Cast --> sixteen bits ... --> Cast --> float32 output
 
-RMSNorm's chain stays float32, for a square overflows float16 at 256; LayerNormalization and Softmax accumulate in
+What `nn/` marks with `full_precision`, as RMSNorm's chain, stays float32; LayerNormalization and Softmax accumulate in
 float32 by themselves. A mask's -1e9 is infinite in float16: there it is -6e4, and e^(score - 6e4) is 0 as well.
 Parameters keep their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from export.nn.primitives import FULL_PRECISION
 from mlx_transformer.spec.errors import UserError
 
 from .recipes import RECIPE, then
 
 HIDDEN = -6e4
-# With an Add on a ReduceMean: the square root's epsilon.
-WIDE = frozenset({"Pow", "ReduceMean", "Sqrt", "Div"})
 TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16}
 
 
 def half(model: ir.Model, kind: ir.DataType) -> None:
     """Change a built graph, before its weights are filled. `kind`: FLOAT16 or BFLOAT16."""
     wide = [node for node in model.graph.all_nodes() if _is_wide(node)]
-    constants = {x for node in wide for x in node.inputs if x is not None and x.is_initializer()}
+    constants = _constants(model)
     for value in model.graph.initializers.values():
         if value.dtype == ir.DataType.FLOAT and value not in constants:
             _narrow(value, kind)
@@ -37,7 +36,7 @@ def half(model: ir.Model, kind: ir.DataType) -> None:
         if value.dtype == ir.DataType.FLOAT:
             _cast_after(model.graph, value, kind)
     for node in wide:
-        _keep_wide(node, kind)
+        _keep_wide(node, kind, constants)
     for graph in _branches(model):
         for value in graph.outputs:
             if value.dtype == ir.DataType.FLOAT:
@@ -61,9 +60,26 @@ def stored_half(model: ir.Model, kind: ir.DataType) -> None:
 
 
 def _is_wide(node: ir.Node) -> bool:
-    producers = (x.producer() for x in node.inputs if x is not None)
-    epsilon = node.op_type == "Add" and any(p is not None and p.op_type == "ReduceMean" for p in producers)
-    return node.op_type in WIDE or epsilon
+    return bool(node.meta.get(FULL_PRECISION))
+
+
+def _constants(model: ir.Model) -> set[ir.Value]:
+    """Those of the nodes that stay float32; one that others read too is two from here on."""
+    found = set()
+    for value in list(model.graph.initializers.values()):
+        uses = list(value.uses())
+        inside = [(user, i) for user, i in uses if _is_wide(user)]
+        if not inside or value.const_value is None:
+            continue
+        if value.dtype == ir.DataType.FLOAT and len(inside) < len(uses):
+            tensor = ir.tensor(value.const_value.numpy(), name=f"{value.name}.wide")
+            copy = ir.Value(name=tensor.name, shape=value.shape, type=value.type, const_value=tensor)
+            model.graph.initializers[str(copy.name)] = copy
+            for user, i in inside:
+                user.replace_input_with(i, copy)
+            value = copy
+        found.add(value)
+    return found
 
 
 def _narrow(value: ir.Value, kind: ir.DataType) -> None:
@@ -100,12 +116,12 @@ def _cast_after(graph: ir.Graph, value: ir.Value, kind: ir.DataType) -> None:
     graph.insert_before(graph[0], cast)
 
 
-def _keep_wide(node: ir.Node, kind: ir.DataType) -> None:
-    """Casts where float32 begins and ends; an int64 input (axes) and a constant are what they are."""
+def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value]) -> None:
+    """Casts where float32 begins and ends; constants, axes among them, are what they are."""
     assert node.graph is not None
     for i, value in enumerate(node.inputs):
         producer = None if value is None else value.producer()
-        if value is not None and not value.is_initializer() and (producer is None or not _is_wide(producer)):
+        if value is not None and value not in constants and (producer is None or not _is_wide(producer)):
             cast = _cast(value, f"{node.name}/Cast_{i}", ir.DataType.FLOAT)
             node.graph.insert_before(node, cast)
             node.replace_input_with(i, cast.outputs[0])

@@ -3,7 +3,8 @@
     MatMul(x, Transpose(W))   MatMul(x, W)   Gemm(x, W, C, transB=1 or 0)        y = x W^T [+ C]
     Gather(W, ids)                                                               rows of a table
 
-W is an initializer of the outermost graph that isn't filled yet: a parameter, or made from parameters.
+W is an initializer of the outermost graph that isn't filled yet. Its role, which `nn/` has said, tells whether it is
+one that is multiplied, or a table of tokens: what is looked up by positions is neither.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import replace_nodes_and_values
 
+from export.nn.primitives import ROLE, Role
+
+MULTIPLIED = (Role.WEIGHT, Role.CLASSIFIER, Role.EMBEDDING)
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -24,6 +29,11 @@ class Linear:
     node: ir.Node
     weight: ir.Value
     rows: bool
+
+    @property
+    def is_table(self) -> bool:
+        """A row a token: a classifier, or an embedding that is one."""
+        return self.weight.meta[ROLE] in (Role.EMBEDDING, Role.CLASSIFIER)
 
     # Asked of the node, as a pass may have put other values in their place since it was found.
 
@@ -53,7 +63,7 @@ def linears(model: ir.Model) -> list[Linear]:
 
 
 def lookups(model: ir.Model) -> list[Lookup]:
-    """Those of embeddings; tables of positions are few rows, and sums of two angles would suffer."""
+    """Those of embeddings, in every graph of the model."""
     return list(_lookups(model))
 
 
@@ -61,7 +71,7 @@ def _lookups(model: ir.Model) -> Iterator[Lookup]:
     for node in model.graph.all_nodes():
         if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
             table, ids = node.inputs
-            if table is not None and ids is not None and _unfilled(table) and "positions" not in str(table.name):
+            if table is not None and ids is not None and _is_matrix(table, Role.EMBEDDING):
                 yield Lookup(node, table, ids)
 
 
@@ -71,13 +81,13 @@ def _linear(node: ir.Node) -> Linear | None:
         producer = None if weight is None else weight.producer()
         transposed = producer is not None and producer.op_type == "Transpose"
         weight = producer.inputs[0] if transposed and producer is not None else weight
-        if x is not None and weight is not None and _unfilled(weight):
+        if x is not None and weight is not None and _is_matrix(weight, *MULTIPLIED):
             return Linear(node, weight, transposed)
     if node.op_type == "Gemm":
         x, weight = node.inputs[:2]
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
         plain = plain and not node.attributes.get_int("transA", 0)
-        if x is not None and weight is not None and _unfilled(weight) and plain:
+        if x is not None and weight is not None and _is_matrix(weight, *MULTIPLIED) and plain:
             return Linear(node, weight, bool(node.attributes.get_int("transB", 0)))
     return None
 
@@ -87,8 +97,9 @@ def _given(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def _unfilled(value: ir.Value) -> bool:
-    return value.is_initializer() and value.const_value is None and len(value.shape or []) == 2
+def _is_matrix(value: ir.Value, *roles: Role) -> bool:
+    """Unfilled, and of one of these roles."""
+    return value.is_initializer() and value.const_value is None and value.meta.get(ROLE) in roles
 
 
 class Rewriter:

@@ -9,7 +9,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 from onnxscript import GraphBuilder
 
 from export.nn.cache import CacheShape, KeyValues
-from export.nn.primitives import Op
+from export.nn.primitives import FULL_PRECISION, Op
 
 OPSET = 20
 IR_VERSION = 9
@@ -62,7 +62,12 @@ class Graph:
 
     def model(self) -> ir.Model:
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="mlx-transformer")
+        wide = [node for node in model.graph.all_nodes() if FULL_PRECISION in node.meta]
+        for node in wide:  # another operator, as long as equal ones are made one
+            node.overload = FULL_PRECISION
         CommonSubexpressionEliminationPass()(model)
+        for node in wide:
+            node.overload = ""
         RemoveUnusedNodesPass()(model)
         _check_names(model)
         for node in model.graph.all_nodes():
