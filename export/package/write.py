@@ -21,8 +21,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from export.precision.mlx_integers import keep_packed
-from export.precision.packed import check_integers, use_blocks
+from export.precision.mlx_integers import unpack_on_load
+from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.coreml.shape import FixedShape
@@ -154,8 +154,8 @@ def _write_graphs(
         for model in models.values():
             change(model, precision, target.lowering)
             if PRECISIONS[precision].form == "packed":
-                use_blocks(model, checkpoint)
-            keep_packed(model, checkpoint)
+                use_packed_operators(model, checkpoint)
+            unpack_on_load(model, checkpoint)
         if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
             external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]
         for name, model in models.items():

@@ -35,7 +35,7 @@ PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How many bits of each value the stored parts hold: a byte must be a whole number of them."""
 
 
-def keep_packed(model: ir.Model, checkpoint: Checkpoint) -> None:
+def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
     """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
     for value in list(model.graph.initializers.values()):
         name, part = value.meta.get(ROWS, (str(value.name), slice(None)))

@@ -52,7 +52,7 @@ def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
         raise UserError(f"{folder}: no matrix has whole zero points: export it in float32, which is as small")
 
 
-def use_blocks(model: ir.Model, checkpoint: Checkpoint) -> None:
+def use_packed_operators(model: ir.Model, checkpoint: Checkpoint) -> None:
     """Change a built graph, before its weights are filled, for the quantised matrices whose zero points are whole."""
     known: dict[str, bool] = {}
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs
-from export.targets.cpu.runtime import RowsGraphs
+from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
+from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
@@ -60,20 +60,20 @@ class OnnxTransformer:
     def _graphs(self, threads: int | None) -> Any:
         sessions: Any = self.sessions
         if DECODER_COREML in sessions:
-            return FixedDecoderGraphs(self.config, sessions)
+            return CoreMLModel(self.config, sessions)
         if ENCODER_COREML in sessions:
-            return FixedEncoderGraphs(self.config, sessions)
+            return CoreMLEncoder(self.config, sessions)
         if ENCODER_CPU not in sessions:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
             return kinds[self.config.architecture](self.config, sessions)
 
-        def rows_graphs(sessions: dict[str, Any], **given: Any) -> RowsGraphs:
-            return RowsGraphs(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **given)
+        def cpu_model(sessions: dict[str, Any], **given: Any) -> CpuModel:
+            return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **given)
 
         cores = threads or os.cpu_count() or 1
         if cores == 1 or self.folder.weights_size > opening.SMALL:
-            return rows_graphs(self.sessions)
-        return rows_graphs(self.sessions, threads=cores, apart=lambda: rows_graphs(self._open(1)))
+            return cpu_model(self.sessions)
+        return cpu_model(self.sessions, threads=cores, apart=lambda: cpu_model(self._open(1)))
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
@@ -114,7 +114,7 @@ class OnnxTransformer:
 
     def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""
-        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, FixedDecoderGraphs)
+        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CoreMLModel)
         ids = self._ids(ids, self.config.source_vocab_size)
         return graphs.encode(ids, _mask(mask, ids))
 

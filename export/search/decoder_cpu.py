@@ -16,7 +16,7 @@ import onnx_ir as ir
 from export.nn.cache import KeyValues, LayerCache
 from export.nn.masks import Mask
 from export.nn.primitives import Op
-from export.targets.cpu.network import RowsTransformer, Sources, operator_shape
+from export.targets.cpu.network import CpuTransformer, Sources, operator_shape
 
 from .decoder import TreeCache, TreeDecoder
 from .steps import State
@@ -39,12 +39,12 @@ class Appended(LayerCache):
         return y
 
 
-class RowsTreeDecoder(TreeDecoder):
+class CpuTreeDecoder(TreeDecoder):
     """`loop.Decoder` in ONNX Runtime's operators."""
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
         sources = Sources.of(op, tokens, self.config.heads)
-        self.model, self.shape = RowsTransformer(self.config, sources), operator_shape(self.config)
+        self.model, self.shape = CpuTransformer(self.config, sources), operator_shape(self.config)
         memory = self.model.encode_rows(op, input_ids)
         return self.model.cross_keys_values(op, memory), sources.mask
 

@@ -12,14 +12,14 @@ import onnx_ir as ir
 from export.precision.table import ONNXRUNTIME, STANDARD
 from export.targets.cpu.gemm import join_reshapes, use_gemm
 from export.targets.cpu.network import DOMAIN
-from export.targets.graph import BATCH, Graph
+from export.targets.graph import BATCH, GraphBuilder
 from export.targets.table import target_of
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 from .beam import Beam
 from .decoder import TreeDecoder
-from .decoder_cpu import RowsTreeDecoder
+from .decoder_cpu import CpuTreeDecoder
 from .interface import CONFIG
 from .options import OptionInputs, set_defaults
 from .steps import run
@@ -29,7 +29,7 @@ SOURCE = "source_length"
 ROWS = (BATCH, "n_best")
 
 
-DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: RowsTreeDecoder}
+DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 """What the decoder's step is made of: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
 
 
@@ -47,7 +47,7 @@ def search_model(config: TransformerConfig, target: str = "portable", tokenizer:
     if config.architecture != "encoder-decoder":
         raise UserError(f"search in the graph needs an encoder-decoder, not architecture={config.architecture!r}")
     operators = target_of(target).lowering.operators
-    g = Graph("search_model")
+    g = GraphBuilder("search_model")
     if operators == ONNXRUNTIME:
         g.graph.opset_imports[DOMAIN] = 1
     found = _with_text(g, config, operators, tokenizer) if tokenizer else _with_ids(g, config, operators)
@@ -68,7 +68,7 @@ Outputs = dict[str, tuple[ir.Value, ir.DataType, tuple[str, ...]]]
 """By name: value, type, axes."""
 
 
-def _with_ids(g: Graph, config: TransformerConfig, operators: str) -> Outputs:
+def _with_ids(g: GraphBuilder, config: TransformerConfig, operators: str) -> Outputs:
     input_ids = g.ids("input_ids", BATCH, SOURCE)
     attention_mask = g.ids("attention_mask", BATCH, SOURCE)
     sequences, lengths, scores = _search(g, config, operators, input_ids, attention_mask)
@@ -79,7 +79,7 @@ def _with_ids(g: Graph, config: TransformerConfig, operators: str) -> Outputs:
     }
 
 
-def _with_text(g: Graph, config: TransformerConfig, operators: str, tokenizer: str) -> Outputs:
+def _with_text(g: GraphBuilder, config: TransformerConfig, operators: str, tokenizer: str) -> Outputs:
     r"""
     text (B,) --> tokenizer --> the search over ids --> detokenizer --> translations (B, n)
                       \--> nothing in the line: ""  ------^        \--> scores (B, n)
@@ -94,7 +94,7 @@ def _with_text(g: Graph, config: TransformerConfig, operators: str, tokenizer: s
 
 
 def _search(
-    g: Graph, config: TransformerConfig, operators: str, input_ids: ir.Value, attention_mask: ir.Value
+    g: GraphBuilder, config: TransformerConfig, operators: str, input_ids: ir.Value, attention_mask: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """sequences, lengths, scores."""
     options = OptionInputs.inputs(g)

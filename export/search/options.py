@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.nn.primitives import Op
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from mlx_transformer.generation.options import EXTRA_TOKENS
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -44,7 +44,7 @@ class OptionInputs:
     rows: ir.Value
 
     @classmethod
-    def inputs(cls, g: Graph) -> OptionInputs:
+    def inputs(cls, g: GraphBuilder) -> OptionInputs:
         """Declare them as inputs of the graph; `set_defaults` completes them."""
         found = {}
         for name, value in DEFAULTS.items():

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from export.package import export_onnx
 from export.package.quality import LIMITS, gate_text
 from export.package.weights import fill, nbytes
-from export.precision.mlx_integers import keep_packed
-from export.precision.packed import check_integers, use_blocks
+from export.precision.mlx_integers import unpack_on_load
+from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import PRECISIONS, check_precisions
 from export.targets.table import TARGETS, target_of
@@ -79,8 +79,8 @@ def export_search(
     change(model, precision, replace(chosen.lowering, computes_in=()))
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if PRECISIONS[precision].form == "packed":
-        use_blocks(model, opened)
-    keep_packed(model, opened)
+        use_packed_operators(model, opened)
+    unpack_on_load(model, opened)
     judged = [precision] if precision in LIMITS else []
     if gate_text(opened, judged, gate_source, gate_reference, told) is not None:
         gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import onnx_ir as ir
+import onnxscript
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
-from onnxscript import GraphBuilder
 
 from export.nn.cache import CacheShape, KeyValues
 from export.nn.primitives import FULL_PRECISION, Op
@@ -18,12 +18,12 @@ IR_VERSION = 9
 BATCH = "batch_size"
 
 
-class Graph:
+class GraphBuilder:
     """One graph in the making: typed inputs, named outputs, taps."""
 
     def __init__(self, name: str) -> None:
         self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
-        self.builder = GraphBuilder(self.graph)
+        self.builder = onnxscript.GraphBuilder(self.graph)
         self.op: Op = self.builder.op
         self.tapped: list[ir.Value] = []
 

@@ -14,13 +14,14 @@ from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
-from .coreml import graphs as fixed_graphs
+from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
-from .cpu import graphs as rows_graphs
+from .cpu import graphs as cpu_graphs
+from .graph import GraphBuilder
 from .names import DECODER_MERGED, ENCODER, MODEL
 from .portable import graphs
 
-Builders = Mapping[str, Mapping[str, Callable[..., graphs.Graph]]]
+Builders = Mapping[str, Mapping[str, Callable[..., GraphBuilder]]]
 """By architecture, then by the graph's name; of fixed shape they take (config, shape), else config."""
 
 
@@ -240,7 +241,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "cpu",
             "ONNX Runtime on CPU, as fast as it gets; run by export.OnnxTransformer",
-            {"encoder-decoder": rows_graphs.BUILDERS},
+            {"encoder-decoder": cpu_graphs.BUILDERS},
             Lowering(ONNXRUNTIME, ONNXRUNTIME, computes_in=()),
             _CPU,
             otherwise="portable",
@@ -264,7 +265,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "coreml",
             "CoreML's execution provider: fixed shapes, and the arithmetic is its own choice",
-            fixed_graphs.BUILDERS,
+            coreml_graphs.BUILDERS,
             Lowering(),
             _COREML,
             fixed_shape=True,

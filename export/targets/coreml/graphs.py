@@ -25,7 +25,7 @@ from export.nn.model import Transformer
 from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
 from export.nn.taps import within
-from export.targets.graph import IR_VERSION, Graph
+from export.targets.graph import IR_VERSION, GraphBuilder
 from export.targets.names import DECODER_COREML, ENCODER_COREML
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -44,7 +44,7 @@ OPERATORS = frozenset(
 )
 
 
-class FixedLayerCache(LayerCache):
+class CoreMLLayerCache(LayerCache):
     """Buffers (B, K, T, d); `extend` writes at one position of each row and hands on the whole buffers."""
 
     def __init__(self, keys: ir.Value, values: ir.Value, here: ir.Value, elsewhere: ir.Value):
@@ -59,7 +59,7 @@ class FixedLayerCache(LayerCache):
         return self.keys, self.values
 
 
-class FixedCache(Cache):
+class CoreMLCache(Cache):
     """Of buffers: everything about positions is arithmetic on those of the rows."""
 
     def __init__(
@@ -79,7 +79,7 @@ class FixedCache(Cache):
         return self.mask
 
 
-class FixedGraph(Graph):
+class CoreMLGraphBuilder(GraphBuilder):
     """A graph whose inputs have known extents, so that everything about shapes is a constant."""
 
     def integers(self, name: str, *axes: int) -> ir.Value:
@@ -91,14 +91,14 @@ class FixedGraph(Graph):
         return super().model()
 
 
-def encoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
+def encoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder:
     """
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D) --> present.N.encoder.{key,value}
     attention_mask (B, S) ----> mask -------^               \\--> logits (B, S, V)                      (B, K, S, d)
 
     Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone.
     """
-    g = FixedGraph(ENCODER_COREML)
+    g = CoreMLGraphBuilder(ENCODER_COREML)
     model, rows, length = Transformer(config), shape.rows, shape.source
     input_ids = g.integers("input_ids", rows, length)
     mask = padding_mask(g.op, g.integers("attention_mask", rows, length))
@@ -116,7 +116,7 @@ def encoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
     return g
 
 
-def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
+def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder:
     """
     input_ids (B, 1) ----------------------------------> embedding --> Decoder --> classifier --> logits (B, 1, V)
     position_ids (B, 1) --------------------------> positions, mask --^  ^  ^ \\--> present.N.decoder.{key,value}
@@ -126,7 +126,7 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
     A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}. What lies behind a row's position in a
     buffer is not seen. Writing at a position again replaces what it held.
     """
-    g = FixedGraph(DECODER_COREML)
+    g = CoreMLGraphBuilder(DECODER_COREML)
     model, rows, length = Transformer(config), shape.rows, shape.target
     input_ids = g.integers("input_ids", rows, 1)
     position_ids = g.integers("position_ids", rows, 1)
@@ -136,14 +136,14 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
     cross: list[KeyValues] | None = [] if config.has_encoder else None
     for i in range(config.decoder_layers):
         own = g.keys_values(f"past_key_values.{i}{part}", cache_shape(config), rows, length)
-        layers.append(FixedLayerCache(*own, here, elsewhere))
+        layers.append(CoreMLLayerCache(*own, here, elsewhere))
         if cross is not None:
             source = g.keys_values(f"past_key_values.{i}.encoder", cache_shape(config), rows, shape.source)
             cross.append(source)
     cross_mask = None
     if cross is not None:
         cross_mask = padding_mask(g.op, g.integers("encoder_attention_mask", rows, shape.source))
-    cache = FixedCache(layers, positions, mask, cross, cross_mask)
+    cache = CoreMLCache(layers, positions, mask, cross, cross_mask)
     logits = model.step(g.op, input_ids, cache, tap=g.tap)
     g.output("logits", logits, rows, 1, config.vocab_size)
     for i, layer in enumerate(layers):
@@ -151,7 +151,7 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> Graph:
     return g
 
 
-BUILDERS: dict[str, dict[str, Callable[[TransformerConfig, FixedShape], Graph]]] = {
+BUILDERS: dict[str, dict[str, Callable[[TransformerConfig, FixedShape], GraphBuilder]]] = {
     "encoder-decoder": {ENCODER_COREML: encoder_coreml, DECODER_COREML: decoder_coreml},
     "decoder": {DECODER_COREML: decoder_coreml},
     "encoder": {ENCODER_COREML: encoder_coreml},

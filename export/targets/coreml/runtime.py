@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.targets.names import DECODER_COREML, ENCODER_COREML
-from export.targets.portable.runtime import EncoderGraphs, Feeds, Graph, Session
+from export.targets.portable.runtime import EncoderGraphs, Feeds, NamedSession, Session
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -19,7 +19,7 @@ from mlx_transformer.spec.errors import UserError
 from .shape import joined, parts_of
 
 
-class FixedGraph(Graph):
+class CoreMLSession(NamedSession):
     """A session whose inputs have B rows, run on any number. Outputs in parts are one."""
 
     def __init__(self, session: Session):
@@ -47,11 +47,11 @@ class FixedGraph(Graph):
             yield np.minimum(np.arange(first, first + self.rows), count - 1)
 
 
-class FixedEncoderGraphs(EncoderGraphs):
+class CoreMLEncoder(EncoderGraphs):
     """encoder_coreml: of an encoder alone, or the encoder's side of both."""
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, FixedGraph(sessions[ENCODER_COREML])
+        self.config, self.graph = config, CoreMLSession(sessions[ENCODER_COREML])
         self.length = self.graph.inputs["input_ids"][1]
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
@@ -81,10 +81,10 @@ class FixedEncoderGraphs(EncoderGraphs):
         return placed
 
 
-class FixedDecoder:
+class CoreMLDecoder:
     """`generation.steps.Decoder`: R rows, each with its buffers and its next position."""
 
-    def __init__(self, graph: FixedGraph, state: Feeds):
+    def __init__(self, graph: CoreMLSession, state: Feeds):
         self.graph, self.state = graph, state
         """`state`: everything with R rows, by the names of the graph's inputs; position_ids are the next ones."""
 
@@ -107,15 +107,15 @@ class FixedDecoder:
         self.state = {name: x[rows] for name, x in self.state.items()}
 
 
-class FixedDecoderGraphs:
+class CoreMLModel:
     """decoder_coreml with encoder_coreml, or alone."""
 
     extends_positions = False
     arrays = NumpyArrays()
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, FixedGraph(sessions[DECODER_COREML])
-        self.encoder = FixedEncoderGraphs(config, sessions) if config.has_encoder else None
+        self.config, self.graph = config, CoreMLSession(sessions[DECODER_COREML])
+        self.encoder = CoreMLEncoder(config, sessions) if config.has_encoder else None
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
         """(B, L) -> (B, L, D)."""
@@ -123,14 +123,14 @@ class FixedDecoderGraphs:
             raise UserError("a decoder alone encodes nothing")
         return self.encoder.encode(ids, mask)
 
-    def start(self, rows: Sequence[NDArray]) -> tuple[FixedDecoder, NDArray]:
+    def start(self, rows: Sequence[NDArray]) -> tuple[CoreMLDecoder, NDArray]:
         """The decoder, and the logits (R, V) after the start token, or after each prompt."""
         decoder = self.begin(rows)
         if self.encoder is None:
             return decoder, self.read(decoder, rows)[-1]
         return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
 
-    def begin(self, rows: Sequence[NDArray]) -> FixedDecoder:
+    def begin(self, rows: Sequence[NDArray]) -> CoreMLDecoder:
         """The decoder before its first token; sources encoded, where there is an encoder."""
         state: Feeds = {
             name: np.zeros((len(rows), *shape[1:]), np.float32)
@@ -142,9 +142,9 @@ class FixedDecoderGraphs:
             source = self.encoder.run(rows, self.encoder.graph.presents)
             state["encoder_attention_mask"] = source.pop("attention_mask")
             state |= {name.replace("present.", "past_key_values.", 1): x for name, x in source.items()}
-        return FixedDecoder(self.graph, state)
+        return CoreMLDecoder(self.graph, state)
 
-    def read(self, decoder: FixedDecoder, prompts: Sequence[NDArray]) -> list[NDArray]:
+    def read(self, decoder: CoreMLDecoder, prompts: Sequence[NDArray]) -> list[NDArray]:
         """Logits (R, V) after each token of the longest prompt. A shorter one's last token is read again at its place
         until then."""
         last = np.array([len(row) - 1 for row in prompts])

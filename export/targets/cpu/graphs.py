@@ -11,20 +11,20 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.nn.primitives import Op, branch
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
 from mlx_transformer.spec.config import TransformerConfig
 
 from .gemm import join_reshapes, use_gemm
-from .network import DOMAIN, InPlace, RowsCache, RowsTransformer, Sources, operator_shape
+from .network import DOMAIN, CpuCache, CpuTransformer, InPlace, Sources, operator_shape
 
 SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
-class RowsGraph(Graph):
+class CpuGraphBuilder(GraphBuilder):
     """A graph with ONNX Runtime's own operators, its products as Gemm."""
 
     def __init__(self, name: str):
@@ -40,17 +40,17 @@ class RowsGraph(Graph):
         return super().model()
 
 
-def encoder_cpu(config: TransformerConfig) -> Graph:
+def encoder_cpu(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, S) ------> tokens --> embedding --> Encoder --> memory --> cross.N.{key,value} (B, H, S, d)
     attention_mask (B, S) ----^  ------------------------^           \\----> last_hidden_state (B, S, D)
                           \\-> source_mask (B, S) int32
     """
-    g = RowsGraph(ENCODER_CPU)
+    g = CpuGraphBuilder(ENCODER_CPU)
     input_ids = g.ids("input_ids", SENTENCES, SOURCE)
     attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
     sources = Sources.of(g.op, attention_mask, config.heads)
-    model = RowsTransformer(config, sources)
+    model = CpuTransformer(config, sources)
     memory = model.encode_rows(g.op, input_ids, tap=g.tap)
     for i, pair in enumerate(model.cross_keys_values(g.op, memory)):
         g.put_keys_values(f"cross.{i}", pair, operator_shape(config), SENTENCES, SOURCE)
@@ -59,7 +59,7 @@ def encoder_cpu(config: TransformerConfig) -> Graph:
     return g
 
 
-def decoder_cpu(config: TransformerConfig) -> Graph:
+def decoder_cpu(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
     past_length (1) --> position --^  ^  ^  ^                    \\--> candidate_{scores,tokens}
@@ -69,7 +69,7 @@ def decoder_cpu(config: TransformerConfig) -> Graph:
 
     R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
     """
-    g = RowsGraph(DECODER_CPU)
+    g = CpuGraphBuilder(DECODER_CPU)
     input_ids = g.ids("input_ids", ROWS)
     past_length = g.integers("past_length", 1)
     beam_width = g.integers("beam_width", 1)
@@ -81,8 +81,8 @@ def decoder_cpu(config: TransformerConfig) -> Graph:
         own = g.keys_values(f"past.{i}", shape, ROWS, POSITIONS)
         layers.append(InPlace(*own, past_length, beam_width, cache_indirection))
         cross.append(g.keys_values(f"cross.{i}", shape, SENTENCES, SOURCE))
-    cache = RowsCache(layers, past_length, cross, source_mask)
-    logits = RowsTransformer(config).step(g.op, input_ids, cache, tap=g.tap)
+    cache = CpuCache(layers, past_length, cross, source_mask)
+    logits = CpuTransformer(config).step(g.op, input_ids, cache, tap=g.tap)
     scores, tokens = chooser(logits)
     g.output("candidate_scores", scores, "choices", "candidates")
     g.output("candidate_tokens", tokens, "choices", "candidates", type=INT64)
@@ -108,7 +108,7 @@ class Chooser:
     first_entry (R, 1)   hypothesis * V
     """
 
-    def __init__(self, g: RowsGraph, config: TransformerConfig):
+    def __init__(self, g: CpuGraphBuilder, config: TransformerConfig):
         self.g, self.vocab_size = g, config.vocab_size
         self.bans = g.floats("bans", config.vocab_size)
         self.candidates = g.integers("candidates", 1, type=INT64)

@@ -108,7 +108,7 @@ class InPlace(LayerCache):
         return y
 
 
-class RowsCache(Cache):
+class CpuCache(Cache):
     """Of one token a row, all at the same position; a target's attention writes its layers."""
 
     def __init__(
@@ -132,7 +132,7 @@ class RowsCache(Cache):
         return None
 
 
-class RowsAttention(Attention):
+class CpuAttention(Attention):
     """Multi-head attention from rows to rows, heads as (N, H, d)."""
 
     def __init__(self, config: TransformerConfig, sources: Sources | None = None):
@@ -219,11 +219,11 @@ def operator_shape(config: TransformerConfig) -> CacheShape:
     return CacheShape(config.heads, width, width)
 
 
-class RowsTransformer(Transformer):
+class CpuTransformer(Transformer):
     """An encoder-decoder over rows; the same parameters by the same names. `sources`: of the encoder's graph."""
 
     def __init__(self, config: TransformerConfig, sources: Sources | None = None):
-        super().__init__(config, partial(RowsAttention, sources=sources))
+        super().__init__(config, partial(CpuAttention, sources=sources))
         self.sources = sources
 
     def encode_rows(self, op: Op, ids: ir.Value, *, tap: Tap = no_tap) -> ir.Value:

@@ -32,7 +32,7 @@ POSITIONS = 32
 LOGITS = ("logits",)
 
 
-class RowsGraphs:
+class CpuModel:
     """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
     `apart`: opens the same model with one thread an operator, for `threads` batches at the same time: the faster way to
@@ -48,7 +48,7 @@ class RowsGraphs:
         encoder: ort.InferenceSession,
         decoder: ort.InferenceSession,
         threads: int = 1,
-        apart: Callable[[], RowsGraphs] | None = None,
+        apart: Callable[[], CpuModel] | None = None,
     ):
         self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
         self.apart = None if apart is None else functools.cache(apart)
@@ -80,14 +80,14 @@ class RowsGraphs:
         """Encoder's output (B, S, D) of ids and mask (B, S)."""
         return self._encode(["last_hidden_state"], ids, mask)[0]
 
-    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> RowsDecoder:
+    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
         """Sources (B, S) encoded, ready for the start token of each."""
         source_mask, *cross = self._encode(["source_mask", *self.cross], ids, mask)
-        return RowsDecoder(self, source_mask, cross, outputs, beam)
+        return CpuDecoder(self, source_mask, cross, outputs, beam)
 
     def start(
         self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
-    ) -> tuple[RowsDecoder, Any]:
+    ) -> tuple[CpuDecoder, Any]:
         """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
         decoder = self.begin(*padded(rows, self.config.pad_id), outputs, beam)
         if bans is not None:
@@ -111,7 +111,7 @@ def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
             yield Batch(batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part])
 
 
-class RowsDecoder:
+class CpuDecoder:
     """`generation.steps.Decoder`: one batch in decoding, with the memory that the graph reads and writes.
 
     `beam`: of the search that takes the graph's candidates, 2 * beam of each sentence. `log_p` (B, K) of the live
@@ -120,7 +120,7 @@ class RowsDecoder:
 
     def __init__(
         self,
-        graphs: RowsGraphs,
+        graphs: CpuModel,
         source_mask: NDArray[np.int32],
         cross: list[NDArray[np.float32]],
         outputs: Sequence[str],

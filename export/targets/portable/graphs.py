@@ -17,7 +17,7 @@ import onnx_ir as ir
 from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
 from export.nn.model import Transformer
 from export.nn.primitives import Op
-from export.targets.graph import BATCH, Graph
+from export.targets.graph import BATCH, GraphBuilder
 from mlx_transformer.spec.config import TransformerConfig
 
 ENCODER_DECODER = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
@@ -28,13 +28,13 @@ TOTAL = f"{PAST} + {TARGET}"
 SENTENCES = "sentences"
 
 
-def encoder_model(config: TransformerConfig) -> Graph:
+def encoder_model(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D)
     attention_mask (B, S) --> positions ----^
                           \\-> mask ---------^
     """
-    g = Graph("encoder_model")
+    g = GraphBuilder("encoder_model")
     input_ids = g.ids("input_ids", BATCH, SOURCE)
     attention_mask = g.ids("attention_mask", BATCH, SOURCE)
     memory = Transformer(config).encode(g.op, input_ids, attention_mask, tap=g.tap)
@@ -42,14 +42,14 @@ def encoder_model(config: TransformerConfig) -> Graph:
     return g
 
 
-def decoder_model(config: TransformerConfig) -> Graph:
+def decoder_model(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, T) ------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     encoder_attention_mask (B, S) ------> mask -----------^  \\--> present.N.decoder.{key,value} (B, K, T, d)
     encoder_hidden_states (B, S, D) ----> cross K/V ------^
                                                   \\------------> present.N.encoder.{key,value} (B, K, S, d)
     """
-    g = Graph("decoder_model")
+    g = GraphBuilder("decoder_model")
     model = Transformer(config)
     encoder_attention_mask = g.ids("encoder_attention_mask", BATCH, SOURCE)
     input_ids = g.ids("input_ids", BATCH, TARGET)
@@ -63,7 +63,7 @@ def decoder_model(config: TransformerConfig) -> Graph:
     return g
 
 
-def decoder_with_past_model(config: TransformerConfig) -> Graph:
+def decoder_with_past_model(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, T) -----------------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     encoder_attention_mask (B', S) -----------------------> mask --------^  ^ \\--> present.N.decoder.{key,value}
@@ -72,7 +72,7 @@ def decoder_with_past_model(config: TransformerConfig) -> Graph:
 
     B' sentences, each with B/B' rows side by side (the beams of a search); B' = B otherwise.
     """
-    g = Graph("decoder_with_past_model")
+    g = GraphBuilder("decoder_with_past_model")
     encoder_attention_mask = g.ids("encoder_attention_mask", SENTENCES, SOURCE)
     input_ids = g.ids("input_ids", BATCH, TARGET)
     layers, cross = _pasts(g, config, SENTENCES)
@@ -83,7 +83,7 @@ def decoder_with_past_model(config: TransformerConfig) -> Graph:
     return g
 
 
-def decoder_model_merged(config: TransformerConfig) -> Graph:
+def decoder_model_merged(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, T) -----------------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     encoder_attention_mask (B, S) ------------------------> mask --------^  ^ \\--> present.N.decoder.{key,value}
@@ -94,7 +94,7 @@ def decoder_model_merged(config: TransformerConfig) -> Graph:
 
     First run: use_cache_branch false and an empty past (P = 0). The encoder's output is read in that run alone.
     """
-    g = Graph("decoder_model_merged")
+    g = GraphBuilder("decoder_model_merged")
     model = Transformer(config)
     encoder_attention_mask = g.ids("encoder_attention_mask", BATCH, SOURCE)
     input_ids = g.ids("input_ids", BATCH, TARGET)
@@ -118,14 +118,14 @@ def decoder_model_merged(config: TransformerConfig) -> Graph:
     return g
 
 
-def causal_model(config: TransformerConfig) -> Graph:
+def causal_model(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, T) ---------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     position_ids (B, T) ---------------------------> positions --^  ^ \\--> present.N.{key,value} (B, K, P+T, d)
     attention_mask (B, P+T) -----------------------> mask --------^ |
     past_key_values.N.{key,value} (B, K, P, d) --------------------/
     """
-    g = Graph("model")
+    g = GraphBuilder("model")
     target, past, total = "sequence_length", "past_sequence_length", "past_sequence_length + sequence_length"
     input_ids = g.ids("input_ids", BATCH, target)
     attention_mask = g.ids("attention_mask", BATCH, total)
@@ -141,13 +141,13 @@ def causal_model(config: TransformerConfig) -> Graph:
     return g
 
 
-def encoder_only_model(config: TransformerConfig) -> Graph:
+def encoder_only_model(config: TransformerConfig) -> GraphBuilder:
     """
     input_ids (B, L) ------> embedding --> Encoder --> last_hidden_state (B, L, D)
     attention_mask (B, L) --> positions ----^  \\----> classifier --> logits (B, L, V)
                           \\-> mask ---------^
     """
-    g = Graph("model")
+    g = GraphBuilder("model")
     model = Transformer(config)
     input_ids = g.ids("input_ids", BATCH, "sequence_length")
     attention_mask = g.ids("attention_mask", BATCH, "sequence_length")
@@ -158,7 +158,7 @@ def encoder_only_model(config: TransformerConfig) -> Graph:
     return g
 
 
-BUILDERS: dict[str, Callable[[TransformerConfig], Graph]] = {
+BUILDERS: dict[str, Callable[[TransformerConfig], GraphBuilder]] = {
     "encoder_model": encoder_model,
     "decoder_model": decoder_model,
     "decoder_with_past_model": decoder_with_past_model,
@@ -168,7 +168,7 @@ BUILDERS: dict[str, Callable[[TransformerConfig], Graph]] = {
 }
 
 
-def _pasts(g: Graph, config: TransformerConfig, sentences: str) -> tuple[list[LayerCache], list[KeyValues]]:
+def _pasts(g: GraphBuilder, config: TransformerConfig, sentences: str) -> tuple[list[LayerCache], list[KeyValues]]:
     """Cached keys and values as inputs, layer by layer: the decoder's own, then those of the source."""
     shape, layers, cross = cache_shape(config), [], []
     for i in range(config.decoder_layers):
@@ -177,7 +177,7 @@ def _pasts(g: Graph, config: TransformerConfig, sentences: str) -> tuple[list[La
     return layers, cross
 
 
-def _presents(g: Graph, config: TransformerConfig, part: str, pairs: Sequence[KeyValues], length: str) -> None:
+def _presents(g: GraphBuilder, config: TransformerConfig, part: str, pairs: Sequence[KeyValues], length: str) -> None:
     """All keys and values as outputs present.N[.part].{key,value}."""
     for i, pair in enumerate(pairs):
         g.put_keys_values(f"present.{i}{part}", pair, cache_shape(config), BATCH, length)

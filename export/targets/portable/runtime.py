@@ -27,7 +27,7 @@ class Session(Protocol):
     def get_outputs(self) -> list[Any]: ...
 
 
-class Graph:
+class NamedSession:
     """One session with its names; inputs that it doesn't have are left out."""
 
     def __init__(self, session: Session):
@@ -115,7 +115,7 @@ class EncoderDecoderGraphs:
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
         self.config = config
-        self.graphs = {name: Graph(session) for name, session in sessions.items()}
+        self.graphs = {name: NamedSession(session) for name, session in sessions.items()}
         self.first = self.graphs.get(DECODER_FIRST) or self.graphs[DECODER_MERGED]
         self.next = self.graphs.get(DECODER_NEXT) or self.graphs[DECODER_MERGED]
         # Our graph names the axis of the source's rows apart from that of the decoder's, others can't share.
@@ -165,7 +165,7 @@ class CausalGraphs:
     arrays = NumpyArrays()
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, Graph(sessions[MODEL])
+        self.config, self.graph = config, NamedSession(sessions[MODEL])
 
     def logits(self, ids: NDArray, mask: NDArray) -> NDArray:
         return self.step(ids, self.begin(mask))
@@ -198,7 +198,7 @@ class EncoderGraphs:
     """An encoder alone: model.onnx."""
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, Graph(sessions[MODEL])
+        self.config, self.graph = config, NamedSession(sessions[MODEL])
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
         return self.graph(["last_hidden_state"], input_ids=ids, attention_mask=mask)["last_hidden_state"]

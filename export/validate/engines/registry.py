@@ -24,13 +24,13 @@ def _mlx(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, thre
 
 
 def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+    from .cpu_engine import CpuEngine
     from .onnxruntime_engine import OnnxRuntimeEngine
-    from .rows_engine import RowsEngine
 
     folder = _needed(onnx, "onnxruntime")
     if folder.is_file():
         return _one_file(folder, checkpoint, options, threads)
-    kind = RowsEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
+    kind = CpuEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
     return kind(checkpoint, folder, *options, threads=threads)
 
 
@@ -64,7 +64,7 @@ def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, thr
 
 def _of_shape(folder: Path, kind: Any) -> Any:
     """The engine class for the folder's graphs, which may be of fixed shape."""
-    from .fixed_engine import fixed
+    from .coreml_engine import fixed
 
     return fixed(kind) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else kind
 

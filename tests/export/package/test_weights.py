@@ -8,7 +8,7 @@ from small_models import encoder_decoder, random_weights
 
 from export.package.weights import ALIGNMENT, fill
 from export.precision.recipes import Recipe, recipe_value
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 
 PAPER = encoder_decoder("paper")
@@ -23,7 +23,7 @@ def checkpoint(tmp_path):
 
 def model_with(name, parameters, make, shape):
     """A product with a float32 matrix that a recipe makes."""
-    g = Graph("one")
+    g = GraphBuilder("one")
     x = g.floats("x", "rows", WIDTH)
     recipe = Recipe(parameters, lambda *arrays: (make(*arrays),), name)
     g.graph.initializers[name] = recipe_value(name, recipe, 0, shape, ir.DataType.FLOAT)

@@ -12,7 +12,7 @@ from small_models import SIZES, configs, encoder_decoder, random_weights
 
 from export.package import export_onnx
 from export.package import write as package
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from export.targets.table import target_of
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
@@ -159,7 +159,7 @@ def test_cross_attention_is_projected_once():
 
 
 def test_a_node_name_used_twice_raises():
-    g = Graph("twice")
+    g = GraphBuilder("twice")
     x = g.floats("x", "batch_size")
     g.output("y", g.op.Relu(g.op.Relu(x, _name="same"), _name="same"), "batch_size")
     with pytest.raises(ValueError, match=r"same \(2\)"):

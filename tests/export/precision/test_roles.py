@@ -15,7 +15,7 @@ from export.nn.primitives import FULL_PRECISION, Embedding, Linear, Parameter, R
 from export.precision.blocks import weight_only
 from export.precision.half import half
 from export.precision.products import linears, lookups
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -24,7 +24,7 @@ FLOAT16 = ir.DataType.FLOAT16
 
 def of_norm_and_square() -> ir.Model:
     """z = x^2 / 4, in sixteen bits as all else, and y = RMSNorm(x). Both squares are of the same x and the same 2."""
-    g = Graph("squares")
+    g = GraphBuilder("squares")
     x = g.floats("x", "batch_size", 8)
     norm = RMSNorm(8, 1e-6)
     name_parameters(norm)
@@ -63,7 +63,7 @@ def test_only_what_is_said_to_stay_float32_does() -> None:
 
 
 def test_the_same_chain_in_another_place_is_marked_by_the_context_alone() -> None:
-    g = Graph("marked")
+    g = GraphBuilder("marked")
     x = g.floats("x", "batch_size", 4)
     with full_precision(g.op):
         y = g.op.Exp(x)
@@ -78,7 +78,7 @@ def test_the_same_chain_in_another_place_is_marked_by_the_context_alone() -> Non
 
 def of_tables() -> ir.Model:
     """Tables whose names say the opposite of what they are."""
-    g = Graph("tables")
+    g = GraphBuilder("tables")
     ids = g.ids("ids", "batch_size")
     words, scores = Embedding(32, 32), Parameter([32, 32], Role.POSITIONS)
     inner, classifier = Linear(32, 32, bias=False), Linear(32, 40, bias=False, role=Role.CLASSIFIER)

@@ -10,7 +10,7 @@ import pytest
 
 from export.reference.search import drawn
 from export.search import philox as in_graph
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.philox import gumbel, philox
 from mlx_transformer.generation.sampling import BLOCK, draw, noise
@@ -26,7 +26,7 @@ KNOWN = [  # Random123's kat_vectors: counter, key, result
 ]
 
 
-def run(g: Graph, outputs: list[ir.Value], kind: ir.DataType, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run(g: GraphBuilder, outputs: list[ir.Value], kind: ir.DataType, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     for i, value in enumerate(outputs):
         value.shape, value.type = None, ir.TensorType(kind)
         g.builder.add_output(value, f"out{i}")
@@ -40,7 +40,7 @@ def test_the_published_numbers():
         words = np.array(counter, np.uint64)
         x, y = philox(words[0::2, None], words[1::2, None], np.array(key, np.uint64))
         assert (x[0, 0], y[0, 0], x[1, 0], y[1, 0]) == expected
-        g = Graph("philox")
+        g = GraphBuilder("philox")
         names = {"x": (2, 1, 1), "y": (2, 1, 1), "key": (2,)}
         x, y, k = (g.builder.input(name, ir.DataType.INT64, shape) for name, shape in names.items())
         outputs = list(in_graph.philox(g.op, x, y, in_graph.round_keys(g.op, k)))
@@ -52,7 +52,7 @@ def test_the_published_numbers():
 
 @pytest.mark.parametrize("seed", [0, 12345, (9 << 32) + 1, 2**63, 2**64 - 1])
 def test_a_graph_has_the_host_s_noise(seed):
-    g = Graph("noise")
+    g = GraphBuilder("noise")
     rows = np.array([0, 3, 70000])
     given = g.ids("seed"), g.ids("t"), g.ids("rows", "rows")
     keys = in_graph.round_keys(g.op, in_graph.words_of(g.op, given[0]))

@@ -16,7 +16,7 @@ from export.__main__ import main as build
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
 from export.search.text import PIECES, WORDS, TextOps, _split
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from mlx_transformer import cli
 from mlx_transformer.data import cldr
 from mlx_transformer.generation.translate import Translator
@@ -77,7 +77,7 @@ def encode(tokenizer):
 
 def encoder_of(tokenizer):
     """Texts -> ids, mask and which are blank, by the graph."""
-    g = Graph("encode")
+    g = GraphBuilder("encode")
     ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size}))
     g.graph.opset_imports[ops.domain] = 1
     lines = ops.encode(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]))
@@ -88,7 +88,7 @@ def encoder_of(tokenizer):
 
 @pytest.fixture(scope="module")
 def decode(tokenizer):
-    g = Graph("decode")
+    g = GraphBuilder("decode")
     ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size + 3}))
     g.graph.opset_imports[ops.domain] = 1
     blank = g.builder.input("blank", ir.DataType.BOOL, ["lines"])
@@ -127,7 +127,7 @@ POINTS = [point for point in range(1, 0x110000) if not 0xD800 <= point < 0xE000]
 @pytest.fixture(scope="module")
 def split():
     """Texts -> their pieces, in one list."""
-    g = Graph("split")
+    g = GraphBuilder("split")
     g.graph.opset_imports[TextOps.domain] = 1
     words, *_ = _split(g.op, g.builder.input("text", ir.DataType.STRING, ["lines"]), "words", WORDS)
     pieces, *_ = _split(g.op, words, "pieces", PIECES)

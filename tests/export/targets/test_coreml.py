@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fixed_models import ARCHITECTURES, SHAPE, config_of
+from coreml_models import ARCHITECTURES, SHAPE, config_of
 from small_models import CHOICES, random_weights
 
 from export import OnnxTransformer, export_onnx
@@ -17,14 +17,14 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 
-def export_fixed(config: TransformerConfig, folder: Path) -> Path:
+def export_coreml(config: TransformerConfig, folder: Path) -> Path:
     save_checkpoint(folder / "model", config, random_weights(config))
     return export_onnx(folder / "model", folder / "fixed", target="coreml", fixed_shape=SHAPE[config.architecture])
 
 
 def pair(config: TransformerConfig, folder: Path) -> tuple[OnnxTransformer, OnnxTransformer]:
     """(of fixed shape, portable)"""
-    fixed = export_fixed(config, folder)
+    fixed = export_coreml(config, folder)
     return OnnxTransformer(fixed), OnnxTransformer(export_onnx(folder / "model", folder / "portable"))
 
 
@@ -32,7 +32,7 @@ def pair(config: TransformerConfig, folder: Path) -> tuple[OnnxTransformer, Onnx
 @pytest.mark.parametrize("name", CHOICES)
 def test_nothing_is_dynamic(name, architecture, tmp_path):
     config = config_of(name, architecture)
-    export_fixed(config, tmp_path)
+    export_coreml(config, tmp_path)
     files = sorted((tmp_path / "fixed" / "onnx").glob("*.onnx"))
     assert {file.stem for file in files} == set(BUILDERS[architecture])
     for file in files:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fixed_models import SHAPE, config_of
+from coreml_models import SHAPE, config_of
 from onnx import numpy_helper
 from random_models import random_weights, write_model
 from small_models import CHOICES

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from fixed_models import SHAPE, config_of
+from coreml_models import SHAPE, config_of
 from onnx.reference import ReferenceEvaluator
 from random_models import write_model
 

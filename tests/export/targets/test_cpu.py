@@ -10,7 +10,7 @@ from waiting import PATIENCE
 
 import export.runtime.sessions
 from export import OnnxTransformer, export_onnx
-from export.targets.cpu.runtime import POSITIONS, RowsDecoder
+from export.targets.cpu.runtime import POSITIONS, CpuDecoder
 from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
@@ -110,8 +110,8 @@ def test_rows_leave_as_their_sentences_end(models, beam, monkeypatch):
         kept.append((len(rows), int(self.past_length[0])))
         return original(self, rows)
 
-    original = RowsDecoder.keep
-    monkeypatch.setattr(RowsDecoder, "keep", keep)
+    original = CpuDecoder.keep
+    monkeypatch.setattr(CpuDecoder, "keep", keep)
     rows = three.rows(30, seed=5)
     options = {"beam": beam, "n_best": beam, "max_new_tokens": 60}
     same(three.cpu.search(rows, **options), three.mlx.search(rows, **options))
@@ -191,7 +191,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
     three = models["ending"]
     rows = three.rows(40, seed=7)
     expected = three.cpu.generate(rows, **options)
-    original = RowsDecoder.step
+    original = CpuDecoder.step
 
     def step(decoder, ids):
         """A thread's first one waits until every other thread has begun too."""
@@ -200,7 +200,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
             begun.wait(timeout=PATIENCE)
         return original(decoder, ids)
 
-    monkeypatch.setattr(RowsDecoder, "step", step)
+    monkeypatch.setattr(CpuDecoder, "step", step)
     for small, threads in ((1e9, 3), (0, 1)):
         monkeypatch.setattr(export.runtime.sessions, "SMALL", small)
         model = OnnxTransformer(three.folder, threads=3)

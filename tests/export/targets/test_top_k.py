@@ -7,14 +7,14 @@ import pytest
 from ending_models import POST_NORM, made
 
 from export.search import SearchModel, export_search
-from export.targets.graph import Graph
+from export.targets.graph import GraphBuilder
 from export.targets.top_k import MANY, block_size, largest, top_k
 
 WIDTHS = [100, MANY, 16640, 37000, 58101, 32003]
 
 
 def session(width, make):
-    g = Graph("top_k")
+    g = GraphBuilder("top_k")
     x = g.floats("x", "rows", width)
     for name, (value, dtype) in make(g, x).items():
         g.output(name, value, "rows", "found", type=dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.coreml.runtime import FixedDecoderGraphs, FixedEncoderGraphs, FixedGraph
+from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession
 from export.targets.names import DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
@@ -23,15 +23,15 @@ from export.validate.points import tap_names
 from .onnx_engine import NoCachedPath, OnnxEngine
 
 Array = NDArray
-Graphs = FixedEncoderGraphs | FixedDecoderGraphs
+Graphs = CoreMLEncoder | CoreMLModel
 
 
 def fixed(kind: type[OnnxEngine]) -> type[OnnxEngine]:
     """An engine like this one, for packages of fixed shape."""
-    return type(f"Fixed{kind.__name__}", (FixedEngine, kind), {})
+    return type(f"CoreML{kind.__name__}", (CoreMLEngine, kind), {})
 
 
-class FixedEngine(NoCachedPath, OnnxEngine):
+class CoreMLEngine(NoCachedPath, OnnxEngine):
     """Of an engine class, by `fixed`: how its sessions are put together."""
 
     def __init__(self, *args: Any, **named: Any):
@@ -56,7 +56,7 @@ class FixedEngine(NoCachedPath, OnnxEngine):
             if name == "logits":
                 continue
             decoder = name.startswith("decoder.")
-            graph = FixedGraph(self.sessions[DECODER_COREML if decoder else ENCODER_COREML])
+            graph = CoreMLSession(self.sessions[DECODER_COREML if decoder else ENCODER_COREML])
             portions = -(-rows // graph.rows)
             runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
             whole = np.concatenate(runs, axis=1)
@@ -69,13 +69,13 @@ class FixedEngine(NoCachedPath, OnnxEngine):
         return self.graphs
 
     def _over(self, sessions: Mapping[str, Session]) -> Graphs:
-        kind: Callable[..., Graphs] = FixedDecoderGraphs if self.config.has_decoder else FixedEncoderGraphs
+        kind: Callable[..., Graphs] = CoreMLModel if self.config.has_decoder else CoreMLEncoder
         return kind(self.config, sessions)
 
 
 def _logits(graphs: Graphs, case: Case) -> Array:
     """(R, L, V): of each target's tokens, or of each row's."""
-    if isinstance(graphs, FixedEncoderGraphs):
+    if isinstance(graphs, CoreMLEncoder):
         return graphs.logits(case.ids, case.source_real)
     rows = [row[real] for row, real in zip(case.ids, case.source_real, strict=True)]
     decoder = graphs.begin(rows)

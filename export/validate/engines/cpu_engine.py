@@ -1,4 +1,4 @@
-"""Packages of the target `cpu` as an engine: `RowsGraphs`, as it translates, held against the same reference.
+"""Packages of the target `cpu` as an engine: `CpuModel`, as it translates, held against the same reference.
 
 The decoder takes one token a run, so each pass over a target is a cached one already. A product that starts from the
 residual (`targets/cpu/gemm.py`) leaves no value of the sub-layer's own output: `unseen` names the taps that are not
@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.targets.cpu.runtime import RowsGraphs
+from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
@@ -33,8 +33,8 @@ from .taps import add_taps
 Array = NDArray
 
 
-class ProfiledRows(ProfiledSession):
-    """With what else `RowsGraphs` calls."""
+class ProfiledCpuSession(ProfiledSession):
+    """With what else `CpuModel` calls."""
 
     def run(self, output_names: Any, input_feed: Any, options: Any = None) -> list[Any]:
         found = self.session.run(output_names, input_feed, options)
@@ -49,7 +49,7 @@ class ProfiledRows(ProfiledSession):
         self.ran()
 
 
-class TappedRows:
+class TappedCpuSession:
     """A session of a tapped copy that looks like one of the graph as it is: each run hands the taps to `see`."""
 
     def __init__(self, session: Any, taps: Sequence[str], see: Callable[[str, Array], None]):
@@ -76,10 +76,10 @@ class TappedRows:
             self.see(name, value)
 
 
-class RowsEngine(NoCachedPath, OnnxRuntimeEngine):
+class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
     """ONNX Runtime on the CPU over encoder_cpu and decoder_cpu."""
 
-    profiled = ProfiledRows
+    profiled = ProfiledCpuSession
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, device: str = "cpu", *options: Any, **given: Any):
         if device != "cpu":
@@ -121,15 +121,15 @@ class RowsEngine(NoCachedPath, OnnxRuntimeEngine):
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
         return self.graphs
 
-    def _over(self, sessions: Any) -> RowsGraphs:
-        return RowsGraphs(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU])
+    def _over(self, sessions: Any) -> CpuModel:
+        return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU])
 
-    def _copy(self, graph: str, names: Sequence[str]) -> TappedRows:
+    def _copy(self, graph: str, names: Sequence[str]) -> TappedCpuSession:
         model = onnx.load(self.files[graph], load_external_data=False)
         there = {output for node in model.graph.node for output in node.output}
         taps = [name for name in names if name in there]
-        return TappedRows(self.open(self.files[graph], add_taps(model, taps)), taps, self._see)
+        return TappedCpuSession(self.open(self.files[graph], add_taps(model, taps)), taps, self._see)
 
-    def _logits(self, graphs: RowsGraphs, case: Case) -> Array:
+    def _logits(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
         return graphs.logits(case.ids, case.source_real.astype(np.int64), case.target_ids)
