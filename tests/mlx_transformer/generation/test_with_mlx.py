@@ -5,17 +5,17 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from choices import both_choices
 from mlx.utils import tree_map
 from toy_model import Toy
 
+from mlx_transformer.device import deciding_as
 from mlx_transformer.generation.arrays import NumpyArrays, top_k
 from mlx_transformer.generation.search import search
 from mlx_transformer.generation.with_mlx import MlxArrays, MlxModel
 from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.config import TransformerConfig
 
-pytestmark = both_choices
+pytestmark = pytest.mark.gpu_path
 
 REQUESTS = [
     {},
@@ -35,9 +35,8 @@ def rows(count=24, vocab_size=8, seed=0, longest=9):
 
 def like_a_gpu():
     """Finished rows are asked for every eighth step and dropped seldom."""
-    arrays = MlxArrays()
-    arrays.check_every, arrays.drop_below = 8, 0.5
-    return arrays
+    with deciding_as("gpu"):
+        return MlxArrays()
 
 
 @pytest.mark.parametrize("arrays", [MlxArrays, like_a_gpu])
