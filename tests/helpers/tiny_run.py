@@ -53,7 +53,7 @@ def write_recipe(folder: Path, **training) -> Path:
 def start(*arguments: object, **options) -> subprocess.Popen[str]:
     """The command line in a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], text=True, **pipes)
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], encoding="utf-8", **pipes)
 
 
 def metrics(run: Path, kind: str) -> list[dict]:

@@ -171,7 +171,7 @@ def test_what_consumers_read(tmp_path):
     config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size})
     checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config), tokenizer.to_json())
     folder = export_onnx(checkpoint, tmp_path / "onnx")
-    read = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    read = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
     assert read["config.json"]["model_type"] == "marian"
     assert read["config.json"]["decoder_start_token_id"] == config.bos_id
     assert read["config.json"]["d_model"] // read["config.json"]["decoder_attention_heads"] == config.d_k

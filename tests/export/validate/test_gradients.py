@@ -59,4 +59,4 @@ def test_gradients_are_part_of_a_report_where_they_are_asked_for(tmp_path: Path)
 
 def page_of(report, folder: Path) -> str:
     report.write_html(folder / "pages" / "report.html")
-    return (folder / "pages" / "report.html").read_text()
+    return (folder / "pages" / "report.html").read_text(encoding="utf-8")

@@ -162,7 +162,7 @@ def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
         "        time.sleep(0.03)\n"
         "    reporter.line('valid [0.5] a line')\n"
     )
-    shown = on_a_terminal([sys.executable, "-c", code], columns)
+    shown = on_a_terminal([sys.executable, "-c", code], columns, PYTHONUTF8="1")  # other terminals get a plain bar
     lines = [line for line in re.split(r"[\r\n]+", shown) if line.strip()]
     assert "valid [0.5] a line" in lines
     last = lines[-1]

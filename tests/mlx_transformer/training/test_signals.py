@@ -129,6 +129,7 @@ def test_kill_9_and_resume(tmp_path):
     kill_and_resume(tmp_path, kills=2)
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_kill_9_of_a_run_by_the_clock(tmp_path):
     """Its rates depend on the time, and still each step that is computed again gives the same loss."""
     options = {"steps": None, "minutes": 2.0, "warmup_steps": None, "cooldown": 1.0, "checkpoint_seconds": 0.5}
