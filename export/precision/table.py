@@ -34,8 +34,9 @@ class Limits:
 class Precision:
     """`dtype`: transformers.js's word for it. `form`: of what is stored, by which `passes.py` chooses; `bits`: of a
     value in it. `opset`: of files with blocks in standard operators, and the file format that goes with it. `limits`:
-    None if it is not judged, as nothing is rounded. `rounds_blocks`: differs from `packed` in nothing but whose
-    integers they are, so what MLX has quantised would be rounded again."""
+    None if it is not judged, as nothing is rounded. `shared_scale`: activations, the classifier's at least, are rounded
+    by one scale of all that is computed together, so that a sentence's neighbours take part in it. `rounds_blocks`:
+    differs from `packed` in nothing but whose integers they are, so what MLX has quantised would be rounded again."""
 
     suffix: str
     dtype: str
@@ -43,6 +44,7 @@ class Precision:
     form: Literal["floats", "integers", "blocks", "packed"]
     bits: int
     limits: Limits | None = None
+    shared_scale: bool = False
     rounds_blocks: bool = False
     opset: int = OPSET
     ir_version: int = IR_VERSION
@@ -85,6 +87,7 @@ PRECISIONS: dict[str, Precision] = {
         "integers",
         8,
         Limits(0.95, 0.3, 1.0),
+        shared_scale=True,
     ),
     "int8-weights": Precision(
         "_int8",
@@ -93,6 +96,7 @@ PRECISIONS: dict[str, Precision] = {
         "blocks",
         8,
         Limits(0.95, 0.3, 1.0),
+        shared_scale=True,
         rounds_blocks=True,
         opset=21,
         ir_version=10,
@@ -104,6 +108,7 @@ PRECISIONS: dict[str, Precision] = {
         "blocks",
         4,
         Limits(0.85, 0.5, 2.0),
+        shared_scale=True,
         rounds_blocks=True,
         opset=21,
         ir_version=10,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.precision.table import PRECISIONS
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
@@ -74,6 +75,11 @@ class OnnxTransformer:
         if cores == 1 or self.folder.weights_size > opening.SMALL:
             return cpu_model(self.sessions)
         return cpu_model(self.sessions, threads=cores, apart=lambda: cpu_model(self._open(1)))
+
+    @property
+    def shares_scales(self) -> bool:
+        """Whether a sentence's result may depend on those computed with it (int8): see `precision.table.Precision`."""
+        return PRECISIONS[self.folder.precision].shared_scale
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""

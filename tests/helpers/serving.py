@@ -30,8 +30,9 @@ def client(model, **settings):
 class Held:
     """A model whose searches wait until they are let go; it notes the rows of each."""
 
-    def __init__(self, model):
+    def __init__(self, model, shares_scales=False):
         self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
+        self.shares_scales = shares_scales
 
     def generate(self, ids, **options):
         self.calls.append(len(ids))

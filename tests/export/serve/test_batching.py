@@ -11,6 +11,7 @@ import pytest
 from serving import LINES, STREAM, Held, call, client
 from waiting import PATIENCE, until
 
+from export import OnnxTransformer, export_onnx
 from export.serve.app import App
 from export.serve.batching import Batcher, OverloadError
 from mlx_transformer.spec.errors import UserError
@@ -166,3 +167,30 @@ def test_one_bad_item_spoils_no_other():
         assert all(item.future.cancelled() for item in batcher.items)
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "int8-weights", "int4"])
+def test_neighbours_change_no_answer(text_folder, tmp_path, precision):
+    """int8 rounds what is computed together by one scale: on a server each sentence is computed by itself."""
+    export_onnx(text_folder / "model", tmp_path / "onnx", precision=precision, target="cpu", force=True)
+    model = OnnxTransformer(tmp_path / "onnx", threads=1)
+    lines = [f"{first} {second}" for first in LINES for second in LINES]
+    alone = [model.translate([line])[0] for line in lines]
+    with client(model, max_batch=32, max_wait=0.05) as (http_, _):
+
+        def ask(text):
+            return http_.post("/translate", json={"text": text}).json()["translations"]
+
+        assert ask(lines) == alone
+        assert ask(lines[::-1]) == alone[::-1]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda line: ask(line)[0], lines)) == alone
+
+
+def test_rows_that_share_scales_are_searched_one_by_one(text_model):
+    for shares, calls in ((True, [1, 1]), (False, [2])):
+        held = Held(text_model, shares)
+        held.go.set()
+        with client(held) as (http_, _):
+            http_.post("/translate", json={"text": ["one", "two"]})
+        assert held.calls == calls
