@@ -60,7 +60,7 @@ class TreeCache(Cache):
 
 
 class TreeDecoder:
-    """`loop.Decoder` in standard operators."""
+    """`steps.Decoder` in standard operators."""
 
     def __init__(self, op: Op, config: TransformerConfig, input_ids: ir.Value, tokens: ir.Value, beam: ir.Value):
         """Encodes the source. input_ids, tokens (B, S); beam: K (scalar)."""

@@ -40,7 +40,7 @@ class Appended(LayerCache):
 
 
 class CpuTreeDecoder(TreeDecoder):
-    """`loop.Decoder` in ONNX Runtime's operators."""
+    """`steps.Decoder` in ONNX Runtime's operators."""
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
         sources = Sources.of(op, tokens, self.config.heads)

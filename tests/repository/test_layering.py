@@ -9,9 +9,12 @@ The two sides meet only in the command line (`JOINTS`) and in the MLX engine of 
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from imports import PACKAGES, ROOT, Import, imports_of, modules
+from random_models import write_model
+from small_models import encoder_decoder
 from waiting import PATIENCE
 
 MLX = ("mlx",)
@@ -244,6 +247,13 @@ def test_running_on_ids_needs_neither_onnx_nor_a_tokenizer() -> None:
     """What builds graphs takes as much memory as a small model; what reads weights and text, a sixth of that."""
     blocked = {*MLX, *ONNX, "tokenizers", "safetensors"}
     run_python(BLOCK.format(blocked=blocked) + "from export import OnnxTransformer, SearchModel")
+
+
+@pytest.mark.parametrize(("target", "shape"), [("portable", None), ("cpu", None), ("coreml", "1x8x8")])
+def test_a_folder_runs_without_onnx(target: str, shape: str | None, tmp_path: Path) -> None:
+    _, folder = write_model(encoder_decoder("paper"), tmp_path, target=target, fixed_shape=shape)
+    run = f"from export import OnnxTransformer\nprint(OnnxTransformer({str(folder)!r}, threads=1).generate([[5, 2]]))"
+    assert run_python(BLOCK.format(blocked={*MLX, *ONNX, "tokenizers", "safetensors"}) + run).startswith("[[")
 
 
 def test_the_block_blocks() -> None:
