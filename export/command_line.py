@@ -10,7 +10,7 @@ from mlx_transformer.generation.options import PENALTY_OFFSETS, Options
 from mlx_transformer.generation.translate import Overlong, translate_stream
 from mlx_transformer.spec.errors import UserError
 
-from .precision.table import PRECISIONS
+from .precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
 
 
 def invoke(arguments: list[str] | None) -> int:
@@ -88,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--target", default="portable", help="made for: portable, cpu, web, cuda or coreml")
     build.add_argument("--fixed-shape", help="of target coreml: ROWSxSOURCExTARGET, such as 1x64x64")
     build.add_argument("--precision", action="append", help=f"{', '.join(PRECISIONS)}; several: give it several times")
+    build.add_argument(
+        "--activations", help=f"of {', '.join(IN_BLOCKS)}: what weights are multiplied with, {' or '.join(ACTIVATIONS)}"
+    )
     build.add_argument("--gate-source", type=Path, help="sentences on which lower precisions are judged")
     build.add_argument("--gate-reference", type=Path, help="their translations, line by line")
     build.add_argument("--force", action="store_true", help="replace another model; accept one that translates badly")

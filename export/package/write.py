@@ -24,7 +24,7 @@ import onnx_ir as ir
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
-from export.precision.table import PRECISIONS, check_precisions
+from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import Target, target_of
 from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, weights_digest
@@ -50,6 +50,7 @@ def export_onnx(
     *,
     target: str = "portable",
     precision: str | Sequence[str] = "float32",
+    activations: str | None = None,
     fixed_shape: str | None = None,
     external_threshold: int = 1024,
     gate_source: str | Path | None = None,
@@ -59,11 +60,12 @@ def export_onnx(
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
-    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `fixed_shape`: for target coreml,
-    such as "1x64x64" (`coreml/shape.py`). `out` is new, or replaced if it is empty or an earlier export of the same
-    weights, with `force` one of others; it appears only when it is complete. Tensors of more than `external_threshold`
-    bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a folder that holds
-    something else, a full disk).
+    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `activations`: what weights in
+    blocks are multiplied with, "int8" (default) or "float32" (`precision.ACTIVATIONS`). `fixed_shape`: for target
+    coreml, such as "1x64x64" (`coreml/shape.py`). `out` is new, or replaced if it is empty or an earlier export of the
+    same weights, with `force` one of others; it appears only when it is complete. Tensors of more than
+    `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a
+    folder that holds something else, a full disk).
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; what is found stands in mlx_transformer.json.
@@ -73,6 +75,7 @@ def export_onnx(
     chosen = target_of(target)
     precisions = check_precisions(precision)
     chosen.check_precisions(precisions)
+    activations = check_activations(activations, precisions)
     opened = open_checkpoint(checkpoint)
     check_integers(opened, precisions)
     out = Path(out)
@@ -88,10 +91,10 @@ def export_onnx(
     judged = [name for name in precisions if name in LIMITS]
     text = gate_text(opened, judged, gate_source, gate_reference, told)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, folder, chosen, precisions, fixed_shape, external_threshold)
+        _write(opened, folder, chosen, precisions, activations, fixed_shape, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
-                _write(opened, Path(plain), target_of("portable"), ["float32", *judged])
+                _write(opened, Path(plain), target_of("portable"), ["float32", *judged], activations)
                 found = judge(folder, Path(plain), judged, text)
             problems = [f"{quality.precision}: {problem}" for quality in found for problem in quality.problems]
             if problems and not force:
@@ -107,6 +110,7 @@ def _write(
     folder: Path,
     target: Target,
     precisions: Sequence[str],
+    activations: str,
     fixed_shape: str | None = None,
     external_threshold: int = 1024,
 ) -> None:
@@ -115,14 +119,15 @@ def _write(
     shape, written = target.shape_of(fixed_shape, config), target.for_model(config)
     graphs = folder / GRAPHS
     graphs.mkdir()
-    external = [
-        name for p in precisions for name in _write_graphs(opened, graphs, external_threshold, target, shape, p)
-    ]
+    external = []
+    for precision in precisions:
+        external += _write_graphs(opened, graphs, external_threshold, target, shape, precision, activations)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
     if opened.tokenizer_path:
         tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
+    blocks = {"activations": activations, "blocks": target.lowering.blocks}
     texts[SPEC] = {
         "format": FORMAT,
         "config": config.to_dict(),
@@ -130,7 +135,9 @@ def _write(
         "target": target.name,
         **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
-        "precisions": {name: {"suffix": PRECISIONS[name].suffix} for name in precisions},
+        "precisions": {
+            name: {"suffix": PRECISIONS[name].suffix, **(blocks if name in IN_BLOCKS else {})} for name in precisions
+        },
         "versions": versions(),
     }
     for name, values in texts.items():
@@ -145,6 +152,7 @@ def _write_graphs(
     target: Target,
     shape: FixedShape | None,
     precision: str,
+    activations: str,
 ) -> list[str]:
     """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
     external = []
@@ -152,9 +160,9 @@ def _write_graphs(
     for owner, names in target.data_files(checkpoint.config).items():
         models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape) for name in names}
         for model in models.values():
-            change(model, precision, target.lowering)
+            change(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":
-                use_packed_operators(model, checkpoint)
+                use_packed_operators(model, checkpoint, activations)
             unpack_on_load(model, checkpoint)
         if fill(models.values(), checkpoint, folder / f"{owner}{suffix}.onnx_data", external_threshold):
             external += [f"{name}.onnx" for name in models if name == f"{owner}{suffix}"]

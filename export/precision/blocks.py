@@ -1,10 +1,15 @@
-"""Weight-only quantisation in blocks of a row: 4 or 8 bits, one scale a block; activations stay float32.
+"""Weights in blocks of a row: 4 or 8 bits, one scale a block.
 
     portable      W (D, O) --> DequantizeLinear(block_size, axis 0) --> MatMul      opset 21; ONNX Runtime fuses the two
     cpu, web      MatMulNBits(x, W, scales)                                         ONNX Runtime's own operator
 
+What is multiplied with them is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where ONNX Runtime
+makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it); without it,
+and so in whatever else opens the file, the activations are rounded to int8.
+
 Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in
-`int8.py`, except for target web, where GatherBlockQuantized and MatMulNBits read the same bytes.
+`int8.py`, with float32 activations too (`multiply_unpacked`), except for target web, where GatherBlockQuantized and
+MatMulNBits read the same bytes.
 
 Shapes: D width in, O width out, V entries of a table, G blocks of a row, b values of a block.
 """
@@ -18,16 +23,16 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.nn.primitives import extent
 
-from .int8 import CONTRIB, to_int8
+from .int8 import CONTRIB, multiply_unpacked, to_int8
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
 from .recipes import recipe_value, then
 from .rounding import BLOCK, block_rows, packed
-
-ACCURACY = 4
-"""MatMulNBits: activations are quantised to int8 a block, as DynamicQuantizeLinear would a tensor; the fastest form."""
+from .table import ACTIVATIONS
 
 
-def weight_only(model: ir.Model, bits: int, *, standard: bool, fused: bool, blocks_in_tables: bool) -> None:
+def weight_only(
+    model: ir.Model, bits: int, activations: str, *, standard: bool, fused: bool, blocks_in_tables: bool
+) -> None:
     """Change a built graph, before its weights are filled, by `bits` for what isn't a table.
 
     `standard`: blocks are read by standard operators. `blocks_in_tables`: tables are in blocks too; otherwise as in
@@ -40,7 +45,10 @@ def weight_only(model: ir.Model, bits: int, *, standard: bool, fused: bool, bloc
         for lookup in looked_up:
             _look_up(model, lookup)
         for linear in of_tables:
-            _matmul_n_bits(model, linear, 8)
+            _matmul_n_bits(model, linear, 8, activations)
+    elif activations == "float32":
+        to_int8(model, [], looked_up, fused)
+        multiply_unpacked(model, of_tables)
     else:
         to_int8(model, of_tables, looked_up, fused)
     for linear in products:
@@ -48,11 +56,11 @@ def weight_only(model: ir.Model, bits: int, *, standard: bool, fused: bool, bloc
             if standard:
                 _dequantize(model, linear, bits)
             else:
-                _matmul_n_bits(model, linear, bits)
+                _matmul_n_bits(model, linear, bits, activations)
     RemoveUnusedNodesPass()(model)
 
 
-def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int) -> None:
+def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str) -> None:
     out, width = _sizes(linear)
     groups = -(-width // BLOCK)
 
@@ -65,7 +73,7 @@ def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int) -> None:
     q = initializer(model, recipe_value(name, recipe, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8))
     scale = initializer(model, recipe_value(f"{name}_scale", recipe, 1, (out, groups), ir.DataType.FLOAT))
     rewrite = Rewriter(model, linear.node)
-    sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACCURACY}
+    sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACTIVATIONS[activations]}
     y = rewrite("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes)
     rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
 

@@ -82,13 +82,47 @@ def _weight(model: ir.Model, linear: Linear, shared: bool) -> tuple[ir.Value, ir
 
 def _look_up(model: ir.Model, lookup: Lookup) -> None:
     rewrite = Rewriter(model, lookup.node)
-    size, width = extent(lookup.table, 0), extent(lookup.table, 1)
-    recipe = then(lookup.table, int8_rows, "int8")
-    q = initializer(model, recipe_value(f"{lookup.table.name}.int8_rows", recipe, 0, (size, width), ir.DataType.INT8))
-    # The same numbers as a product's scales, as a column: rows of it broadcast over the rows of the table.
-    scale = initializer(model, recipe_value(f"{lookup.table.name}.scales", recipe, 1, (size, 1), ir.DataType.FLOAT))
+    q, scale = _rows(model, lookup.table, True)
     row = rewrite("Cast", rewrite("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
     rewrite.replace(rewrite("Mul", row, rewrite("Gather", scale, lookup.ids, axis=0)))
+
+
+def multiply_unpacked(model: ir.Model, products: Sequence[Linear]) -> None:
+    """These products in float32, of weights that are stored as for a lookup; ONNX Runtime computes those once, when it
+    loads the graph.
+
+    W int8 (O, D) --> Cast --> Mul scale(W) --> Transpose --+
+                                                       x --> MatMul --> [Add] --> y
+    """
+    unpacked: dict[str, ir.Value] = {}
+    for linear in products:
+        name = str(linear.weight.name)
+        if name not in unpacked:
+            unpacked[name] = _unpacked(model, *_rows(model, linear.weight, linear.rows), name)
+        rewrite = Rewriter(model, linear.node)
+        y = rewrite("MatMul", linear.x, unpacked[name])
+        rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+
+
+def _unpacked(model: ir.Model, q: ir.Value, scale: ir.Value, name: str) -> ir.Value:
+    """(D, O) float32, in the outermost graph, before all else: every branch and body may read it."""
+    wide = ir.node("Cast", [q], {"to": ir.DataType.FLOAT}, name=f"{name}/Cast")
+    scaled = ir.node("Mul", [wide.outputs[0], scale], name=f"{name}/Mul")
+    turned = ir.node("Transpose", [scaled.outputs[0]], {"perm": [1, 0]}, name=f"{name}/Transpose")
+    nodes = [wide, scaled, turned]
+    for node in nodes:
+        node.outputs[0].name = str(node.name)
+    model.graph.insert_before(model.graph[0], nodes)
+    return turned.outputs[0]
+
+
+def _rows(model: ir.Model, weight: ir.Value, rows: bool) -> tuple[ir.Value, ir.Value]:
+    """(O, D) int8, and their scales as a column (O, 1): the same numbers as a product's, which broadcast over rows."""
+    out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
+    recipe = then(weight, lambda w: int8_rows(w if rows else w.T), "int8")
+    q = recipe_value(f"{weight.name}.int8_rows", recipe, 0, (out, width), ir.DataType.INT8)
+    scale = recipe_value(f"{weight.name}.scales", recipe, 1, (out, 1), ir.DataType.FLOAT)
+    return initializer(model, q), initializer(model, scale)
 
 
 def _is_vector(value: ir.Value) -> bool:

@@ -1,6 +1,6 @@
 """The integers of a checkpoint quantised by MLX in ONNX Runtime's block operators: weights stay packed in memory too.
 
-    MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)      activations as int8
+    MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)
     Gather(W, ids)     GatherBlockQuantized(B (V, D * bits / 8), ids, scales (V, G), zero points)
 
 w = scale * (q - zero) there, and scale * q + bias in MLX: the same numbers, up to the rounding of one sum, if
@@ -30,13 +30,11 @@ from mlx_transformer.spec.quantization import Packed
 
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
 from .recipes import Recipe, recipe_value
-from .table import PRECISIONS
+from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
 
 CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
 """Bits of a stored value: the operators know three kinds."""
-INT8_ACTIVATIONS = 4
-"""MatMulNBits' accuracy_level; 1, float32 activations, is slower than a float32 matrix in every size."""
 TOLERANCE = 2.0**-21
 """Of the biases: float32's rounding and a little more."""
 
@@ -52,8 +50,11 @@ def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
         raise UserError(f"{folder}: no matrix has whole zero points: export it in float32, which is as small")
 
 
-def use_packed_operators(model: ir.Model, checkpoint: Checkpoint) -> None:
-    """Change a built graph, before its weights are filled, for the quantised matrices whose zero points are whole."""
+def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: str = DEFAULT_ACTIVATIONS) -> None:
+    """Change a built graph, before its weights are filled, for the quantised matrices whose zero points are whole.
+
+    `activations`: of `table.ACTIVATIONS`; in float32 the products are slower than of a float32 matrix in every size.
+    """
     known: dict[str, bool] = {}
 
     def fits(weight: ir.Value) -> bool:
@@ -68,7 +69,7 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint) -> None:
             _look_up(model, lookup, checkpoint)
     for linear in linears(model):
         if linear.rows and fits(linear.weight):
-            _multiply(model, linear, checkpoint)
+            _multiply(model, linear, checkpoint, activations)
     RemoveUnusedNodesPass()(model)
 
 
@@ -81,14 +82,15 @@ def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
     return zero.astype(np.uint8) if (exact & held).all() else None
 
 
-def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint) -> None:
+def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint, activations: str) -> None:
     rewrite = Rewriter(model, linear.node)
     rows, width = extent(linear.weight, 0), extent(linear.weight, 1)
     scheme = checkpoint.quantization[str(linear.weight.name)]
     bits, groups = HELD_IN[scheme.bits], width // scheme.group_size
     blocks = _stored(model, linear.weight, checkpoint, "blocks", (rows, groups, scheme.group_size * bits // 8))
     options = {"K": width, "N": rows, "bits": bits, "block_size": scheme.group_size}
-    y = rewrite("MatMulNBits", linear.x, *blocks, domain=CONTRIB, accuracy_level=INT8_ACTIVATIONS, **options)
+    options["accuracy_level"] = ACTIVATIONS[activations]
+    y = rewrite("MatMulNBits", linear.x, *blocks, domain=CONTRIB, **options)
     rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
 
 

@@ -7,18 +7,20 @@ import onnx_ir as ir
 from .blocks import weight_only
 from .half import half, stored_half
 from .int8 import int8
-from .table import ONNXRUNTIME, PRECISIONS, STANDARD, Lowering
+from .table import DEFAULT_ACTIVATIONS, ONNXRUNTIME, PRECISIONS, STANDARD, Lowering
 
 
-def change(model: ir.Model, precision: str, lowering: Lowering) -> None:
+def change(model: ir.Model, precision: str, lowering: Lowering, activations: str = DEFAULT_ACTIVATIONS) -> None:
     """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place. `lowering`: as the
-    target wants it. What is packed already is `packed.py`'s."""
+    target wants it. `activations`: of `table.ACTIVATIONS`, heeded by weights in blocks. What is packed already is
+    `packed.py`'s."""
     chosen = PRECISIONS[precision]
     fused, standard = lowering.operators == ONNXRUNTIME, lowering.blocks == STANDARD
     if chosen.form == "integers":
         int8(model, fused=fused)
     elif chosen.form == "blocks":
-        weight_only(model, chosen.bits, standard=standard, fused=fused, blocks_in_tables=lowering.tables_in_blocks)
+        tables = lowering.tables_in_blocks
+        weight_only(model, chosen.bits, activations, standard=standard, fused=fused, blocks_in_tables=tables)
     elif chosen.form == "floats" and chosen.bits == 16:
         (half if precision in lowering.computes_in else stored_half)(model, ir.DataType[precision.upper()])
     if standard and chosen.opset > model.graph.opset_imports[""]:

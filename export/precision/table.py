@@ -92,7 +92,7 @@ PRECISIONS: dict[str, Precision] = {
     "int8-weights": Precision(
         "_int8",
         "int8",
-        "weights of 8 bits in blocks, float32 activations",
+        "weights of 8 bits in blocks",
         "blocks",
         8,
         Limits(0.95, 0.3, 1.0),
@@ -104,7 +104,7 @@ PRECISIONS: dict[str, Precision] = {
     "int4": Precision(
         "_q4",
         "q4",
-        "weights of 4 bits in blocks, embeddings of 8, float32 activations",
+        "weights of 4 bits in blocks, embeddings of 8",
         "blocks",
         4,
         Limits(0.85, 0.5, 2.0),
@@ -118,6 +118,14 @@ PRECISIONS: dict[str, Precision] = {
     ),
 }
 
+IN_BLOCKS = tuple(name for name, entry in PRECISIONS.items() if entry.form in ("blocks", "packed"))
+"""Precisions of weights in blocks, whose products leave a choice of what is done with the activations."""
+
+ACTIVATIONS = {"int8": 4, "float32": 1}
+"""The choice, and ONNX Runtime's number for it (MatMulNBits' accuracy_level): rounded to int8 in blocks, which is the
+fastest and the default, as it is ONNX Runtime's own; or multiplied as they are."""
+DEFAULT_ACTIVATIONS = "int8"
+
 
 def check_precisions(names: str | Iterable[str]) -> list[str]:
     """The names, each once; `UserError` for one that isn't in the table."""
@@ -127,3 +135,21 @@ def check_precisions(names: str | Iterable[str]) -> list[str]:
         said = f"precision {unknown[0]!r} is unknown" if unknown else "no precision given"
         raise UserError(f"{said}; choose from {', '.join(PRECISIONS)}")
     return chosen
+
+
+def check_activations(name: str | None, precisions: Iterable[str]) -> str:
+    """The name, or the default's; `UserError` for one that isn't in the table or that none of the precisions heeds."""
+    if name is None:
+        return DEFAULT_ACTIVATIONS
+    if name not in ACTIVATIONS:
+        raise UserError(f"activations {name!r} are unknown; choose from {', '.join(ACTIVATIONS)}")
+    if not set(precisions) & set(IN_BLOCKS):
+        have = ", ".join(IN_BLOCKS)
+        raise UserError(f"activations {name}: precision {', '.join(precisions)} has no choice; {have} have one")
+    return name
+
+
+def arithmetic(precision: str, activations: str | None) -> str:
+    """What is multiplied, in a few words."""
+    said = PRECISIONS[precision].said if precision in IN_BLOCKS else precision
+    return said if activations is None else f"{said}; {activations} activations"

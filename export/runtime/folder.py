@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.precision.table import PRECISIONS, check_precisions
+from export.precision.table import (
+    ACTIVATIONS,
+    DEFAULT_ACTIVATIONS,
+    IN_BLOCKS,
+    PRECISIONS,
+    STANDARD,
+    check_activations,
+    check_precisions,
+)
 from export.targets.coreml.shape import FixedShape
 from export.targets.names import (
     DECODER_COREML,
@@ -47,6 +55,21 @@ class OnnxFolder:
     config: TransformerConfig
     graphs: dict[str, Path]
     precision: str = "float32"
+    activations: str | None = None
+    """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such, or if nobody says."""
+    standard: bool = False
+    """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
+
+    def with_activations(self, wanted: str | None) -> OnnxFolder:
+        """The same, with these if it was made so that the session decides; `UserError` if not."""
+        if wanted is None or wanted == self.activations:
+            return self
+        check_activations(wanted, [self.precision])
+        # The classifier of one exported with int8 activations rounds them by operators of its own.
+        if not (self.standard and wanted == "int8"):
+            made = f"with {self.activations} activations" if self.activations else "elsewhere"
+            raise UserError(f"{self.path}: was exported {made}; export it with activations {wanted}")
+        return dataclasses.replace(self, activations=wanted)
 
     @property
     def place(self) -> Path:
@@ -98,9 +121,9 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         raise UserError(
             f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: python -m export build {path} OUT"
         )
-    config = _config(path)
     place = path / "onnx" if (path / "onnx").is_dir() else path
     precision = _precision(place, precision)
+    config, activations, standard = _described(path, precision)
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     there = files.keys()
@@ -118,7 +141,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     missing = [f"{name}{suffix}.onnx" for name in needed if name not in there]
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
-    return OnnxFolder(path, config, {name: files[name] for name in needed}, precision)
+    return OnnxFolder(path, config, {name: files[name] for name in needed}, precision, activations, standard)
 
 
 def precisions(path: str | Path) -> list[str]:
@@ -157,16 +180,29 @@ def _precision(place: Path, wanted: str | None) -> str:
     return there[0] if len(there) == 1 else "float32"
 
 
-def _config(path: Path) -> TransformerConfig:
+def _described(path: Path, precision: str) -> tuple[TransformerConfig, str | None, bool]:
+    """The config, and of this precision the activations and whether its blocks are read by standard operators."""
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
             values = read_json(file)
             try:
-                return _of_fixed_shape(values)
-            except (ValueError, KeyError, TypeError) as error:
+                return _of_fixed_shape(values), *_blocks(values, precision)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
-    return _from_marian(file, read_json(file))
+    return _from_marian(file, read_json(file)), None, False
+
+
+def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
+    """What weights in blocks are multiplied with, by our own description, which did not tell as long as there was no
+    choice; and whether standard operators read them."""
+    if precision not in IN_BLOCKS:
+        return None, False
+    entry = values.get("precisions", {}).get(precision, {})
+    activations = entry.get("activations", DEFAULT_ACTIVATIONS)
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations {activations!r} are none of {', '.join(ACTIVATIONS)}")
+    return activations, entry.get("blocks") == STANDARD
 
 
 def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:

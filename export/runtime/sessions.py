@@ -13,6 +13,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from export.precision.table import ACTIVATIONS
 from export.targets.coreml import trial
 from export.targets.names import (
     DECODER_COREML,
@@ -48,10 +49,13 @@ SMALL = 24e6
 """Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
 
 
-def session_options(threads: int | None = None, patience: int = 0) -> ort.SessionOptions:
+def session_options(
+    threads: int | None = None, patience: int = 0, activations: str | None = None
+) -> ort.SessionOptions:
     """As sessions here are opened. threads: of one operator; None lets ONNX Runtime take the machine's cores.
 
-    patience: microseconds for which idle threads stay awake after a run.
+    patience: microseconds for which idle threads stay awake after a run. activations: what ONNX Runtime's own operator
+    for weights in blocks, where it makes that from standard ones, multiplies them with (`precision.ACTIVATIONS`).
     """
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads} must be at least 1, or left out")
@@ -64,6 +68,8 @@ def session_options(threads: int | None = None, patience: int = 0) -> ort.Sessio
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(patience))
     else:
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    if activations is not None:
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(ACTIVATIONS[activations]))
     options.log_severity_level = 3
     return options
 
@@ -169,7 +175,8 @@ class Opener:
         return sessions
 
     def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
-        options = session_options(threads, STEP_PATIENCE if name in (ENCODER_CPU, DECODER_CPU) else 0)
+        patience = STEP_PATIENCE if name in (ENCODER_CPU, DECODER_CPU) else 0
+        options = session_options(threads, patience, self.folder.activations)
         if weights is not None and self.folder.weights is not None:
             share(options, self.folder.weights.name, weights)
         transposes = self.on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices

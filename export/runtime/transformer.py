@@ -48,11 +48,14 @@ class OnnxTransformer:
         threads: int | None = None,
         precision: str | None = None,
         verify: bool = True,
+        activations: str | None = None,
     ):
         """providers: ONNX Runtime's execution providers, default CPU; Core ML is tried out first. threads: see
         `session_options`. precision: one of the folder's; default: float32, or the only one. verify: compare its files
-        with the digests in its manifest, if it has one."""
-        self.folder: OnnxFolder = open_folder(folder, precision)
+        with the digests in its manifest, if it has one. activations: "float32" or "int8", what weights in blocks are
+        multiplied with; default: what they were exported with. A package of standard operators exported with float32
+        runs with either, any other as it is."""
+        self.folder: OnnxFolder = open_folder(folder, precision).with_activations(activations)
         self.config = self.folder.config
         self._open = Opener(self.folder, providers, verify)
         self.sessions = self._open(threads)
@@ -79,7 +82,7 @@ class OnnxTransformer:
     @property
     def shares_scales(self) -> bool:
         """Whether a sentence's result may depend on those computed with it (int8): see `precision.table.Precision`."""
-        return PRECISIONS[self.folder.precision].shared_scale
+        return PRECISIONS[self.folder.precision].shared_scale and self.folder.activations != "float32"
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""

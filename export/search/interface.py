@@ -10,6 +10,8 @@ CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
 PRECISION = "mlx_transformer.precision"
 """Likewise: one of `precision.PRECISIONS`."""
+ACTIVATIONS = "mlx_transformer.activations"
+"""Likewise: one of `precision.ACTIVATIONS`, where the precision leaves the choice."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
 

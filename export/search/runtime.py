@@ -32,7 +32,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import verify_file
 
-from .interface import CONFIG, DEFAULTS, TEXT_DOMAIN
+from .interface import ACTIVATIONS, CONFIG, DEFAULTS, TEXT_DOMAIN
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Translation
@@ -65,20 +65,13 @@ class SearchModel:
         self.path = Path(path)
         if verify:
             verify_file(self.path)
-        options = session_options(threads or None)
-        if find_spec(EXTENSIONS):
-            options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-        given: dict[str, Any] = {"providers": asked(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
-        try:
-            self.session = ort.InferenceSession(path, options, **given)
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            reason = str(error).splitlines()[0]
-            if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
-                reason = "its text operators need: pip install -e '.[text]' in the project's folder"
-            raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
+        self.session = _opened(self.path, threads, providers)
         metadata = self.session.get_modelmeta().custom_metadata_map
         if CONFIG not in metadata:
             raise UserError(f"{path}: is no search graph of ours: write one with export_search")
+        # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
+        if metadata.get(ACTIVATIONS) == "float32":
+            self.session = _opened(self.path, threads, providers, "float32")
         self.takes_text = "text" in {entry.name for entry in self.session.get_inputs()}
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
@@ -161,6 +154,22 @@ class SearchModel:
             ]
             for sentence in zip(sequences, lengths, scores, strict=True)
         ]
+
+
+def _opened(
+    path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None
+) -> ort.InferenceSession:
+    options = session_options(threads or None, activations=activations)
+    if find_spec(EXTENSIONS):
+        options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
+    given: dict[str, Any] = {"providers": asked(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
+    try:
+        return ort.InferenceSession(path, options, **given)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        reason = str(error).splitlines()[0]
+        if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
+            reason = "its text operators need: pip install -e '.[text]' in the project's folder"
+        raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
 
 
 def _check_finite(found: Sequence[Sequence[Hypothesis | Translation]], what: str) -> None:

@@ -17,14 +17,14 @@ from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
-from export.precision.table import PRECISIONS, check_precisions
+from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.spec.checkpoint import open_checkpoint, weights_digest
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 
 from .graph import search_model
-from .interface import PRECISION, SOURCE
+from .interface import ACTIVATIONS, PRECISION, SOURCE
 from .placement import move_inside
 from .steps import STEPS
 
@@ -39,6 +39,7 @@ def export_search(
     *,
     target: str = "portable",
     precision: str = "float32",
+    activations: str | None = None,
     text: bool = False,
     external: bool = False,
     gate_source: str | Path | None = None,
@@ -49,10 +50,10 @@ def export_search(
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
     target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster there.
-    text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
-    external: weights in a second file, OUT_data; always so for weights of more than 2 GB. A file made of the
-    same weights is replaced when the new one is complete, any other only with `force`. Lower precisions are judged as
-    by `export_onnx`, on a package of the same.
+    activations: as in `export_onnx`. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever
+    runs the file registers. external: weights in a second file, OUT_data; always so for weights of more than 2 GB. A
+    file made of the same weights is replaced when the new one is complete, any other only with `force`. Lower
+    precisions are judged as by `export_onnx`, on a package of the same.
     Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
     """
     chosen = target_of(target)
@@ -61,6 +62,7 @@ def export_search(
         raise UserError(f"search in the graph: target {target!r} has none; choose one of {there}")
     (precision,) = check_precisions(precision)
     chosen.check_precisions([precision])
+    multiplied = check_activations(activations, [precision])
     out = Path(out)
     if out.suffix != ".onnx" or out.is_dir():
         raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
@@ -76,15 +78,17 @@ def export_search(
     check_integers(opened, [precision])
     model = search_model(opened.config, target, tokenizer)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    change(model, precision, replace(chosen.lowering, computes_in=()))
+    change(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
+    if precision in IN_BLOCKS:
+        model.metadata_props[ACTIVATIONS] = multiplied
     if PRECISIONS[precision].form == "packed":
-        use_packed_operators(model, opened)
+        use_packed_operators(model, opened, multiplied)
     unpack_on_load(model, opened)
     judged = [precision] if precision in LIMITS else []
     if gate_text(opened, judged, gate_source, gate_reference, told) is not None:
         gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference}
-        _judge(checkpoint, out, precision, force=force, told=told, **gate)
+        _judge(checkpoint, out, precision=precision, activations=activations, force=force, told=told, **gate)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
@@ -105,11 +109,11 @@ def _source(file: Path) -> str | None:
     return {entry.key: entry.value for entry in model.metadata_props}.get(SOURCE)
 
 
-def _judge(checkpoint: str | Path, out: Path, precision: str, **gate: Any) -> None:
+def _judge(checkpoint: str | Path, out: Path, **options: Any) -> None:
     """`UserError` if a package of this precision would be refused."""
     with TemporaryDirectory() as folder:
         package = Path(folder) / "package"
         try:
-            export_onnx(checkpoint, package, precision=precision, **gate)
+            export_onnx(checkpoint, package, **options)
         except UserError as error:
             raise UserError(str(error).replace(str(package), str(out))) from None

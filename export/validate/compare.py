@@ -9,7 +9,6 @@ tokens     the likeliest token at every position; greedy and beam search and sam
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.precision.table import arithmetic
 from export.reference import Reference
 from export.runtime.folder import precisions
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.versions import versions
 
 from .cases import Case, fresh_seed, grid, reference_taps, tokenised
@@ -30,13 +31,14 @@ from .checks.free_running import Words, attempt, free_running, most_positions, w
 from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
+from .checks.weights import check_weights, held_by
 from .engines.foreign_engine import ForeignEngine, is_foreign
-from .engines.protocol import Engine, Unavailable
+from .engines.protocol import Engine, Unavailable, activations_of, budget_of, is_exact
 from .engines.registry import default_runtimes, open_engine
-from .findings import PLAIN, TAPPED, Point, Runtime, Weights
+from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
 from .locate.isolate import Culprit, isolable, isolate
 from .report import Report
-from .rule import Deviation, Measurement, Natural, Truth, budget_for, stored_as
+from .rule import Deviation, Measurement, Natural, Truth
 from .threads import one_blas_thread
 
 Array = NDArray
@@ -118,33 +120,23 @@ def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Se
 def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
-    c = checkpoint.config
-    truth64, truth32 = Reference(c, stored), Reference(c, stored, np.float32)
     inside = [engine for engine in engines if not getattr(engine, "logits_only", False)]
-    weights = [check for engine in inside for check in _weights(engine, stored)]
-    taken: list[Sample] = []
-    natural: list[Natural] = []
-    agreement = Agreement()
-    for case in cases:
-        truths = _truths(truth64, truth32, case)
-        natural.append(truths["logits"].natural)
-        for engine in engines:
-            for path, tap, got, why in _outputs(engine, case, truths):
-                exact = engine.precision in ("float32", "tf32")
-                deviation = Deviation.of(got, truths[tap] if exact else replace(truths[tap], bits=None), why)
-                taken.append(Sample(engine, path, tap, case, deviation, truths[tap].natural))
-                if tap == "logits":
-                    agreement.see(engine.name, path, case, got, truths[tap])
-    points = _judged(taken, SecondLook(c, stored))
-    limits = {engine.name: _limit(engine, natural) for engine in engines}
-    tokens = (*agreement.judged(limits), *free_running(truth64, inside, cases, limits, words))
+    weights = [check for engine in inside for check in check_weights(engine, stored)]
+    held = {engine.name: held_by(engine, stored) for engine in engines}
+    points: list[Point] = []
+    tokens: list[Tokens] = []
+    for network in {id(values): values for values in held.values()}.values():
+        members = [engine for engine in engines if held[engine.name] is network]
+        found = _against(checkpoint.config, network, members, cases, words)
+        points += found[0]
+        tokens += found[1]
     report = Report(
         checkpoint=str(checkpoint.folder),
         onnx="",
         seed=0,
         runtimes=tuple(
             Runtime(
-                *(e.name, e.precision, e.device, budget_for(e.precision, e.device), e.details()),
+                *(e.name, e.precision, e.device, budget_of(e), e.details(), arithmetic(e.precision, activations_of(e))),
                 logits_only=getattr(e, "logits_only", False),
                 unseen=getattr(e, "unseen", ()),
                 search_only=getattr(e, "search_only", False),
@@ -155,18 +147,41 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         inputs=tuple(f"{case.name} {case.ids.shape}" for case in cases),
         weights=tuple(weights),
         points=tuple(points),
-        tokens=tokens,
+        tokens=tuple(tokens),
         seconds=time.perf_counter() - begin,
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
         structures=tuple(structures(inside)),
     )
-    culprits = tuple(_culprits(report, engines, cases, stored))
+    culprits = tuple(_culprits(report, engines, cases, held))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
 
 
+def _against(
+    c: TransformerConfig, weights: Mapping[str, Array], engines: Sequence[Engine], cases: Sequence[Case], words: Words
+) -> tuple[list[Point], list[Tokens]]:
+    """Runtimes of one network against its reference."""
+    truth64, truth32 = Reference(c, weights), Reference(c, weights, np.float32)
+    taken: list[Sample] = []
+    natural: list[Natural] = []
+    agreement = Agreement()
+    for case in cases:
+        truths = _truths(truth64, truth32, case)
+        natural.append(truths["logits"].natural)
+        for engine in engines:
+            for path, tap, got, why in _outputs(engine, case, truths):
+                truth = truths[tap] if is_exact(engine) else replace(truths[tap], bits=None)
+                taken.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
+                if tap == "logits":
+                    agreement.see(engine.name, path, case, got, truths[tap])
+    limits = {engine.name: _limit(engine, natural) for engine in engines}
+    inside = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    points = _judged(taken, SecondLook(c, weights))
+    return points, [*agreement.judged(limits), *free_running(truth64, inside, cases, limits, words)]
+
+
 def _culprits(
-    report: Report, engines: Sequence[Engine], cases: Sequence[Case], stored: Mapping[str, Array]
+    report: Report, engines: Sequence[Engine], cases: Sequence[Case], held: Mapping[str, Mapping[str, Array]]
 ) -> Iterator[Culprit]:
     """For each runtime over budget, the operation behind the first point where that shows."""
     inputs = {case.name: case for case in cases}
@@ -174,47 +189,7 @@ def _culprits(
         point = report.first_over_budget(engine.name)
         if point is not None and isolable(engine):
             position = next(iter(point.worst.deviation.index[1:]), None)
-            yield isolate(engine, stored, inputs[point.case], point.path, point.tap, position)
-
-
-def _weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
-    """One check for each place in which an engine holds parameters."""
-    as_stored = getattr(engine, "as_stored", lambda where, name, array: stored_as(array, engine.precision))
-    found: dict[str, dict[str, Array]] = {}
-    for where, name, array in engine.parameters():
-        found.setdefault(where, {})[name] = array
-    for where, arrays in found.items():
-        expected = {name: as_stored(where, name, stored[name]) for name in arrays if name in stored}
-        problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
-        yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
-    missing = [name for name in stored if not any(name in arrays for arrays in found.values())]
-    if missing:
-        yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
-
-
-def digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 of names, types, shapes and values, in the order of the names."""
-    found = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
-
-
-def difference(name: str, expected: Array | None, got: Array) -> str:
-    """What distinguishes two arrays bit for bit; empty if nothing does."""
-    if expected is None:
-        return f"{name} is no parameter of the checkpoint"
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return f"{name} is {got.dtype}{got.shape}, expected {expected.dtype}{expected.shape}"
-    size = expected.dtype.itemsize
-    bits = (np.ascontiguousarray(part).view(f"u{size}") for part in (got, expected))
-    differing = np.argwhere(np.not_equal(*bits))
-    if not len(differing):
-        return ""
-    place = tuple(int(i) for i in differing[0])
-    values = f"{got[place]:.9g}, expected {expected[place]:.9g}"
-    return f"{name}: {len(differing)} of {got.size} values differ in their bits, first {list(place)}: {values}"
+            yield isolate(engine, held[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
 def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
@@ -259,7 +234,7 @@ def _judged(taken: Sequence[Sample], second_look: SecondLook) -> list[Point]:
     points: dict[tuple[str, str, str], Point] = {}
     for sample in taken:
         engine, tap = sample.engine, sample.tap
-        budget = budget_for(engine.precision, engine.device)
+        budget = budget_of(engine)
         found = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
         if not found.passed and found.share <= FAR and sample.deviation.same_bits is None:
             natural = second_look(sample.case, tap)
@@ -273,7 +248,7 @@ def _judged(taken: Sequence[Sample], second_look: SecondLook) -> list[Point]:
 
 def _limit(engine: Engine, natural: Sequence[Natural]) -> float:
     """The largest error that a logit of this runtime may have, by the natural errors of all inputs' logits."""
-    budget, pool = budget_for(engine.precision, engine.device), Natural.pooled(natural)
+    budget, pool = budget_of(engine), Natural.pooled(natural)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in natural)
 
 

@@ -29,6 +29,12 @@ Bit for bit
   All weights, as every file and every model in memory holds them (rounded to nearest even in float16 and bfloat16), and
   in float32 the sum of embedding and position, which every runtime can compute exactly alike.
 
+Weights in blocks
+  Precisions int8-weights, int4 and packed multiply their weights with activations that are rounded to int8 in blocks,
+  or with float32 activations, as they were exported; the report names which. With float32 activations they are another
+  float32 network, whose weights are the stored integers times their scales: it is held against the reference of that
+  network, by float32's budget.
+
 Tokens
   The likeliest token at every position of given text; logits with a cache against those without; greedy search, beam
   search and sampling (all runtimes draw with the same noise), token by token. A runtime may part from the reference

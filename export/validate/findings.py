@@ -18,6 +18,8 @@ class Runtime:
     device: str
     budget: Budget
     details: dict[str, str]
+    arithmetic: str = ""
+    """What it multiplies, in a few words."""
     logits_only: bool = False
     """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
     unseen: tuple[str, ...] = ()

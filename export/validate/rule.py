@@ -70,8 +70,14 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 }
 
 
-def budget_for(precision: str, device: str) -> Budget:
-    """The declared budget; `UserError` for a precision that has none."""
+def budget_for(precision: str, device: str, activations: str | None = None) -> Budget:
+    """The declared budget; `UserError` for a precision that has none.
+
+    Weights in blocks that are multiplied with float32 `activations` are another float32 network, that of the weights as
+    they are stored: its runtime is held against that network's reference, to float32's budget.
+    """
+    if activations == "float32":
+        precision = "float32"
     found = BUDGETS.get((precision, device))
     if found is None and (precision, "cpu") in BUDGETS:
         found = replace(BUDGETS[precision, "cpu"], origin=_DECLARED)

@@ -25,6 +25,10 @@ def export(
             help="float32, float16, bfloat16, int8, int8-weights, int4, packed; several: give the option several times."
         ),
     ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(help="Of int8-weights, int4 and packed: int8 or float32, what their weights are multiplied with."),
+    ] = None,
     fixed_shape: Annotated[
         str | None, typer.Option(help="Of target coreml: ROWSxSOURCExTARGET, such as 1x64x64.")
     ] = None,
@@ -43,14 +47,15 @@ def export(
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
 
-    gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference, "force": force, "told": print}
+    more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": print}
+    more |= {"gate_source": gate_source, "gate_reference": gate_reference}
     if search or text:
         if fixed_shape is not None or len(precision or []) > 1:
             raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
-        export_search(checkpoint, out, target=target, precision=(precision or ["float32"])[0], text=text, **gate)
+        export_search(checkpoint, out, precision=(precision or ["float32"])[0], text=text, **more)
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
         return
-    export_onnx(checkpoint, out, target=target, precision=precision or "float32", fixed_shape=fixed_shape, **gate)
+    export_onnx(checkpoint, out, precision=precision or "float32", fixed_shape=fixed_shape, **more)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")

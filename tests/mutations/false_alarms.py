@@ -15,7 +15,7 @@ from options import OPTIONS, fitted
 from random_models import write_model
 from rich.console import Console
 
-from export.precision.table import PRECISIONS
+from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
 from export.validate import Report, compare
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -61,7 +61,8 @@ def random_options(config: TransformerConfig, rng: np.random.Generator) -> dict[
     precision = str(rng.choice(LOWER)) if target != "cuda" and rng.integers(2) else "float32"
     if precision == "packed" and (config.d_model % GROUP or target == "web"):
         precision = "int8"
-    return {"target": target, "precision": precision}
+    chosen = {"activations": str(rng.choice(list(ACTIVATIONS)))} if precision in IN_BLOCKS else {}
+    return {"target": target, "precision": precision, **chosen}
 
 
 def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, Report]]:

@@ -84,12 +84,14 @@ class OnnxEngine:
     """An exported folder. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of it
     whose data files lie beside `path`."""
 
+    activations: str | None = None
+    """What weights in blocks are multiplied with, as the folder says."""
     precision = "float32"
     """Of its files; a subclass may set tf32, which is a way to compute and has no files of its own."""
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, precision: str | None = None):
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
-        self.precision = self.folder.precision
+        self.precision, self.activations = self.folder.precision, self.folder.activations
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
         self.config = self.folder.config
         check_same_model(self.folder, checkpoint)

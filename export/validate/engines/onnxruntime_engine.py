@@ -116,7 +116,7 @@ class OnnxRuntimeEngine(OnnxEngine):
             self.precision = "tf32"
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ProfiledSession | Any:
-        options = session_options(self.threads)
+        options = session_options(self.threads, activations=self.activations)
         options.graph_optimization_level = LEVELS[self.optimisation]
         tf32 = {"use_tf32": int(self.tf32)}
         providers = asked([(self.provider, tf32) if self.device == "cuda" else self.provider])

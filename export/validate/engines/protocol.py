@@ -10,6 +10,7 @@ from typing import Protocol
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
+from export.validate.rule import Budget, budget_for
 from mlx_transformer.spec.errors import UserError
 
 Array = NDArray
@@ -117,3 +118,18 @@ class Engine(Protocol):
     ) -> list[tuple[list[int], float]]:
         """Best output (ids without eos, score) of each source; with `sample`, a seed, drawn tokens."""
         ...
+
+
+def budget_of(engine: Engine) -> Budget:
+    """By its arithmetic: its precision, and what it multiplies weights in blocks with."""
+    return budget_for(engine.precision, engine.device, activations_of(engine))
+
+
+def is_exact(engine: Engine) -> bool:
+    """Whether a look-up must show float32's bits: those of the parameters that the engine holds."""
+    return engine.precision in ("float32", "tf32") or activations_of(engine) == "float32"
+
+
+def activations_of(engine: Engine) -> str | None:
+    """Of `precision.ACTIVATIONS`; None where there is no choice."""
+    return getattr(engine, "activations", None)

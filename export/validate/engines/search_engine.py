@@ -14,8 +14,9 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
-from export.search.interface import CONFIG, PRECISION
+from export.search.interface import ACTIVATIONS, CONFIG, PRECISION
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import asked
 from export.validate.cases import Case
@@ -53,14 +54,17 @@ class SearchEngine(NoCachedPath, OnnxEngine):
             raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
         check_same_model(self.model, checkpoint)
         self.checkpoint, self.config, self.device, self.threads = checkpoint, self.model.config, device, threads
-        self.precision = self.model.session.get_modelmeta().custom_metadata_map.get(PRECISION, "float32")
+        metadata = self.model.session.get_modelmeta().custom_metadata_map
+        self.precision = metadata.get(PRECISION, "float32")
+        if self.precision in IN_BLOCKS:
+            self.activations = metadata.get(ACTIVATIONS, DEFAULT_ACTIVATIONS)
         self.files, self._round_trips = {"search": path}, {}
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
         """A part of the file; the whole of it is open already."""
         if model is None:
             return self.model.session
-        options = session_options(self.threads)
+        options = session_options(self.threads, activations=self.activations)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
         return ort.InferenceSession(model.SerializeToString(), options, providers=asked([self.provider]))
 

@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.precision.table import ACTIVATIONS
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
@@ -107,11 +108,12 @@ class Host:
 class WasmSession:
     """One graph in the Node process, with the methods of an ONNX Runtime session."""
 
-    def __init__(self, host: Host, model: onnx.ModelProto, file: Path, folder: Path):
-        """`file`: the model; `folder`: where its data files lie."""
+    def __init__(self, host: Host, model: onnx.ModelProto, file: Path, folder: Path, activations: str | None = None):
+        """`file`: the model; `folder`: where its data files lie; `activations`: see `session_options`."""
         self.host, self.inputs, self.outputs = host, *graph_entries(model)
         data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(_data_files(model)))]
-        self.number = host.ask({"open": str(file.resolve()), "data": data})[0]["session"]
+        level = None if activations is None else str(ACTIVATIONS[activations])
+        self.number = host.ask({"open": str(file.resolve()), "data": data, "level": level})[0]["session"]
 
     def get_inputs(self) -> list[Any]:
         return self.inputs
@@ -136,11 +138,12 @@ class WasmEngine(OnnxEngine):
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> WasmSession:
         try:
             if model is None:
-                return WasmSession(self.host, onnx.load(path, load_external_data=False), path, path.parent)
+                graph = onnx.load(path, load_external_data=False)
+                return WasmSession(self.host, graph, path, path.parent, self.activations)
             with tempfile.TemporaryDirectory(prefix="validate-") as folder:
                 file = Path(folder) / path.name
                 file.write_bytes(model.SerializeToString())
-                return WasmSession(self.host, model, file, path.parent)
+                return WasmSession(self.host, model, file, path.parent, self.activations)
         except RuntimeError as error:
             raise UserError(f"{path}: ONNX Runtime Web can't load it ({' '.join(str(error).split())[:300]})") from error
 

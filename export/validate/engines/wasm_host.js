@@ -2,7 +2,7 @@
 // node wasm_host.js PATH_OF_ONNXRUNTIME_WEB THREADS
 //
 // A message in either direction: its header's length (uint32, little endian), the header (JSON), then the bytes of the
-// header's `tensors` one after another. Requests: {open, model, data: [{path, file}]}, {run, session, outputs, tensors}.
+// header's `tensors` one after another. Requests: {open, data: [{path, file}], level}, {run, session, outputs, tensors}.
 
 const fs = require('fs');
 const path = require('path');
@@ -67,7 +67,8 @@ async function main() {
     try {
       if ('open' in request) {
         const externalData = request.data.map((entry) => ({ path: entry.path, data: fs.readFileSync(entry.file) }));
-        const options = { executionProviders: ['wasm'], externalData };
+        const extra = request.level ? { session: { qdq_matmulnbits_accuracy_level: request.level } } : {};
+        const options = { executionProviders: ['wasm'], externalData, extra };
         sessions.push(await ort.InferenceSession.create(fs.readFileSync(request.open), options));
         send({ session: sessions.length - 1 });
       } else {

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.engines.protocol import Engine
+from export.validate.engines.protocol import Engine, budget_of, is_exact
 from export.validate.points import tap_names
-from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
+from export.validate.rule import Deviation, Measurement, Natural, Truth
 from mlx_transformer.spec.config import TransformerConfig
 
 from .hypotheses import explain
@@ -113,8 +113,8 @@ def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
         deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)
     valid = valid_at(point, s.case, s.part, t64.shape[1])
-    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.precision in ("float32", "tf32"))
-    budget = budget_for(engine.precision, engine.device)
+    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and is_exact(engine))
+    budget = budget_of(engine)
     return Measurement.of(Deviation.of(got, truth), truth.natural, truth.natural, budget)
 
 

@@ -76,7 +76,7 @@ def _plots(r: ReportData) -> str:
             continue
         paths = dict.fromkeys(p.path for p in points)
         key = "".join(f'<i style="background:{colour(i)}"></i>{escape(path)}' for i, path in enumerate(paths))
-        budget = f"{runtime.precision} on {runtime.device}: rms {runtime.budget.rms:g}, max {runtime.budget.max:g}"
+        budget = f"{runtime.arithmetic} on {runtime.device}: rms {runtime.budget.rms:g}, max {runtime.budget.max:g}"
         cards.append(
             f'<div class="card"><h3>{escape(runtime.name)} <span class="soft">budget {escape(budget)} times the '
             f'reference\'s own error in that precision</span></h3><p class="key">{key}</p>{plot(points, taps)}</div>'

@@ -70,7 +70,7 @@ def _points_table(report: ReportData) -> Table:
         rows.setdefault(label, {})[runtime] = _mark(point.passed, ratios)
     for label in sorted(rows, key=lambda label: ", " in label):
         table.add_row(label, *(rows[label].get(name, "") for name in runtimes))
-    budgets = ", ".join(f"{r.name} {r.budget.rms:g} and {r.budget.max:g}" for r in report.runtimes)
+    budgets = ", ".join(f"{r.name} ({r.arithmetic}) {r.budget.rms:g} and {r.budget.max:g}" for r in report.runtimes)
     table.caption = f"in units of float32's own error; budget: {budgets}"
     return table
 
