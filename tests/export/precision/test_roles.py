@@ -97,7 +97,7 @@ def test_roles_not_names_choose_what_is_quantised() -> None:
         ("output_proj.weight", False),
         ("last.weight", True),
     ]
-    weight_only(model, 4, standard=False, fused=True, blocks_in_tables=True)
+    weight_only(model, 4, "int8", standard=False, fused=True, blocks_in_tables=True)
     stored = {name: value.dtype for name, value in model.graph.initializers.items()}
     assert stored["embedding.weight"] == ir.DataType.FLOAT
     assert {"positions.words.weight.uint8_rows", "output_proj.weight.uint4", "last.weight.uint8"} <= stored.keys()
