@@ -177,7 +177,8 @@ class _Interrupts:
     def __exit__(self, *_: object) -> None:
         if self._mine:
             sys.unraisablehook = self._hook
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._whole else signal.default_int_handler)
+            ended = signal.SIG_DFL if self.raised else signal.SIG_IGN  # too late: all is done, and its status is known
+            signal.signal(signal.SIGINT, ended if self._whole else signal.default_int_handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._naps * NAP < PATIENCE and _importing(frame):

@@ -198,6 +198,19 @@ def test_a_report_that_nobody_reads_is_no_mismatch(made):
         assert process.stderr.read() == ""
 
 
+def test_an_interruption_after_the_end_changes_nothing():
+    """Python takes its time to take itself down."""
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from mlx_transformer.cli import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['mlx-transformer', '--help']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("moment", range(8))
 def test_interrupted_at_any_moment(made, moment):
     """Python itself takes a while to start, before which no program of it has a say: there a line shows first."""
