@@ -74,6 +74,7 @@ def test_a_file_is_read_once_while_nobody_touches_it(folder, hashed):
 
 def test_a_folder_without_a_manifest_passes(tmp_path):
     verify_files(tmp_path, ["anything"], listed=["else"])
+    assert manifest.read_manifest(tmp_path) is None
 
 
 def test_one_file_and_its_data(folder):
