@@ -43,7 +43,7 @@ class Reader:
     the texts are a hundred phrases, and the server's port is a free one.
     """
 
-    ARGS = {"make quickstart": "--minutes 0.1", "make test": "tests/test_makefile.py"}  # noqa: RUF012
+    ARGS = {"make quickstart": "--minutes 0.1", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
 
     def __init__(self, folder: Path):
         self.folder, self.server = folder, None

@@ -102,7 +102,9 @@ def test_external_data_from_any_size_on(checkpoint, exported, tmp_path, threshol
     folder = export_onnx(checkpoint, tmp_path / "onnx", external_threshold=threshold)
     data = list((folder / "onnx").glob("*_data"))
     assert len(data) == files
-    said = json.loads((folder / "config.json").read_text())["transformers.js_config"]["use_external_data_format"]
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))["transformers.js_config"][
+        "use_external_data_format"
+    ]
     assert said == {}  # transformers.js looks for data by the graph's name, and no graph is called model
     for path in graph_files(folder):
         expected = initializers(exported / "onnx" / path.name)
@@ -183,9 +185,11 @@ def test_what_consumers_read(tmp_path):
         "eos_token": "</s>",
         "unk_token": "<unk>",
     }
-    assert (folder / "tokenizer.json").read_text() == (checkpoint / "tokenizer.json").read_text()
+    assert (folder / "tokenizer.json").read_text(encoding="utf-8") == (checkpoint / "tokenizer.json").read_text(
+        encoding="utf-8"
+    )
     assert TransformerConfig.from_dict(read["mlx_transformer.json"]["config"]) == config
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
     assert (
         read["mlx_transformer.json"]["source"]["model.safetensors"]["sha256"]
         == (manifest["files"]["model.safetensors"]["sha256"])
@@ -197,7 +201,7 @@ def test_what_consumers_read(tmp_path):
 def test_what_consumers_read_of_other_shapes(name, model_type, tmp_path):
     config = configs()[name]
     folder = export_onnx(save_checkpoint(tmp_path / "model", config, random_weights(config)), tmp_path / "onnx")
-    values = json.loads((folder / "config.json").read_text())
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert values["model_type"] == model_type
     assert values["hidden_size"] // values["num_attention_heads"] == config.d_k
     assert (folder / "generation_config.json").exists() == config.has_decoder
