@@ -28,7 +28,7 @@ help:
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
-	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see README)'
+	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see mlx_transformer/training/README.md)'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
 	@echo 'make setup          only make $(VENV); setup-dev adds the tools for tests and lint'
@@ -218,7 +218,7 @@ test-slow: $(VENV)/.installed-dev
 
 multi30k: $(VENV)/.installed
 	@if [ ! -f '$(DATA)/train.en' ]; then \
-	  echo 'make: DATA=folder with train, val and test_2016_flickr in .en and .de; README says where to get them' >&2; exit 1; \
+	  echo 'make: DATA=folder with train, val and test_2016_flickr in .en and .de; mlx_transformer/training/README.md says where to get them' >&2; exit 1; \
 	fi
 	@$(BIN)/mlx-transformer train multi30k --source '$(DATA)/train.en' --target '$(DATA)/train.de' \
 	  --valid-source '$(DATA)/val.en' --valid-target '$(DATA)/val.de' --out '$(MULTI30K_OUT)' $(ARGS)

@@ -82,9 +82,9 @@ def test_translation_pipeline(consumer, trained, ask):
     assert ask(consumer, "pipeline") == trained.tokenizer.decode_batch([tokens for _, tokens in trained.finished()])
 
 
-def test_javascript_of_the_readme(trained):
+def test_javascript_of_the_targets_page(trained):
     """In Node, so from a folder instead of a server, on the device that is called so there."""
-    (code,) = (b.code for b in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if b.kind == "js")
+    (code,) = (b.code for b in blocks((ROOT / "export/targets/README.md").read_text("utf-8")) if b.kind == "js")
     expected = trained.tokenizer.decode(trained.model.generate(trained.tokenizer.encode_batch(["May 3, 2024"]))[0])
     for ours, here in {
         "'/models/'": f"'{trained.web.parent}/'",
