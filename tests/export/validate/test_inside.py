@@ -102,6 +102,7 @@ def test_an_operation_to_come_is_found_by_its_point_and_parameters() -> None:
 def test_a_norm_reads_the_point_before_it(name: str) -> None:
     """By which what is wrong with one is tried out: a sum, the layer before, a projection of its own."""
     points = inside_names(CONFIGS[name])
+    assert any(point.endswith("norm") for point in points)
     for earlier, point in pairwise(points):
         if point.endswith(("query_norm", "key_norm")):
             assert earlier == point.replace("_norm", "_proj")
