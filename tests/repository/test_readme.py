@@ -1,4 +1,4 @@
-"""The README's code blocks, run in their order in one folder."""
+"""The code blocks of the README and of the pages it links to, run in their order in one folder."""
 
 import json
 import re
@@ -20,7 +20,10 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = blocks(README)
+PAGES = ["README.md", *dict.fromkeys(re.findall(r"\]\((\w+/[\w/]+/README\.md)", README))]
+"""In the order in which the README leads to them."""
+TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+BLOCKS = [block for text in TEXT.values() for block in blocks(text)]
 # Blocks of shell with one of these take minutes, or a model that was trained.
 LONG = re.compile(r"^make |mlx-transformer train|--gate-source", re.MULTILINE)
 RUN = [block for block in BLOCKS if block.kind in ("sh", "python")]
@@ -49,11 +52,17 @@ def read(reader: Reader, chosen: list[Block]) -> None:
 
 
 def test_every_block_is_of_a_kind_that_is_run_or_is_no_code():
-    """`js` is run by the consumers' tests."""
-    assert {block.kind for block in BLOCKS} == {"sh", "python", "js", "text"}
+    """`js` is run by the consumers' tests, `toml` compared by those of recipes."""
+    assert {block.kind for block in BLOCKS} == {"sh", "python", "js", "text", "toml"}
     for block in BLOCKS:
         if block.kind == "text":
             assert not re.search(r"^(\$|make|curl|\.venv|import|from) ", block.code, re.MULTILINE), block
+
+
+def test_the_readme_leads_to_every_page_and_can_be_read_at_once():
+    files = [path for top in ("export", "mlx_transformer") for path in (ROOT / top).rglob("*.md")]
+    assert {path.relative_to(ROOT).as_posix() for path in files} == set(PAGES[1:])
+    assert len(README.splitlines()) <= 150
 
 
 def test_blocks_without_training(tmp_path):
@@ -62,7 +71,7 @@ def test_blocks_without_training(tmp_path):
     for run in ("quickstart", "runs/mine"):
         folder = write_text_model(tmp_path / run, max_positions=128)
     shutil.copytree(folder / "onnx", tmp_path / "runs/mine-onnx")
-    assert len(WITHOUT_TRAINING) >= 8
+    assert len(WITHOUT_TRAINING) >= 10
     read(reader, WITHOUT_TRAINING)
     assert (tmp_path / "runs/opus-en-de/config.json").exists()
     assert (tmp_path / "runs/mine-hf/config.json").exists()
@@ -84,7 +93,7 @@ def test_example_of_the_package():
 
 
 def test_extras_that_are_named_exist():
-    named = set(re.findall(r"pip install -e '\.\[(\w+)\]'", README))
+    named = set(re.findall(r"pip install -e '\.\[(\w+)\]'", "".join(TEXT.values())))
     assert named >= {"serve", "text"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert named <= project["optional-dependencies"].keys()

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from assertions import files_below, hollow_asserts, idle_tests
@@ -18,7 +19,7 @@ from packaging.utils import canonicalize_name
 LARGEST_FILE = 1_000_000  # bytes
 # A path that exists on one person's machine only.
 PERSONAL_PATH = re.compile(r"(?<![\w.$}/-])/(?:home|Users|root|work|mnt|media)/\w")
-MARKDOWN_LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
+MARKDOWN_LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
 DISTRIBUTION = "mlx-transformer"
 # Modules that are imported only where an extra is installed, and may therefore import its packages at their top.
 EXTRAS = {f"export.serve.{name}": "serve" for name in ("app", "metrics", "server", "service")}
@@ -76,10 +77,34 @@ def test_markdown_links_lead_somewhere(tracked: list[str]) -> None:
         f"{name}: {link}"
         for name in tracked
         if name.endswith(".md")
-        for link in MARKDOWN_LINK.findall(text_of(name))
-        if not ((ROOT / name).parent / link).exists()
+        for link, heading in MARKDOWN_LINK.findall(text_of(name))
+        if not leads_somewhere(ROOT / name, link, heading)
     ]
     assert not broken, "\n".join(broken)
+
+
+def leads_somewhere(page: Path, link: str, heading: str) -> bool:
+    """To a file or folder, and there to a heading if one is named, as GitHub names them."""
+    target = page.parent / link if link else page
+    if not heading:
+        return target.exists()
+    lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
+    headings = [re.sub(r"[^\w\s-]", "", line.lstrip("#").strip().lower()) for line in lines if line.startswith("#")]
+    return heading in [words.replace(" ", "-") for words in headings]
+
+
+def test_links_that_lead_nowhere_are_seen() -> None:
+    page = ROOT / "README.md"
+    assert MARKDOWN_LINK.findall("[a](b.md#c-d) [e](#f) [g](https://h#i) [j](k)") == [
+        ("b.md", "c-d"),
+        ("", "f"),
+        ("k", ""),
+    ]
+    assert leads_somewhere(page, "LICENSE", "")
+    assert not leads_somewhere(page, "LICENCE", "")
+    assert leads_somewhere(page, "", "from-python")
+    assert not leads_somewhere(page, "", "from-ruby")
+    assert not leads_somewhere(page, "tests", "from-python")
 
 
 def test_constraints_are_exact_versions_without_origin() -> None:
