@@ -22,7 +22,7 @@ help:
 	@echo 'make test-gpu-path  the tests with what a GPU does otherwise, rehearsed on the CPU'
 	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
 	@echo 'make test-slow      the checks that take minutes'
-	@echo 'make mutations      59 bugs put into models, and what of validate caught each (ARGS=--json)'
+	@echo 'make mutations      66 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
