@@ -19,6 +19,9 @@ FORMAT = 1
 SETTLED = 2_000_000_000
 """Nanoseconds. A file that was written later than so long ago may change without another time of its last change."""
 
+LARGE = 1 << 20
+"""Bytes. Threads take longer to begin than smaller files to be read."""
+
 Entries = dict[str, tuple[str, int]]  # name: (SHA-256, bytes)
 
 _verified: set[tuple[object, ...]] = set()  # what this process has read already, and found whole
@@ -75,10 +78,14 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
         if (found := file.stat().st_size) != size:
             raise _damaged(file, f"{found} bytes, expected {size}")
     names = list(entries) if used is None else list(used)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing leaves Python's lock alone
-        whole = pool.map(lambda name: _is_whole(folder / name, entries[name][0]), names)
-        if damaged := [name for name, same in zip(names, whole, strict=True) if not same]:
-            raise _damaged(folder / damaged[0], "its SHA-256 differs")
+    checks = [(folder / name, entries[name][0]) for name in names]
+    if sum(entries[name][1] > LARGE for name in names) > 1:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing leaves Python's lock alone
+            whole = list(pool.map(_is_whole, *zip(*checks, strict=True)))
+    else:
+        whole = [_is_whole(*check) for check in checks]
+    if damaged := [file for (file, _), same in zip(checks, whole, strict=True) if not same]:
+        raise _damaged(damaged[0], "its SHA-256 differs")
 
 
 def verify_file(file: Path) -> None:
