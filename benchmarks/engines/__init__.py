@@ -1,7 +1,10 @@
 """The engines that `translate.py` compares, each named by a spec of parts joined by colons.
 
-    ours:TARGET:PRECISION        this project's export of that target and precision, run by `export.OnnxTransformer`
-    loop:TARGET:PRECISION        its single file that holds the search too, run by `export.SearchModel`
+    ours:TARGET:PRECISION[:ACTIVATIONS]
+                                 this project's export of that target and precision, run by `export.OnnxTransformer`;
+                                 ACTIVATIONS: `export --activations`
+    loop:TARGET:PRECISION[:ACTIVATIONS]
+                                 its single file that holds the search too, run by `export.SearchModel`
     ct2:PRECISION[:LAYOUT]       CTranslate2; layout 1x2 (default), 2x1, 1x1, or 1x2-unbound
     torch:float32                PyTorch, eager: `generate` of transformers
     optimum:PRECISION            Optimum's export and its ORTModelForSeq2SeqLM; int8 by its ORTQuantizer for AVX2
@@ -78,7 +81,7 @@ class Spec:
         if self.family == "torch":
             return models / "marian"
         family = "optimum" if self.family == "optimum-numpy" else self.family
-        return models / "-".join([family, *self.parts[1 : 3 if family in OURS else 2]])
+        return models / "-".join([family, *self.parts[1 : 4 if family in OURS else 2]])
 
 
 def layout(parts: list[str]) -> str:
@@ -89,10 +92,11 @@ def layout(parts: list[str]) -> str:
 def parse(text: str) -> Spec:
     """Raises ValueError for what is no spec."""
     parts = text.split(":")
-    needed = {"ours": (3, 3), "loop": (3, 3), "ct2": (2, 3)}.get(parts[0], (2, 2))
+    needed = {"ours": (3, 4), "loop": (3, 4), "ct2": (2, 3)}.get(parts[0], (2, 2))
     if parts[0] not in CLASSES or not all(parts) or not needed[0] <= len(parts) <= needed[1]:
         raise ValueError(
-            f"engine {text!r}: expected ours:TARGET:PRECISION, loop:TARGET:PRECISION, or one of {', '.join(DEFAULTS)}"
+            f"engine {text!r}: expected ours:TARGET:PRECISION[:ACTIVATIONS], loop:TARGET:PRECISION[:ACTIVATIONS],"
+            f" or one of {', '.join(DEFAULTS)}"
         )
     if parts[0] == "ct2" and layout(parts) not in ("1x1", "1x2", "1x2-unbound", "2x1"):
         raise ValueError(f"engine {text!r}: the layout must be 1x1, 1x2, 1x2-unbound or 2x1")

@@ -3,7 +3,7 @@
 FOLDER/marian                 the Hugging Face folder that everything is made from
 FOLDER/checkpoint             the same as our checkpoint
 FOLDER/ct2-*, optimum-*       for the peers, made by `prepare.py` in their interpreter
-FOLDER/ours-TARGET-PRECISION  our exports, made anew in every run
+FOLDER/ours-TARGET-PRECISION[-ACTIVATIONS]  our exports, made anew in every run
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ class Preparation:
     def _export(self, spec: Spec, folder: Path) -> None:
         """In a process of its own, from the repository's root."""
         function, out = ("export_onnx", folder) if spec.family == "ours" else ("export_search", folder / "search.onnx")
-        given = "*sys.argv[1:3], target=sys.argv[3], precision=sys.argv[4], force=True"
-        code = f"import sys, export; export.{function}({given})"
+        code = (
+            "import sys, export; _, checkpoint, out, target, precision, *activations = sys.argv;"
+            f" export.{function}(checkpoint, out, target=target, precision=precision, force=True,"
+            " activations=activations[0] if activations else None)"
+        )
         if spec.family == "loop":
             folder.mkdir(exist_ok=True)
         paths = [str(path.absolute()) for path in (self.checkpoint, out)]
