@@ -76,17 +76,40 @@ class Lower:
 
     folder: Path
     rows: list[list[int]]
+    models: dict[str, OnnxTransformer]
     tokens: dict[str, list[list[int]]]
 
     @classmethod
     def of(cls, trained: Trained, folder: Path, target: str) -> "Lower":
         export_onnx(MODEL, folder, target=target, precision=["float32", *LOWER])
         rows = trained.tokenizer.encode_batch(trained.phrases[:LOWER_PHRASES])
-        tokens = {}
-        for precision in LOWER:
-            model = OnnxTransformer(folder, precision=precision)
-            tokens[precision] = [model.generate([row], max_new_tokens=NEW_TOKENS)[0] for row in rows]
-        return cls(folder, rows, tokens)
+        models = {p: OnnxTransformer(folder, precision=p) for p in ("float32", *LOWER)}
+        tokens = {p: [models[p].generate([row], max_new_tokens=NEW_TOKENS)[0] for row in rows] for p in LOWER}
+        return cls(folder, rows, models, tokens)
+
+    def decided_otherwise(self, precision: str, found: list[list[int]], limit: int = NEW_TOKENS) -> list[str]:
+        """One line a row of `found` that chose another token where the files decide between both.
+
+        They don't where both tokens' logits are nearer to each other than the precision itself moved a logit of that
+        step from float32's: activations are rounded to 8 bits, and in another order of additions the last bit of a
+        float is a step of their grid. What follows such a step isn't compared.
+        """
+        ours, exact = self.models[precision], self.models["float32"]
+        lines = []
+        for i, theirs in enumerate(found):
+            mine = self.tokens[precision][i][:limit]
+            if mine == theirs:
+                continue
+            eos, bos = ours.config.eos_id, ours.config.bos_id
+            pairs = zip([*mine, eos], [*theirs, eos], strict=False)
+            at, (a, b) = next((at, (a, b)) for at, (a, b) in enumerate(pairs) if a != b)
+            before = np.array([[bos, *mine[:at]]])
+            source = np.array([self.rows[i]])
+            logits, wide = (m.decode(before, m.encode(source))[0, -1] for m in (ours, exact))
+            gap, moved = logits[a] - logits[b], np.abs(logits - wide).max()
+            if gap > moved:
+                lines.append(f"row {i}, token {at}: {a} here, {b} there; {gap:.1e} apart, rounding moved {moved:.1e}")
+        return lines
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,9 @@ def test_greedy_tokens(consumer, precision, trained, lower, answers):
     assert "error" not in answer, answer["error"]
     config = trained.model.config
     found = [new_tokens(row, 1, config.eos_id, config.pad_id) for row in answer["value"]["ids"]]
-    rows = zip(found, lower.tokens[precision], strict=True)
-    differing = [pair for pair in rows if pair[0] != pair[1]]
-    # Another optimiser, or the merged graph's order of additions: where activations are rounded to 8 bits, the last bit
-    # of a float can be a step of the grid.
-    assert len(differing) <= (0 if precision == "float16" else LOWER_PHRASES // 4), differing
+    if precision == "float16":  # stored so, and computed in float32 on CPUs
+        assert found == lower.tokens[precision]
+    assert not (problems := lower.decided_otherwise(precision, found)), problems
 
 
 def test_the_precisions_are_not_the_same_files(trained, lower):
