@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
+	@echo 'make dist           wheel and sdist in dist/, installed in empty environments and tried there'
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see mlx_transformer/training/README.md)'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
@@ -215,6 +216,10 @@ wheels-cuda: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed-dev
 	@$(BIN)/pytest -n $(WORKERS) -q -m 'slow and not consumers' $(ARGS)
+
+# ARGS=--keep leaves the environments in build/dist.
+dist: $(VENV)/.installed-dev
+	@$(BIN)/python tests/dist.py $(ARGS)
 
 multi30k: $(VENV)/.installed
 	@if [ ! -f '$(DATA)/train.en' ]; then \

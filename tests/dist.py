@@ -1,0 +1,151 @@
+"""The wheel and the sdist: built, installed in empty environments, and tried outside the checkout. `make dist`.
+
+The wheel is installed as it is, the sdist with every extra that runs on a CPU. Each then trains a few steps, exports,
+proves and translates in a folder of its own, with no file of the checkout in reach. The exit status is 1 if anything
+of it fails; what was built is in dist/.
+
+python tests/dist.py [--keep]     keep: leave the environments in build/dist
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+PLACE = ROOT / "build" / "dist"
+PACKAGES = ("mlx_transformer", "export")
+SUFFIXES = {".py", ".toml", ".json", ".html", ".css", ".js"}  # of a package's files; its reference pages stay behind
+EXTRAS = "[serve,text,plots]"
+SECONDS = 300  # for one command; the longest takes some 20
+
+SERVE = """
+import json, subprocess, sys, urllib.request
+command = [sys.executable, "-m", "export", "serve", "onnx", "--port", "0"]
+server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+try:
+    address = next(word for line in server.stderr for word in line.split() if word.startswith("http://"))
+    body = json.dumps({"text": "May 3, 2024"}).encode()
+    request = urllib.request.Request(address.rstrip("/.") + "/translate", body, {"Content-Type": "application/json"})
+    answer = json.load(urllib.request.urlopen(request, timeout=60))
+    assert isinstance(answer["translations"], list), answer
+finally:
+    server.terminate()
+    assert server.wait(60) == 0
+"""
+TEXT = """
+from export import SearchModel
+[line] = SearchModel("text.onnx").translate(["May 3, 2024"])
+assert isinstance(line, str)
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", action="store_true", help="leave the environments in build/dist")
+    options = parser.parse_args()
+    try:
+        wheel, sdist = build()
+        for file, extras in ((wheel, ""), (sdist, EXTRAS)):
+            begin = time.monotonic()
+            python = installed(file, extras)
+            try_out(python, extras)
+            print(f"{file.name}{extras}: installed and works, {time.monotonic() - begin:.0f} s", flush=True)
+    except DistError as error:
+        print(f"dist: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if not options.keep:
+            shutil.rmtree(PLACE, ignore_errors=True)
+    return 0
+
+
+class DistError(Exception):
+    """What did not work, and what it said."""
+
+
+def build() -> tuple[Path, Path]:
+    """Wheel and sdist in dist/, the wheel made from the sdist; both hold all of the packages' files."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    shutil.rmtree(PLACE, ignore_errors=True)
+    PLACE.mkdir(parents=True)
+    run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], PLACE)
+    [wheel], [sdist] = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
+    expected = packaged()
+    with zipfile.ZipFile(wheel) as archive:
+        compare(wheel, expected, {name for name in archive.namelist() if ".dist-info/" not in name})
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    compare(sdist, expected | {"LICENSE", "README.md", "pyproject.toml"}, names, more=True)
+    return wheel, sdist
+
+
+def packaged() -> set[str]:
+    listing = run(["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", *PACKAGES], ROOT)
+    return {name for name in listing.split("\0") if Path(name).suffix in SUFFIXES}
+
+
+def compare(file: Path, expected: set[str], names: set[str], more: bool = False) -> None:
+    if missing := sorted(expected - names):
+        raise DistError(f"{file.name} lacks {', '.join(missing[:5])} ({len(missing)} files)")
+    if not more and (unknown := sorted(names - expected)):
+        raise DistError(f"{file.name} holds {', '.join(unknown[:5])} ({len(unknown)} files that are no package's)")
+
+
+def installed(file: Path, extras: str) -> Path:
+    """The interpreter of a new environment with the file and its dependencies, in the versions of constraints.txt."""
+    folder = PLACE / (re.sub(r"\W+", "-", file.name) + "-env")
+    run([sys.executable, "-m", "venv", folder], PLACE)
+    python = folder / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    run([*pip, "-c", ROOT / "constraints.txt", f"{file}{extras}"], PLACE, seconds=1200)
+    return python
+
+
+def try_out(python: Path, extras: str) -> None:
+    place = python.parents[2] / f"{python.parents[1].name}-tried"
+    place.mkdir()
+    program = python.parent / "mlx-transformer"
+    origin = run([python, "-c", "import mlx_transformer as m, export; print(m.__file__, export.__file__)"], place)
+    if not all(str(python.parents[1]) in path for path in origin.split()):
+        raise DistError(f"the packages come from {origin.strip()}")
+    sizes = ["--preset", "tiny", "--vocab-size", "600", "--steps", "20"]
+    run([program, "train", "--corpus", "cldr:en-de", *sizes, "--out", "run"], place)
+    run([program, "export", "run", "onnx", "--target", "cpu"], place)
+    run([program, "validate", "run", "onnx"], place)
+    (place / "lines.txt").write_text("May 3, 2024\n", encoding="utf-8")
+    with_mlx = run([program, "translate", "run", "--input", "lines.txt"], place)
+    with_onnx = run([python, "-m", "export", "translate", "onnx", "--input", "lines.txt"], place)
+    if with_mlx != with_onnx:
+        raise DistError(f"MLX translates to {with_mlx!r}, ONNX Runtime to {with_onnx!r}")
+    if extras:
+        run([program, "export", "run", "text.onnx", "--text"], place)
+        run([python, "-c", TEXT], place)
+        run([python, "-c", SERVE], place)
+
+
+def run(command: list, place: Path, seconds: float = SECONDS) -> str:
+    """What a command printed. Nothing of the checkout is on its path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    try:
+        done = subprocess.run(
+            [str(part) for part in command], cwd=place, env=environment, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise DistError(f"{' '.join(map(str, command))}: no end after {seconds:.0f} s") from None
+    if done.returncode:
+        raise DistError(f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
