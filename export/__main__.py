@@ -1,6 +1,8 @@
-"""`python -m export build | translate | serve | validate`: the ONNX side where there is no MLX."""
+"""`python -m export`: the commands of `mlx-transformer` that need no MLX; `export` is called `build` here."""
 
 from __future__ import annotations
+
+import sys
 
 from mlx_transformer.spec.process import run
 
@@ -9,9 +11,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status, as `process.run` describes it."""
 
     def command() -> int:
-        from .command_line import invoke
+        from mlx_transformer.commands.app import invoke
 
-        return invoke(arguments)
+        return invoke("python -m export", sys.argv[1:] if arguments is None else arguments)
 
     return run("python -m export", command, whole=arguments is None)
 

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def command() -> int:
         from .commands.app import invoke
 
-        return invoke(list(sys.argv[1:] if arguments is None else arguments))
+        return invoke("mlx-transformer", list(sys.argv[1:] if arguments is None else arguments))
 
     if status := run("mlx-transformer", command, whole=arguments is None):
         raise SystemExit(status)

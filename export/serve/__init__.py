@@ -6,31 +6,19 @@ The files beside this one need the extra `serve`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
 
 
-def serve(
-    model: str | Path,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    max_batch: int = 32,
-    max_wait_ms: float = 5.0,
-    max_queue: int = 1024,
-    threads: int | None = None,
-    workers: int = 1,
-    precision: str | None = None,
-    access_log: bool = False,
-    verify: bool = True,
-) -> None:
+def serve(model: str | Path, **settings: Any) -> None:
     """Serve the folder `model` until SIGTERM or Ctrl-C (KeyboardInterrupt).
 
-    max_batch: most sentences computed together. max_wait_ms: how long one waits for others while a worker is idle.
-    max_queue: most sentences waiting; beyond it requests get 503. workers: batches computed at the same time, each with
-    `threads` threads (None: the machine's cores). precision: one of the folder's (None: float32, or the only one).
-    verify: compare its files with the digests in its manifest.
+    settings: the fields of `export.settings.ServeSettings`, such as host="0.0.0.0", port=8000, workers=2.
     `UserError` for what can't be served, and without the extra `serve`.
     """
+    chosen = ServeSettings(**settings)
     try:
         from .server import run
     except ModuleNotFoundError as error:
@@ -38,4 +26,4 @@ def serve(
         if missing not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise UserError(f"serve needs {missing}: pip install -e '.[serve]' in the project's folder") from None
-    run(Path(model), host, port, max_batch, max_wait_ms, max_queue, threads, workers, precision, access_log, verify)
+    run(Path(model), chosen)

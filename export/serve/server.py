@@ -13,6 +13,7 @@ from typing import cast
 import uvicorn
 
 from export.runtime.folder import open_folder
+from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
 
 from .app import App
@@ -26,43 +27,20 @@ SPARE_CONNECTIONS = 64  # beside those whose sentences can be in the queue
 log = logging.getLogger("export.serve")
 
 
-def run(
-    model: Path,
-    host: str,
-    port: int,
-    max_batch: int,
-    max_wait_ms: float,
-    max_queue: int,
-    threads: int | None,
-    workers: int,
-    precision: str | None,
-    access_log: bool,
-    verify: bool,
-) -> None:
+def run(model: Path, settings: ServeSettings) -> None:
     """Serve until SIGTERM (returns) or Ctrl-C (raises KeyboardInterrupt); running requests are finished first.
 
-    Raises `UserError` for settings, a folder or an address that can't be served.
+    Raises `UserError` for a folder or an address that can't be served.
     """
-    least = {
-        "max_batch": max_batch,
-        "max_queue": max_queue,
-        "workers": workers,
-        "threads": 1 if threads is None else threads,
-    }
-    for name, value in least.items():
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-    if not 0 <= max_wait_ms <= 60_000:
-        raise UserError(f"max_wait_ms={max_wait_ms} must be from 0 to 60000")
-    open_folder(model, precision)  # before anything waits for it
+    open_folder(model, settings.precision)  # before anything waits for it
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    listener = listening(host, port)
+    listener = listening(settings.host, settings.port)
     port = listener.getsockname()[1]
     began = time.perf_counter()
 
     def ready() -> None:
-        shown = f"[{host}]" if ":" in host else host
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         log.info("serving %s on http://%s:%d (ready in %.1f s)", model, shown, port, time.perf_counter() - began)
 
     failures: list[Exception] = []
@@ -72,17 +50,17 @@ def run(
         server.should_exit = True
 
     app = App(
-        lambda: warmed(model, threads, precision, verify),
-        Batcher(max_batch, max_wait_ms / 1000, max_queue, workers),
+        lambda: warmed(model, settings.threads, settings.precision, settings.verify),
+        Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers),
         ready,
         failed,
     )
     config = uvicorn.Config(
         app.asgi,
         log_config=None,
-        access_log=access_log,
+        access_log=settings.access_log,
         ws="none",
-        limit_concurrency=max_queue + SPARE_CONNECTIONS,
+        limit_concurrency=settings.max_queue + SPARE_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         server_header=False,
     )

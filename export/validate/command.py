@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import console as rich_console
 
+from export.settings import ValidateSettings
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import verify_file, verify_files
 from mlx_transformer.spec.terminal import Console
@@ -16,10 +18,10 @@ from .compare import compare
 from .engines.foreign_engine import parse_names
 
 
-def runtime_names(given: str | None) -> list[str] | None:
-    """Names separated by commas, as on a command line; None, the default ones, stays None."""
-    if given is None:
-        return None
+def runtime_names(given: str | Sequence[str] | None) -> list[str] | None:
+    """Names separated by commas, as on a command line, or a list of them; None, the default ones, stays None."""
+    if given is None or not isinstance(given, str):
+        return None if given is None else list(given)
     names = [name.strip() for name in given.split(",")]
     twice = [name for name in names if names.count(name) > 1]
     if not all(names) or twice:
@@ -31,28 +33,31 @@ def runtime_names(given: str | None) -> list[str] | None:
 def validate_command(
     checkpoint: str | Path,
     onnx: str | Path,
-    json: str | Path | None = None,
-    runtimes: Sequence[str] | None = None,
-    seed: int | None = None,
-    threads: int | None = None,
+    *,
     console: rich_console.Console | None = None,
-    html: str | Path | None = None,
-    gradients: bool = False,
-    names: str | None = None,
-    verify: bool = True,
+    **settings: Any,
 ) -> int:
     """Compare, print the report, write it as JSON and HTML where asked; the exit status (see `report`).
 
-    verify: first compare the files with their manifest's digests, if they have any: damage is no mismatch.
+    settings: the fields of `export.settings.ValidateSettings`, such as runtimes=["mlx"], json="report.json". By default
+    the files are first compared with their manifest's digests, if they have any: damage is no mismatch.
     Errors are one line on standard error.
     """
     try:
+        chosen = ValidateSettings(**settings)
+        json, html = chosen.json, chosen.html
         if json is not None and html is not None and os.path.realpath(json) == os.path.realpath(html):
             raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
-        if verify:
+        if chosen.verify:
             _verify(Path(onnx))
         report = compare(
-            checkpoint, onnx, runtimes, seed, threads=threads, gradients=gradients, names=parse_names(names)
+            checkpoint,
+            onnx,
+            runtime_names(chosen.runtimes),
+            chosen.seed,
+            threads=chosen.threads,
+            gradients=chosen.gradients,
+            names=parse_names(chosen.names),
         )
         report.print(console)
         if json is not None:

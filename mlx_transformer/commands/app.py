@@ -1,6 +1,7 @@
-"""The command line; with `commands/` the one place that joins the MLX side and the ONNX side.
+"""The command lines `mlx-transformer` and `python -m export`: one set of commands, the second without those of MLX.
 
-Each command imports what it needs when it runs, so `--help` is instant and the ONNX commands work without MLX.
+With `commands/` the one place that joins the MLX side and the ONNX side. Each command imports what it needs when it
+runs, so `--help` is instant and the ONNX commands work without MLX.
 """
 
 from __future__ import annotations
@@ -13,16 +14,7 @@ from mlx_transformer.spec.errors import UserError
 
 from . import converting, exporting, text, training
 
-app = typer.Typer(
-    name="mlx-transformer",
-    help="Train a Transformer with MLX, deploy it as ONNX, and prove that both compute the same function.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-for name, command in {
+ALL = {
     "quickstart": training.quickstart,
     "train": training.train,
     "translate": text.translate,
@@ -34,22 +26,47 @@ for name, command in {
     "to-huggingface": converting.to_huggingface_command,
     "quantize": converting.quantize,
     "info": exporting.info,
-}.items():
-    app.command(name)(command)
+}
+ONNX = {
+    "build": exporting.export,
+    **{name: ALL[name] for name in ("validate", "translate", "evaluate", "serve", "info")},
+}
+PROGRAMS = {
+    "mlx-transformer": (
+        ALL,
+        "Train a Transformer with MLX, deploy it as ONNX, and prove that both compute the same function.",
+    ),
+    "python -m export": (ONNX, "Export to ONNX, validate, and translate with ONNX Runtime: no MLX needed."),
+}
 
 
-def invoke(arguments: list[str]) -> int:
+def app_of(program: str) -> typer.Typer:
+    """The commands of one of `PROGRAMS`."""
+    commands, help = PROGRAMS[program]
+    app = typer.Typer(
+        name=program,
+        help=help,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, command in commands.items():
+        app.command(name)(command)
+    return app
+
+
+def invoke(program: str, arguments: list[str]) -> int:
     """The command's exit status. Whatever is wrong with its options is a `UserError`."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(app_of(program))
     try:
-        with command.make_context("mlx-transformer", arguments or ["--help"]) as context:
+        with command.make_context(program, arguments or ["--help"]) as context:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _USAGE_ERROR as error:
-        path = error.ctx.command_path if error.ctx is not None else "mlx-transformer"
+        path = error.ctx.command_path if error.ctx is not None else program
         raise UserError(f"{' '.join(error.format_message().split())} (see {path} --help)") from None
     return 0
 

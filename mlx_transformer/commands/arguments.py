@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-
-class Backend(Enum):
-    mlx = "mlx"
-    onnx = "onnx"
-
-
-class PenaltyForm(Enum):
-    gnmt = "gnmt"
-    length = "length"
-
-
-class Overlong(Enum):
-    error = "error"
-    truncate = "truncate"
-    split = "split"
-
+Backend = Literal["mlx", "onnx"]
+PenaltyForm = Literal["gnmt", "length"]
+Overlong = Literal["error", "truncate", "split"]
 
 Model = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
 Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
-Beam = Annotated[int, typer.Option(help="Hypotheses kept a sentence; 1 is greedy.")]
-LengthPenalty = Annotated[float, typer.Option(help="Alpha of the length penalty; 0 compares bare probabilities.")]
-FormOfPenalty = Annotated[
-    PenaltyForm, typer.Option(help="Of n tokens: ((5+n)/6)^alpha (gnmt) or n^alpha (length), as in transformers.")
-]
-MinNew = Annotated[int, typer.Option(help="Fewest new tokens a sentence, its end token counted.")]
-MaxNew = Annotated[int | None, typer.Option(help="Most new tokens a sentence.", show_default="source length + 50")]
-EarlyStopping = Annotated[
-    bool, typer.Option("--early-stopping", help="Stop a sentence once BEAM hypotheses are finished.")
-]
-OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
-BackendOption = Annotated[Backend | None, typer.Option(help="Runtime.", show_default="what MODEL is made for")]
 Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]
-NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Skip comparing the files with the digests in their manifest.")
-]
-Threads = Annotated[
-    int | None, typer.Option(help="Threads of one ONNX Runtime operator.", show_default="one for each core")
-]
-Precision = Annotated[
-    str | None, typer.Option(help="Which of an ONNX folder's precisions.", show_default="float32, or the only one")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The fields of `generation.options.Options` that have to do with the best translation; not that class, as help
+    needs no NumPy."""
+
+    beam: int = 1
+    """Hypotheses kept a sentence; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Alpha of the length penalty; 0 compares bare probabilities."""
+    penalty_form: PenaltyForm = "gnmt"
+    """Of n tokens: ((5+n)/6)^alpha (gnmt) or n^alpha (length), as in transformers."""
+    max_new_tokens: int | None = None
+    """Most new tokens a sentence; unset: source length + 50."""
+
+    def options(self) -> dict[str, Any]:
+        """For a search, checked: `UserError` says what is wrong with them."""
+        from mlx_transformer.generation.options import Options
+
+        Options(**vars(self))
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateSettings(SearchSettings):
+    """All fields of `generation.options.Options` but its bound on a batch's memory."""
+
+    n_best: int = 1
+    """Translations a sentence, tab-separated on its line, best first."""
+    min_new_tokens: int = 0
+    """Fewest new tokens a sentence, its end token counted."""
+    early_stopping: bool = False
+    """Stop a sentence once BEAM hypotheses are finished."""
+    sample: bool = False
+    """Draw tokens at random instead of taking the best."""
+    temperature: float = 1.0
+    """Of sampling; below 1 is safer."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that hold this probability."""
+    seed: int = 0
+    """Seed of sampling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSettings:
+    """What runs a model."""
+
+    backend: Backend | None = None
+    """Runtime; unset: what MODEL is made for."""
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    precision: str | None = None
+    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    verify: bool = True
+    """Compare the files with the digests in their manifest."""

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
+from export.settings import ValidateSettings
+from export.targets.names import TARGET_NAMES
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.terminal import Console
 
-from .arguments import Checkpoint, NoVerify, Onnx, Threads
+from .arguments import Checkpoint, Onnx
+from .settings import with_settings
+
+if TYPE_CHECKING:
+
+    class PrecisionName(Enum):
+        """One of `PRECISIONS`."""
+
+    TargetName = ActivationsName = str
+else:
+    PrecisionName = Enum("PrecisionName", {name: name for name in PRECISIONS})  # typer takes no list of Literals
+    TargetName, ActivationsName = Literal[TARGET_NAMES], Literal[tuple(ACTIVATIONS)]
 
 
 def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Argument(help="Folder to write; consumers load it as it is. With --search a file.")],
     target: Annotated[
-        str, typer.Option(help="What the graphs are made for: portable (any runtime), cpu, web, cuda, coreml.")
+        TargetName,
+        typer.Option(metavar="TARGET", help=f"What the graphs are made for: {', '.join(TARGET_NAMES)}."),
     ] = "portable",
     precision: Annotated[
-        list[str] | None,
+        list[PrecisionName] | None,
         typer.Option(
-            help="float32, float16, bfloat16, int8, int8-weights, int4, packed; several: give the option several times."
+            metavar="PRECISION",
+            help=f"{', '.join(PRECISIONS)}; several: give the option several times.",
+            show_default="float32",
         ),
     ] = None,
     activations: Annotated[
-        str | None,
-        typer.Option(help="Of int8-weights, int4 and packed: int8 or float32, what their weights are multiplied with."),
+        ActivationsName | None,
+        typer.Option(help=f"What the weights of {', '.join(IN_BLOCKS)} are multiplied with.", show_default="int8"),
     ] = None,
     fixed_shape: Annotated[
         str | None, typer.Option(help="Of target coreml: ROWSxSOURCExTARGET, such as 1x64x64.")
@@ -47,15 +65,16 @@ def export(
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
 
+    precisions = [name.value for name in precision or []] or ["float32"]
     more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": print}
     more |= {"gate_source": gate_source, "gate_reference": gate_reference}
     if search or text:
-        if fixed_shape is not None or len(precision or []) > 1:
+        if fixed_shape is not None or len(precisions) > 1:
             raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
-        export_search(checkpoint, out, precision=(precision or ["float32"])[0], text=text, **more)
+        export_search(checkpoint, out, precision=precisions[0], text=text, **more)
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
         return
-    export_onnx(checkpoint, out, precision=precision or "float32", fixed_shape=fixed_shape, **more)
+    export_onnx(checkpoint, out, precision=precisions, fixed_shape=fixed_shape, **more)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")
@@ -69,31 +88,11 @@ def _explain(wanted: bool) -> None:
         raise typer.Exit()
 
 
+@with_settings
 def validate(
     checkpoint: Checkpoint,
     onnx: Onnx,
-    runtimes: Annotated[
-        str | None,
-        typer.Option(
-            help="Runtimes to judge, separated by commas; one that isn't there is exit 3. See --explain.",
-            show_default="mlx,onnxruntime",
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the inputs.", show_default="fresh")] = None,
-    threads: Threads = None,
-    gradients: Annotated[
-        bool, typer.Option("--gradients", help="Check MLX's gradients against finite differences too.")
-    ] = False,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            help="Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME.",
-            show_default="Hugging Face's",
-        ),
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as JSON.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Write the report to this file as a page.")] = None,
-    no_verify: NoVerify = False,
+    settings: ValidateSettings,
     explain: Annotated[
         bool,
         typer.Option("--explain", callback=_explain, is_eager=True, help="Print the rule and the runtimes, and end."),
@@ -103,22 +102,9 @@ def validate(
 
     Exit status: 0 equal, 1 mismatch, 2 bad input, 3 a requested runtime is not available, 70 a bug.
     """
-    from export.validate import runtime_names, validate_command
+    from export.validate import validate_command
 
-    raise typer.Exit(
-        validate_command(
-            checkpoint,
-            onnx,
-            json_file,
-            runtime_names(runtimes),
-            seed,
-            threads,
-            html=html_file,
-            gradients=gradients,
-            names=names,
-            verify=not no_verify,
-        )
-    )
+    raise typer.Exit(validate_command(checkpoint, onnx, **vars(settings)))
 
 
 def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder or an ONNX folder.")]) -> None:

@@ -69,7 +69,7 @@ def run(out: Path, minutes: float, seed: int) -> int:
     report = out / "report"
     with _stage("validate", seconds):
         files = report / "validate.json", report / "validate.html"
-        verdict = validate_command(result.model, out / "onnx", files[0], seed=seed, html=files[1])
+        verdict = validate_command(result.model, out / "onnx", json=files[0], html=files[1], seed=seed)
     with _stage("translate", seconds):
         onnx_translations = OnnxTransformer(out / "onnx").translate(held_out.source)
         differ = sum(a != b for a, b in zip(translations, onnx_translations, strict=True))

@@ -9,8 +9,11 @@ corpus: str | None = None                                        text; where Non
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import itertools
 import math
 import reprlib
 from collections.abc import Iterable
@@ -74,6 +77,22 @@ def kinds_of(of: type) -> dict[str, Kind]:
     hints = get_type_hints(of, include_extras=True)
     found = {field.name: _kind(hints[field.name], field.default is None) for field in dataclasses.fields(of)}
     return {name: kind for name, kind in found.items() if kind is not None}
+
+
+@cache
+def meanings_of(of: type) -> dict[str, str]:
+    """What each field of a dataclass means: the string that stands under it, on one line; of its bases too."""
+    found: dict[str, str] = {}
+    for base in (*reversed(of.__mro__[1:]), of):
+        if dataclasses.is_dataclass(base):
+            (body,) = ast.parse(inspect.getsource(base)).body
+            assert isinstance(body, ast.ClassDef)
+            found |= {
+                ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
+                for field, text in itertools.pairwise(body.body)
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+            }
+    return found
 
 
 def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:

@@ -82,6 +82,8 @@ def _explained(name: str, error: BaseException) -> int:
         return _failed(name, f"out of memory ({error}); try smaller batches or a smaller model")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "mlx":
         return _failed(name, "MLX is not installed; ONNX folders work without it (python -m export)")
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("typer", "rich"):
+        return _failed(name, "typer, which reads the command line, is not installed: pip install typer")
     if is_panic(error):
         return _failed(name, f"a library could not take this input ({error}); look for a damaged file")
     import traceback

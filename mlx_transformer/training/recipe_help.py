@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
 import json
 import textwrap
@@ -12,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
-from mlx_transformer.spec.fields import kinds_of
+from mlx_transformer.spec.fields import kinds_of, meanings_of
 
 from .recipe import FROM_TOKENIZER, DataOptions, Recipe, TrainingOptions
 
@@ -58,14 +56,8 @@ def recipe_help() -> str:
 
 
 def _keys(options: type) -> list[Key]:
-    """The fields of a dataclass; what each means is the string that stands under it."""
-    (body,) = ast.parse(inspect.getsource(options)).body
-    assert isinstance(body, ast.ClassDef)
-    meanings = {
-        ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
-        for field, text in itertools.pairwise(body.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+    """The fields of a dataclass."""
+    meanings = meanings_of(options)
     found = {
         name: ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
         for name, kind in kinds_of(options).items()

@@ -23,6 +23,9 @@ RUNTIME = ("onnxruntime",)
 OUR_ONNX_SIDE = ("export",)
 # The one place that joins both sides.
 JOINTS = ("mlx_transformer.cli", "mlx_transformer.commands")
+OUR_JOINT = "export.__main__"  # the same commands
+# What help is made of: names and settings, imported in no time.
+TABLES = ("export.settings", "export.precision.table", "export.targets.names")
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,19 @@ RULES = (
     # Everything of ours on the MLX side but the command line.
     Rule(("mlx_transformer",), never=ONNX + RUNTIME + OUR_ONNX_SIDE, apart=JOINTS),
     # The command line answers --help, and serves the ONNX side, on a machine without MLX.
-    Rule(JOINTS, never=ONNX + RUNTIME),
-    Rule(JOINTS, never=MLX + OUR_ONNX_SIDE, lazily=MLX + OUR_ONNX_SIDE),
+    Rule((*JOINTS, OUR_JOINT), never=ONNX + RUNTIME),
+    Rule(JOINTS, never=MLX, lazily=MLX),
+    Rule(JOINTS, ours=("mlx_transformer", *TABLES), lazily=OUR_ONNX_SIDE),
+    Rule((OUR_JOINT,), ours=(SPEC,), lazily=JOINTS),
+    Rule(TABLES, never=MLX + ONNX + RUNTIME, ours=(SPEC, *TABLES)),
     # The package itself resolves its names on first use.
     Rule(("mlx_transformer.__init__",), never=MLX, ours=(SPEC,), lazily=("mlx_transformer",)),
-    Rule(("export",), never=(*MLX, WITH_MLX), ours=(SPEC, DATA, GENERATION, SCORING, "export"), apart=ENGINES),
+    Rule(
+        ("export",),
+        never=(*MLX, WITH_MLX),
+        ours=(SPEC, DATA, GENERATION, SCORING, "export"),
+        apart=(*ENGINES, OUR_JOINT),
+    ),
     Rule(
         ENGINES,
         never=(*MLX, WITH_MLX),
@@ -227,8 +238,8 @@ def test_shared_layers_import_without_mlx_and_onnx() -> None:
 
 
 def test_command_line_imports_without_mlx_and_onnx() -> None:
-    names = [name for joint in JOINTS for name in importable(joint)]
-    blocked = {*MLX, *ONNX, *RUNTIME, "export"}
+    names = [*(name for joint in JOINTS for name in importable(joint)), *TABLES]
+    blocked = {*MLX, *ONNX, *RUNTIME}
     run_python(BLOCK.format(blocked=blocked) + f"import importlib\nfor name in {names}: importlib.import_module(name)")
 
 

@@ -163,6 +163,7 @@ def test_the_command_without_mlx(translating, tmp_path):
         "checkpoint, out, source, target = sys.argv[1:]\n"
         "assert main(['build', checkpoint, out]) == 0\n"
         "assert main(['translate', out, '--input', source, '--output', target, '--beam', '2', '--threads', '1']) == 0\n"
+        "assert main(['translate', checkpoint, '--input', source]) == 2\n"
     )
     arguments = [folder.parent / "model", tmp_path / "out", tmp_path / "in", tmp_path / "translated"]
     root = Path(__file__).parents[3]
@@ -170,6 +171,8 @@ def test_the_command_without_mlx(translating, tmp_path):
         [sys.executable, "-c", script, *map(str, arguments)], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"python -m export: {arguments[0]}: a checkpoint needs MLX, which is not installed; ")
+    assert done.stderr.count("\n") == 1
     expected = OnnxTransformer(folder, threads=1).translate(LINES, beam=2)
     assert (tmp_path / "translated").read_text() == "".join(line + "\n" for line in expected)
 
@@ -178,7 +181,7 @@ def test_the_command_without_mlx(translating, tmp_path):
     ("arguments", "message"),
     [
         (["translate", "{none}"], "no such folder"),
-        (["translate", "{checkpoint}"], "is a checkpoint; ONNX Runtime needs an exported folder"),
+        (["translate", "{checkpoint}", "--backend", "onnx"], "not an ONNX folder; write one with"),
         (["translate", "{onnx}", "--input", "{none}"], "cannot be read"),
         (["translate", "{onnx}", "--beam", "2", "--n-best", "3"], "n_best=3 is more than beam=2"),
         (["translate", "{onnx}", "--threads", "0"], "threads=0"),

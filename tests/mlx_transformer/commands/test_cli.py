@@ -13,10 +13,10 @@ from command_line import both_models, caller, refused
 from tiny_run import COMMAND
 from waiting import PATIENCE
 
-from mlx_transformer.commands import app
+from mlx_transformer.commands.app import app_of
 from mlx_transformer.spec.errors import UserError
 
-COMMANDS = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app_of("mlx-transformer")).commands  # type: ignore[attr-defined]
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
 
@@ -78,6 +78,9 @@ def test_help_is_quick_and_needs_no_mlx():
         (["translate", "nowhere", "--top-k", "3"], ["top_k=3 has an effect in sampling only"]),
         (["translate", "nowhere", "--overlong", "skip"], ["--overlong", "truncate"]),
         (["translate", "nowhere", "--backend", "torch"], ["--backend", "onnx"]),
+        (["export", "nowhere", "x", "--target", "gpu"], ["--target", "'portable'", "'cuda'"]),
+        (["export", "nowhere", "x", "--precision", "int2"], ["--precision", "'int8'", "'packed'"]),
+        (["export", "nowhere", "x", "--activations", "int2"], ["--activations", "'float32'"]),
         (["evaluate", "nowhere", "--source", "a"], ["Missing option '--reference'"]),
         (["evaluate", "nowhere", "--source", "a", "--reference", "b"], ["a: no such file"]),
         (["export", "nowhere", "x"], ["nowhere: no such folder"]),
