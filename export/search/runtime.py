@@ -22,6 +22,7 @@ from mlx_transformer.generation.options import (
     Hypothesis,
     Ids,
     Options,
+    check_beam,
     check_ids,
     expected_tokens,
     length_limits,
@@ -130,8 +131,7 @@ class SearchModel:
 
     def _options(self, options: dict[str, Any]) -> Options:
         chosen = Options(**options)
-        if chosen.beam > self.config.vocab_size:
-            raise UserError(f"beam={chosen.beam} is more than the vocabulary's {self.config.vocab_size} tokens")
+        check_beam(chosen, self.config)
         return chosen
 
     def _outputs(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[Any]:

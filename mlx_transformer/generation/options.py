@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.fields import Bounds, check_fields
 
 EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2017, section 6.1)
+
+EXTENDED = 4  # times max_positions: most new tokens of a model that computes positions past its table
+LONGEST = 2**20
+"""More tokens than any output has, and than any vocabulary."""
 
 PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
@@ -46,44 +50,31 @@ class Options:
         translations as long as their sources (or as they must be); for a decoder alone, as long as they may become.
     """
 
-    beam: int = 1
-    min_new_tokens: int = 0
-    max_new_tokens: int | None = None
-    length_penalty: float = 0.6
+    beam: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
+    min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
+    # n^alpha of the longest output is within float32's range for what anybody tries; beyond, nothing but length counts.
+    length_penalty: Annotated[float, Bounds(at_least=-10, at_most=10)] = 0.6
     penalty_form: PenaltyForm = "gnmt"
-    n_best: int = 1
+    n_best: Annotated[int, Bounds(at_least=1)] = 1
     early_stopping: bool = False
     sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    batch_tokens: int = 8192
+    # In float32 logits over less are infinite, and banned tokens over more are banned no longer.
+    temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
+    top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    top_p: Annotated[float, Bounds(at_least=1e-6, at_most=1)] = 1.0
+    seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
+    batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
 
     def __post_init__(self) -> None:
-        _whole("beam", self.beam, 1)
-        _whole("min_new_tokens", self.min_new_tokens, 0)
-        if self.max_new_tokens is not None:
-            _whole("max_new_tokens", self.max_new_tokens, 1)
-            if self.min_new_tokens > self.max_new_tokens:
-                raise UserError(
-                    f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower one"
-                )
-        _whole("n_best", self.n_best, 1)
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise UserError(
+                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower one"
+            )
         if self.n_best > self.beam:
             raise UserError(f"n_best={self.n_best} is more than beam={self.beam}: widen the beam")
-        _number("length_penalty", self.length_penalty)
-        if self.penalty_form not in tuple(PENALTY_OFFSETS):
-            raise UserError(f"penalty_form={self.penalty_form!r} is not one of {', '.join(PENALTY_OFFSETS)}")
-        _whole("top_k", self.top_k, 0)
-        _whole("seed", self.seed, 0)
-        if self.seed >= 2**64:
-            raise UserError(f"seed={self.seed} must be below 2^64")
-        _whole("batch_tokens", self.batch_tokens, 1)
-        if _number("temperature", self.temperature) <= 0:
-            raise UserError(f"temperature={self.temperature} must be above 0; for the likeliest token use sample=False")
-        if not 0 < _number("top_p", self.top_p) <= 1:
-            raise UserError(f"top_p={self.top_p} must be above 0 and at most 1")
         if self.sample and self.beam > 1:
             raise UserError(f"sample=True draws one hypothesis a row: it can't be used with beam={self.beam}")
         for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
@@ -138,13 +129,20 @@ def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> li
     return checked
 
 
+def check_beam(options: Options, config: TransformerConfig) -> None:
+    """`UserError` unless the first step has a token for every hypothesis."""
+    if options.beam > config.vocab_size:
+        raise UserError(f"beam={options.beam} is more than the vocabulary's {config.vocab_size} tokens")
+
+
 def length_limits(
     sources: Sequence[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
 ) -> np.ndarray:
     """Most new tokens of each row (N,), eos counted.
 
     `hard`: the runtime has no position past `config.max_positions`. The last new token is never fed back, so a decoder
-    of P positions writes P tokens after its start token; a decoder-only model has its prompt in there too.
+    of P positions writes P tokens after its start token; a decoder-only model has its prompt in there too. Without a
+    last position P is no limit, but `EXTENDED` times as many tokens are.
     """
     lengths = np.array([len(row) for row in sources])
     prompts = lengths - 1 if config.architecture == "decoder" else np.zeros_like(lengths)
@@ -157,11 +155,15 @@ def length_limits(
         limits = np.maximum(limits, options.min_new_tokens)
     else:
         limits = np.full(len(lengths), options.max_new_tokens)
+    name = "min_new_tokens" if options.max_new_tokens is None else "max_new_tokens"
     for i in np.flatnonzero(limits > room) if hard else ():
-        name = "min_new_tokens" if options.max_new_tokens is None else "max_new_tokens"
         raise UserError(
             f"{name}={limits[i]}: source row {i} leaves room for {room[i]} tokens"
             f" (max_positions={config.max_positions})"
+        )
+    for i in np.flatnonzero(limits > max(EXTENDED * config.max_positions, EXTRA_TOKENS + lengths.max(initial=0))):
+        raise UserError(
+            f"{name}={limits[i]} is more than {EXTENDED} times the model's max_positions={config.max_positions}"
         )
     for i, row in enumerate(prefix):
         if len(row) > limits[i]:
@@ -176,14 +178,3 @@ def expected_tokens(
     must and may have. A batch is planned by them, as a limit is seldom reached: it would be a third of the size."""
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)
     return np.minimum(np.maximum(lengths, np.maximum(least, options.min_new_tokens)), limits)
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise UserError(f"{name}={value!r} must be a whole number of at least {least}")
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
-        raise UserError(f"{name}={value!r} must be a finite number")
-    return float(value)

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.memory import check_memory
 
 from .beam import Beam
 from .greedy import Greedy
-from .options import Hypothesis, Ids, Options, check_ids, check_prefix, expected_tokens, length_limits
+from .options import Hypothesis, Ids, Options, check_beam, check_ids, check_prefix, expected_tokens, length_limits
 from .steps import Batch, Model, Strategy, run
 
 
@@ -41,9 +43,20 @@ def checked(
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
+    check_beam(chosen, config)
     sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
     forced = check_prefix(prefix, len(sources), config)
-    return sources, forced, length_limits(sources, forced, chosen, config, not model.extends_positions)
+    limits = length_limits(sources, forced, chosen, config, not model.extends_positions)
+    _check_fits(config, chosen.beam, max(map(len, sources), default=0), int(limits.max(initial=0)))
+    return sources, forced, limits
+
+
+def _check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
+    """`UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses change
+    places, and the logits of a step."""
+    position = 4 * c.key_value_heads * (c.d_k + c.d_v) * c.decoder_layers
+    needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
+    check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
 
 
 def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool) -> list[list[Hypothesis]]:

@@ -19,8 +19,11 @@ import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from .errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +69,9 @@ class Kind:
             return self.optional
         if self.choices or self.type is str:
             return isinstance(value, self.type) and (not self.choices or value in self.choices)
-        if isinstance(value, bool) or not isinstance(value, (int, float) if self.type is float else int):
+        if isinstance(value, bool) or not isinstance(value, Real if self.type is float else Integral):
             return False
-        return self.bounds.hold(_as_float(value) if self.type is float else value)
+        return self.bounds.hold(_as_float(value) if self.type is float else int(value))
 
 
 @cache
@@ -98,16 +101,24 @@ def meanings_of(of: type) -> dict[str, str]:
 def check_fields(values: Any, spelled: str = "{}={}") -> list[str]:
     """Every field of a frozen dataclass that doesn't hold what its annotation says, each by its name and value.
 
-    A whole number where a float is meant becomes a float, in place.
+    A whole number where a float is meant becomes a float, in place, and NumPy's numbers become Python's.
     """
     problems = []
     for name, kind in kinds_of(type(values)).items():
         value = getattr(values, name)
         if not kind.accepts(value):
             problems.append(f"{spelled.format(name, _shown(value))} {kind.wanted}")
-        elif kind.type is float and value is not None:
-            object.__setattr__(values, name, float(value))
+        elif kind.type in (int, float) and value is not None:
+            object.__setattr__(values, name, kind.type(value))
     return problems
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """The same for a value that is no field; `UserError` if it doesn't hold what such an annotation says."""
+    kind = _kind(hint, optional=False)
+    assert kind is not None
+    if not kind.accepts(value):
+        raise UserError(f"{name}={_shown(value)} {kind.wanted}")
 
 
 def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:

@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterator
 
 from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.memory import check_memory
 from mlx_transformer.spec.parameters import parameter_count
 
 from .recipe import TrainingOptions
 from .schedule import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warmup_steps
+
+
+def check_fits(config: TransformerConfig) -> None:
+    """`UserError` if the machine has not even the memory for weights, gradients and Adam's two means of them."""
+    count = parameter_count(config)
+    check_memory(16 * count, f"training {count:,} parameters", "choose a smaller preset, d_model, d_ff or vocab_size")
 
 
 def plan_lines(

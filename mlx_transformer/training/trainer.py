@@ -22,11 +22,11 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 
 from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches, train_tokenizer
-from .plan import ends_inside_warm_up, plan_lines
+from .plan import check_fits, ends_inside_warm_up, plan_lines
 from .progress import Reporter, duration
 from .recipe import Recipe
 from .run import STATE, Run, check_folder
@@ -64,12 +64,14 @@ class Trainer:
         self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None, force: bool = False
     ):
         check_folder(out, resume, force)  # before minutes go into a corpus
+        check_fits(TransformerConfig.preset(recipe.preset, MIN_VOCAB_SIZE, **recipe.model))
         self.options, self.out = recipe.training, out
         self.data = data or load_data(recipe)
         saved = out / "tokenizer.json"
         known = resume and saved.exists()
         self.tokenizer = Tokenizer.load(saved) if known else train_tokenizer(self.data, recipe.data.vocab_size)
         self.config = TransformerConfig.preset(recipe.preset, self.tokenizer.vocab_size, **recipe.model)
+        check_fits(self.config)
         self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
         # The record says what is done: a batch that follows from the text by today's rule stays what it is.
         recipe = replace(recipe, data=replace(recipe.data, batch_tokens=self.batches.batch_tokens))

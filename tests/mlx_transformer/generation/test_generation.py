@@ -16,7 +16,10 @@ ROWS = [[3, 4, 2], [2], [5, 2], [6, 3, 7, 5, 2], [4, 2], [7, 7, 2]]
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5, -0.7])
 @pytest.mark.parametrize(("min_new", "prefix"), [(0, []), (2, []), (0, [3]), (3, [4, 3])])
-def test_a_beam_of_everything_finds_the_best_of_all_outputs(alpha, min_new, prefix):
+def test_a_beam_of_everything_finds_the_best_of_all_outputs(alpha, min_new, prefix, monkeypatch):
+    monkeypatch.setattr(
+        "mlx_transformer.generation.search.check_beam", lambda *_: None
+    )  # nobody may ask for so wide a one
     toy = Toy(vocab_size=5, seed=3)
     found = search(
         toy, [[3, 2]], [prefix], beam=64, n_best=20, max_new_tokens=4, min_new_tokens=min_new, length_penalty=alpha
@@ -215,7 +218,18 @@ def test_decoder_only_counts_its_prompt():
         ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5 is more than max_new_tokens=4"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"max_new_tokens": 65}, "max_new_tokens=65: source row 0 leaves room for 64"),
-        ({"sample": True, "temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ({"sample": True, "temperature": 0.0}, "temperature=0.0 must be a number of at least 0.001 and at most 1,000"),
+        ({"sample": True, "temperature": 1e-40}, "temperature=1e-40 must be"),
+        ({"sample": True, "top_p": 1e-46}, "top_p=1e-46 must be"),
+        ({"beam": 9}, "beam=9 is more than the vocabulary's 8 tokens"),
+        ({"beam": 2**32}, "beam=4294967296 must be .* at most 256"),
+        ({"length_penalty": 1000}, "length_penalty=1000 must be a number of at least -10 and at most 10"),
+        ({"length_penalty": -65536.0}, "length_penalty=-65536.0 must be"),
+        ({"min_new_tokens": 2**63}, "min_new_tokens=9223372036854775808 must be"),
+        ({"max_new_tokens": 10**20}, "max_new_tokens=100000000000000000000 must be"),
+        ({"top_k": 2**64, "sample": True}, "top_k=18446744073709551616 must be"),
+        ({"batch_tokens": 2**40}, "batch_tokens=1099511627776 must be"),
+        ({"early_stopping": 1}, "early_stopping=1 must be true or false"),
         ({"sample": True, "top_p": 1.5}, "top_p=1.5"),
         ({"sample": True, "top_p": 0.0}, "top_p=0.0"),
         ({"sample": True, "top_k": -1}, "top_k=-1"),
