@@ -8,16 +8,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
@@ -27,6 +26,14 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 LENGTHS = ("epochs", "steps", "minutes")
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
+
+# What is over these is a slip; what is under them float32 may round to nothing.
+Count = Annotated[int, Bounds(at_least=0, at_most=2**32 - 1)]
+Some = Annotated[int, Bounds(at_least=1, at_most=2**32 - 1)]
+Tokens = Annotated[int, Bounds(at_least=1, at_most=2**20)]
+Long = Annotated[float, Bounds(above=0, at_most=1e9)]
+Rate = Annotated[float, Bounds(above=0, at_most=1e3)]
+Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
 
 
 # What stands under a key is its help: `train --help-recipe` prints it.
@@ -42,56 +49,56 @@ class DataOptions:
     """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
     valid_target: str | None = None
     """Their translations."""
-    train_pairs: int = 60_000
+    train_pairs: Tokens = 60_000
     """Pairs of the built-in corpus to compose."""
-    vocab_size: int = 8000
+    vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
     """Tokens of the joint vocabulary, which is made of the training text."""
-    batch_tokens: int | None = None
+    batch_tokens: Tokens | None = None
     """Target tokens a batch, padding included; unset: 500 batches an epoch, of 500 to 2000 tokens."""
-    max_length: int = 256
+    max_length: Tokens = 256
     """Pairs with more tokens on a side are left out of training, and counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    epochs: float | None = None
+    epochs: Long | None = None
     """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
-    steps: int | None = None
+    steps: Some | None = None
     """End after so many batches."""
-    minutes: float | None = None
+    minutes: Long | None = None
     """End after so many minutes."""
-    learning_rate: float | None = None
+    learning_rate: Rate | None = None
     """Highest learning rate, at the end of warm-up; unset: the paper's (d_model * warm-up steps)^-0.5, where
     warmup_steps is unset too at most 0.58 / d_model."""
-    learning_rate_scale: float = 1.0
+    learning_rate_scale: Rate = 1.0
     """Factor on the highest learning rate, where learning_rate is unset."""
-    warmup_steps: int | None = None
+    warmup_steps: Some | None = None
     """Steps over which the learning rate rises; unset: a quarter of the run, at most 4000 steps."""
-    cooldown: float = 0.5
+    cooldown: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
     """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0."""
-    beta1: float = 0.9
+    beta1: Decay = 0.9
     """Adam's decay of the mean of gradients."""
-    beta2: float = 0.98
+    beta2: Decay = 0.98
     """Adam's decay of the mean of their squares."""
-    epsilon: float = 1e-9
+    epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
     """Adam's, beside the root of that mean."""
-    label_smoothing: float = 0.1
+    label_smoothing: Annotated[float, Bounds(at_least=0, below=1)] = 0.1
     """Probability that the loss's targets spread evenly over the vocabulary."""
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Bounds(at_least=0, at_most=1e30)] = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
-    seed: int = 1
+    seed: Count = 1
     """Of the data's order, the first weights and dropout; below 2^32."""
-    valid_every: int = 0
+    valid_every: Count = 0
     """Steps between validations; 0: once an epoch."""
-    valid_sentences: int = 200
+    valid_sentences: Count = 200
     """Validation lines that are translated for the score (the loss takes all)."""
-    checkpoint_seconds: float = 300.0
+    checkpoint_seconds: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 300.0
     """Seconds between checkpoints; one is always written when the run ends or is interrupted."""
-    keep: int = 2
+    keep: Some = 2
     """Checkpoints kept."""
-    log_every: int = 50
+    log_every: Some = 50
     """Steps between lines of metrics.jsonl."""
-    stop_after_bad_steps: int = 20
+    stop_after_bad_steps: Some = 20
     """End the run after so many steps in a row whose gradient is not finite."""
 
 
@@ -125,11 +132,14 @@ class Recipe:
         if not problems:
             model = values.get("model", {})
             preset = model.pop("preset", "small")
-            data = _checked(DataOptions, "data", values.get("data", {}), problems)
-            training = _checked(TrainingOptions, "training", values.get("training", {}), problems)
+            for table, kind in (("data", DataOptions), ("training", TrainingOptions)):
+                given, known = values.get(table, {}), {field.name for field in dataclasses.fields(kind)}
+                problems += unknown_keys(given, kind, f"unknown key {table}.{{}}")
+                values[table] = kind(**{key: value for key, value in given.items() if key in known})
+                problems += check_fields(values[table], f"{table}.{{}} = {{}}")
         if problems:
             raise UserError(f"{where}: " + "; ".join(problems))
-        return cls(preset=preset, model=model, data=DataOptions(**data), training=TrainingOptions(**training))
+        return cls(preset=preset, model=model, data=values["data"], training=values["training"])
 
 
 def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
@@ -187,24 +197,8 @@ def _displaced(given: dict[str, Any], resumed: bool) -> tuple[str, ...]:
     return LENGTHS if resumed and given.keys() & set(LENGTHS) else ()
 
 
-def _checked(kind: type, table: str, values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    for key, value in values.items():
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            problems.append(f"unknown key {table}.{key}" + (f" (did you mean {near[0]}?)" if near else ""))
-            continue
-        accepted = get_args(hints[key]) or (hints[key],)
-        fits = isinstance(value, accepted) or (float in accepted and isinstance(value, int))
-        if not fits or isinstance(value, bool):
-            names = " or ".join(t.__name__ for t in accepted if t is not type(None))
-            problems.append(f"{table}.{key} = {value!r} must be of type {names}")
-        elif isinstance(value, float) and not math.isfinite(value):
-            problems.append(f"{table}.{key} = {value} must be finite")
-    return values
-
-
 def _problems(recipe: Recipe) -> Iterator[str]:
+    """What keys that are right by themselves must not be together."""
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
     if (d.corpus is None) == (d.source is None and d.target is None):
@@ -217,35 +211,8 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield f"corpus {d.corpus} brings its own validation text: leave out valid_source and valid_target"
     if all(getattr(t, name) is None for name in LENGTHS):
         yield "say how long to train: epochs, steps or minutes"
-    for name in (*LENGTHS, "learning_rate"):
-        value = getattr(t, name)
-        if value is not None and value <= 0:
-            yield f"training.{name} = {value} must be positive"
-    for table, part, names in (
-        ("data", d, ("train_pairs", "batch_tokens", "max_length")),
-        ("training", t, ("warmup_steps", "keep", "log_every", "stop_after_bad_steps")),
-    ):
-        for name in names:
-            value = getattr(part, name)
-            if value is not None and value < 1:
-                yield f"{table}.{name} = {value} must be at least 1"
-    if d.vocab_size < MIN_VOCAB_SIZE:
-        yield f"data.vocab_size = {d.vocab_size} must be at least {MIN_VOCAB_SIZE} (all bytes and 4 special tokens)"
-    if not 0 <= t.cooldown <= 1:
-        yield f"training.cooldown = {t.cooldown} must be in [0, 1]"
-    for name in ("label_smoothing", "beta1", "beta2"):
-        if not 0 <= getattr(t, name) < 1:
-            yield f"training.{name} = {getattr(t, name)} must be in [0, 1)"
-    for name in ("learning_rate_scale", "epsilon"):
-        if getattr(t, name) <= 0:
-            yield f"training.{name} = {getattr(t, name)} must be positive"
     if t.learning_rate is not None and t.learning_rate_scale != 1:
         yield "learning_rate and learning_rate_scale exclude each other"
-    for name in ("clip_norm", "valid_every", "valid_sentences", "checkpoint_seconds"):
-        if getattr(t, name) < 0:
-            yield f"training.{name} = {getattr(t, name)} must not be negative"
-    if not 0 <= t.seed < 2**32:
-        yield f"training.seed = {t.seed} must be in [0, 2^32)"
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:

@@ -66,7 +66,10 @@ def test_help_is_quick_and_needs_no_mlx():
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["exclude each other"]),
         (["train", "--out", "x", "--source", "a", "--steps", "3"], ["source and target files go together"]),
         (["train", "--out", "x", "--source", "a", "--target", "b", "--steps", "3"], ["a: no such file"]),
-        (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "-3"], ["steps = -3 must be positive"]),
+        (
+            ["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "-3"],
+            ["steps = -3 must be a whole number of at least 1"],
+        ),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--minutes", "nan"], ["minutes = nan must be finite"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--preset", "hug"], ["unknown preset"]),
         (["train", "nothing", "--out", "x"], ["no such recipe file", "multi30k"]),
@@ -139,7 +142,7 @@ def test_recipes_that_are_wrong(call, tmp_path):
     path = tmp_path / "my.toml"
     for text, part in {
         "[training]\nstep = 3\n": "unknown key training.step (did you mean steps?)",
-        "[training]\nsteps = true\n": "training.steps = True must be of type int",
+        "[training]\nsteps = true\n": "training.steps = True must be a whole number",
         "[training": "not a TOML recipe",
         "[model]\nd_modell = 3\n[data]\ncorpus='cldr:en-de'\n[training]\nsteps=1\n": "did you mean 'd_model'",
     }.items():
