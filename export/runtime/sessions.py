@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import onnxruntime as ort
 
@@ -26,6 +26,7 @@ from export.targets.names import (
     MODEL,
 )
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.fields import Bounds, check_value
 
 from .folder import OnnxFolder
 
@@ -45,6 +46,9 @@ STEP_PATIENCE = 200
 """Microseconds. Between two steps the search needs less: threads that wait for the next one save a tenth of a small
 model's time."""
 
+MOST_THREADS = max(16, 4 * (os.cpu_count() or 1))
+"""Of one operator. More than cores are slower, and far more never end: 300 on two cores took forty times as long."""
+
 SMALL = 24e6
 """Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
 
@@ -57,10 +61,9 @@ def session_options(
     patience: microseconds for which idle threads stay awake after a run. activations: what ONNX Runtime's own operator
     for weights in blocks, where it makes that from standard ones, multiplies them with (`precision.ACTIVATIONS`).
     """
-    if threads is not None and threads < 1:
-        raise UserError(f"threads={threads} must be at least 1, or left out")
     options = ort.SessionOptions()
     if threads is not None:
+        check_value("threads", threads, Annotated[int, Bounds(at_least=1, at_most=MOST_THREADS)])
         options.intra_op_num_threads = threads
     # A model has several sessions that run in turn: by default the resting one's threads keep the cores busy, and
     # greedy decoding of one sentence takes up to twice as long.

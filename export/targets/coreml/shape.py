@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
+MOST_ROWS = 1024
+
 
 @dataclass(frozen=True)
 class FixedShape:
@@ -26,9 +28,11 @@ class FixedShape:
         """ "1x64x48" for an encoder-decoder, "1x64" for the others. `UserError` says what is expected."""
         both = config.architecture == "encoder-decoder"
         parts = text.lower().split("x")
-        if len(parts) != 2 + both or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise UserError(f"fixed shape {text!r}: give {cls.said(config)}")
+        if len(parts) != 2 + both or not all(re.fullmatch("0*[1-9][0-9]{0,8}", part) for part in parts):
+            raise UserError(f"fixed shape {text[:60]!r}: give {cls.said(config)}")
         rows, length, *target = map(int, parts)
+        if rows > MOST_ROWS:
+            raise UserError(f"fixed shape {text!r}: {rows} rows, at most {MOST_ROWS} can be computed together")
         longest = max([length, *target])
         if longest > config.max_positions:
             raise UserError(f"fixed shape {text!r}: the model has {config.max_positions} positions, not {longest}")

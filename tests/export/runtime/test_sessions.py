@@ -12,6 +12,7 @@ from ending_models import POST_NORM, made, rows
 from export import OnnxTransformer, export_onnx
 from export.runtime import sessions as opening
 from mlx_transformer.nn.loading import quantize_checkpoint
+from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import Scheme
 
 
@@ -84,3 +85,9 @@ def test_a_session_may_outlive_its_model(checkpoint, tmp_path):
     gc.collect()
     assert (session.run(None, feeds)[0] == before).all()
     assert (session.weights is not None) == opening.SHARES_FILES
+
+
+@pytest.mark.parametrize("threads", [0, -1, 2**14, 2**32, 2.0, True])
+def test_threads_have_bounds(threads):
+    with pytest.raises(UserError, match=rf"threads={threads} must be a whole number of at least 1 and at most \d+"):
+        opening.session_options(threads)

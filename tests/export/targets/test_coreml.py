@@ -109,6 +109,8 @@ def test_lengths(tmp_path):
         ("coreml", None, "needs a fixed shape: ROWSxSOURCExTARGET"),
         ("coreml", "1x64", "give ROWSxSOURCExTARGET"),
         ("coreml", "1x0x4", "give ROWSxSOURCExTARGET"),
+        ("coreml", "9223372036854775808x8x8", "give ROWSxSOURCExTARGET"),
+        ("coreml", "99999x8x8", "99999 rows, at most 1024"),
         ("coreml", "1x8x41", "has 40 positions, not 41"),
         ("portable", "1x8x8", "only coreml takes one"),
     ],
