@@ -51,6 +51,14 @@ TWINS = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_dim"
 BIASES = dict(attention_bias=True, feed_forward_bias=True, output_bias=True)
 # Keys of older config.json files that `transformers`' Marian ignores; true, they would mean another network.
 OTHER_NETWORKS = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits")
+# What else is read of config.json, or means something to who reads it after us.
+TYPES: dict[type, tuple[str, ...]] = {
+    bool: (
+        *("share_encoder_decoder_embeddings", "tie_word_embeddings", "is_encoder_decoder", "use_cache"),
+        *OTHER_NETWORKS,
+    ),
+    int: ("decoder_vocab_size", "bos_token_id", "num_hidden_layers", "num_beams", "max_length"),
+}
 THEIR_ACTIVATIONS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "swish": "silu", "gelu_new": "gelu_tanh"}
 
 # Our module within a layer: (Marian's, the side of it that is d_model wide). Attention biases lie on the other side.
@@ -193,7 +201,13 @@ def _fields(theirs: dict[str, Any], generation: dict[str, Any]) -> tuple[dict[st
         return next((source[key] for source in (theirs, generation) if source.get(key) is not None), default)
 
     fields = {name: value(key, default) for name, (key, default) in FIELDS.items()}
-    problems = [f"{key} is on" for key in OTHER_NETWORKS if theirs.get(key)]
+    problems = [
+        f"{key}={theirs[key]!r:.60} must be {'true or false' if kind is bool else 'a whole number'}"
+        for kind, keys in TYPES.items()
+        for key in keys
+        if theirs.get(key) is not None and type(theirs[key]) is not kind
+    ]
+    problems += [f"{key} is on" for key in OTHER_NETWORKS if theirs.get(key)]
     for first, second in TWINS.items():
         default = next(default for key, default in FIELDS.values() if key == first)
         if value(first, default) != value(second, default):
@@ -212,7 +226,12 @@ def _fields(theirs: dict[str, Any], generation: dict[str, Any]) -> tuple[dict[st
         problems.append("its weights are quantised")
     ties = bool(value("share_encoder_decoder_embeddings", True)), bool(value("tie_word_embeddings", True))
     size = fields["source_vocab_size"]
-    fields["vocab_size"] = size if ties[0] else value("decoder_vocab_size", size)
+    fields["vocab_size"] = value("decoder_vocab_size", size)
+    if ties[0] and fields["vocab_size"] != size:
+        problems.append(
+            f"decoder_vocab_size={fields['vocab_size']!r:.60} is not vocab_size={size!r:.60}, but both share"
+        )
+        fields["vocab_size"] = size
     return {**fields, **BIASES, "activation": activation, "tie_embeddings": TIES[ties]}, ties, problems
 
 

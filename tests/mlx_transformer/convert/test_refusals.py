@@ -39,7 +39,12 @@ REFUSED = {
     "eos_id=[2, 3] must be a whole number": dict(eos_token_id=[2, 3]),
     "missing model.encoder.layers.2.self_attn.q_proj.weight (32, 32)": dict(encoder_layers=3),
     "unknown model.decoder.layers.1.encoder_attn.v_proj.weight (32, 32)": dict(decoder_layers=1),
-    "model.shared.weight is (50, 32), expected (51, 32)": dict(vocab_size=51),
+    "model.shared.weight is (50, 32), expected (51, 32)": dict(vocab_size=51, decoder_vocab_size=51),
+    "decoder_vocab_size=2 is not vocab_size=50, but both share": dict(decoder_vocab_size=2),
+    "decoder_vocab_size=[1] must be a whole number": dict(decoder_vocab_size=[1]),
+    "tie_word_embeddings=1.5 must be true or false": dict(tie_word_embeddings=1.5),
+    "bos_token_id='../x' must be a whole number": dict(bos_token_id="../x"),
+    "use_cache='no' must be true or false": dict(use_cache="no"),
     "missing lm_head.weight (50, 32)": dict(tie_word_embeddings=False),
 }
 
