@@ -71,7 +71,8 @@ class Kind:
             return isinstance(value, self.type) and (not self.choices or value in self.choices)
         if isinstance(value, bool) or not isinstance(value, Real if self.type is float else Integral):
             return False
-        return self.bounds.hold(_as_float(value) if self.type is float else int(value))
+        number: Any = value  # pyright knows no conversion of the abstract types
+        return self.bounds.hold(_as_float(number) if self.type is float else int(number))
 
 
 @cache
