@@ -17,30 +17,30 @@ from mlx_transformer.spec.errors import UserError
 
 Array = NDArray
 Bits = NDArray[np.bool_]
-Look = Callable[[str, Array], Array]
-"""Sees a point of a calculation by name and returns what the calculation goes on with."""
+Observe = Callable[[str, Array], Array]
+"""Called with the name and value of a point of a calculation; returns what the calculation goes on with."""
 KeysValues = tuple[Array, Array]
 
 
-def unseen(name: str, value: Array) -> Array:
-    """The default: nobody looks."""
+def unobserved(name: str, value: Array) -> Array:
+    """The default observer: the value as it is."""
     return value
 
 
 def attention(
-    Q: Array, K: Array, V: Array, allowed: Bits | None = None, look: Look = unseen, bias: Array | None = None
+    Q: Array, K: Array, V: Array, allowed: Bits | None = None, observe: Observe = unobserved, bias: Array | None = None
 ) -> Array:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
-    `allowed` (broadcast to (..., L, S)) is True where a query may look. A query that may look nowhere is padding and
-    looks everywhere: its output is finite and nobody reads it.
+    `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
+    and attends everywhere: its output is finite and nobody reads it.
     """
-    scores = look("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
+    scores = observe("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
         scores = np.where(allowed | ~allowed.any(axis=-1, keepdims=True), scores, -np.inf)
-    return look("weights", softmax(scores)) @ V
+    return observe("weights", softmax(scores)) @ V
 
 
 def softmax(x: Array) -> Array:

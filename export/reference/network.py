@@ -23,7 +23,7 @@ from mlx_transformer.spec.parameters import (
 )
 
 from .layers import Bits, KeysValues, append, checked_ids, position_ids
-from .sublayers import Array, Sublayers, Tap, show
+from .sublayers import Array, Sublayers, Tap, observe_tap
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cache:
     """What decoding remembers: keys and values (B,K,P,.) a layer, and which of the P past tokens are real (B,P)."""
 
     real: Bits
-    own: tuple[KeysValues | None, ...]
+    self_attention: tuple[KeysValues | None, ...]
     cross: tuple[KeysValues | None, ...]
     source_mask: Bits | None
 
@@ -43,15 +43,15 @@ class Cache:
             return tuple(pair and (pair[0][index], pair[1][index]) for pair in pairs)
 
         mask = None if self.source_mask is None else self.source_mask[index]
-        return Cache(self.real[index], pick(self.own), pick(self.cross), mask)
+        return Cache(self.real[index], pick(self.self_attention), pick(self.cross), mask)
 
 
 class Reference(Sublayers):
     """A Transformer of any accepted config, from its parameter table, computed in `dtype` (float64 or float32).
 
-    `tap(name, array)`, where given, sees every named point of the network in the order of the data's way; with `inside`
-    also the points within the sub-layers (`validate/locate/inside.py` lists them). `UserError` if the weights do not
-    fit the config or an id or position is out of range.
+    `tap(name, array)`, if there is one, is called at every named point of the network in the order of the data's way;
+    with `inner_points` also at those within the sub-layers (`validate/locate/inside.py` lists them). `UserError` if the
+    weights do not fit the config or an id or position is out of range.
     """
 
     def __call__(
@@ -84,14 +84,14 @@ class Reference(Sublayers):
             allowed = real[:, None, None, :]  # (B,1,1,S)
 
             def self_attention(y: Array, name: str = layer, allowed: Bits = allowed) -> Array:
-                look = self.look(tap, f"{name}.self_attention")
-                keys, values = self.keys_values(f"{name}.self_attention", y, positions, look)
-                kv = look("keys", keys), look("values", values)
-                return self.attend(f"{name}.self_attention", y, kv, allowed, positions, look)
+                observe = self.observer(tap, f"{name}.self_attention")
+                keys, values = self.keys_values(f"{name}.self_attention", y, positions, observe)
+                kv = observe("keys", keys), observe("values", values)
+                return self.attend(f"{name}.self_attention", y, kv, allowed, positions, observe)
 
             x = self.sublayer(f"{layer}.self_attention", x, self_attention, tap)
             x = self.sublayer(f"{layer}.feed_forward", x, self.feed_forward(layer, tap), tap)
-            x = show(tap, layer, x)
+            x = observe_tap(tap, layer, x)
         return self.final_norm("encoder", x, tap)
 
     def decode(
@@ -113,9 +113,9 @@ class Reference(Sublayers):
         cross: list[KeysValues | None] = [None] * len(names)
         if memory is not None:
             for i, name in enumerate(names):
-                look = self.look(tap, name)
-                keys, values = self.keys_values(name, memory, None, look)
-                cross[i] = look("keys", keys), look("values", values)
+                observe = self.observer(tap, name)
+                keys, values = self.keys_values(name, memory, None, observe)
+                cross[i] = observe("keys", keys), observe("values", values)
         source_mask = None if mask is None else np.asarray(mask, bool)
         return Cache(np.zeros((rows, 0), bool), (None,) * len(names), tuple(cross), source_mask)
 
@@ -135,28 +135,28 @@ class Reference(Sublayers):
         allowed = earlier & real[:, None, None, :]  # (B,1,L,P+L)
         source = None if cache.source_mask is None else cache.source_mask[:, None, None, :]  # (B,1,1,S)
         x = self.embed(target_embedding_name(c), "decoder", tokens, positions, tap)
-        own: list[KeysValues] = []
+        pairs: list[KeysValues] = []
         for i in range(c.decoder_layers):
             layer = f"decoder.layers.{i}"
 
             def self_attention(y: Array, i: int = i, name: str = layer) -> Array:
-                look = self.look(tap, f"{name}.self_attention")
-                new = self.keys_values(f"{name}.self_attention", y, positions, look)
-                keys, values = append(cache.own[i], new)
-                own.append((look("keys", keys), look("values", values)))
-                return self.attend(f"{name}.self_attention", y, own[i], allowed, positions, look)
+                observe = self.observer(tap, f"{name}.self_attention")
+                new = self.keys_values(f"{name}.self_attention", y, positions, observe)
+                keys, values = append(cache.self_attention[i], new)
+                pairs.append((observe("keys", keys), observe("values", values)))
+                return self.attend(f"{name}.self_attention", y, pairs[i], allowed, positions, observe)
 
             def cross_attention(y: Array, i: int = i, name: str = layer) -> Array:
                 memory = cache.cross[i]
                 if memory is None:
                     raise UserError("reference: cross-attention needs start(memory, mask)")
-                look = self.look(tap, f"{name}.cross_attention")
-                return self.attend(f"{name}.cross_attention", y, memory, source, None, look)
+                observe = self.observer(tap, f"{name}.cross_attention")
+                return self.attend(f"{name}.cross_attention", y, memory, source, None, observe)
 
             x = self.sublayer(f"{layer}.self_attention", x, self_attention, tap)
             if c.has_encoder:
                 x = self.sublayer(f"{layer}.cross_attention", x, cross_attention, tap)
             x = self.sublayer(f"{layer}.feed_forward", x, self.feed_forward(layer, tap), tap)
-            x = show(tap, layer, x)
+            x = observe_tap(tap, layer, x)
         logits = self.classify(self.final_norm("decoder", x, tap), tap)
-        return logits, Cache(real, tuple(own), cache.cross, cache.source_mask)
+        return logits, Cache(real, tuple(pairs), cache.cross, cache.source_mask)

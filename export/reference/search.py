@@ -43,8 +43,8 @@ class Sentence:
     finished: list[tuple[float, Hypothesis]] = field(default_factory=list)
     margin: float = np.inf
 
-    def decide(self, kept: float, dropped: float) -> None:
-        self.margin = min(self.margin, abs(kept - dropped))
+    def decide(self, chosen: float, dropped: float) -> None:
+        self.margin = min(self.margin, abs(chosen - dropped))
 
 
 def beam_search(
@@ -185,8 +185,8 @@ def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, f
     within = [scores[i : i + BLOCK] + noise[: len(scores[i : i + BLOCK])] for i in first]
     block = int(blocks.argmax())
     best = block * BLOCK + int(within[block].argmax())
-    own, place = divmod(best if token is None else token, BLOCK)
-    return best, float(max(blocks.max() - blocks[own], within[own].max() - within[own][place]))
+    index, place = divmod(best if token is None else token, BLOCK)
+    return best, float(max(blocks.max() - blocks[index], within[index].max() - within[index][place]))
 
 
 def allowed(scores: Array, c: TransformerConfig) -> Array:

@@ -21,7 +21,7 @@ from mlx_transformer.spec.parameters import check_parameters, output_weight_name
 from .layers import (
     Bits,
     KeysValues,
-    Look,
+    Observe,
     activation,
     attention,
     bucket,
@@ -30,12 +30,12 @@ from .layers import (
     rotation,
     sinusoid,
     split_heads,
-    unseen,
+    unobserved,
 )
 
 Array = NDArray
 Tap = Callable[[str, Array], Array | None]
-"""Sees a named point; what it returns, if anything, takes the value's place."""
+"""Called with the name and value of a point; what it returns, if anything, replaces the value."""
 
 
 class Sublayers:
@@ -46,10 +46,10 @@ class Sublayers:
         config: TransformerConfig,
         weights: Mapping[str, Array],
         dtype: DTypeLike = np.float64,
-        inside: bool = False,
+        inner_points: bool = False,
     ) -> None:
         check_parameters(config, {name: np.shape(array) for name, array in weights.items()}, "reference")
-        self.config, self.inside = config, inside
+        self.config, self.inner_points = config, inner_points
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.weights: dict[str, Array] = {
             name: np.asarray(array).astype(self.dtype, copy=False) for name, array in weights.items()
@@ -59,10 +59,10 @@ class Sublayers:
 
     def embed(self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None) -> Array:
         c = self.config
-        look = self.look(tap, f"{stack}.embedding")
-        x = look("rows", self.weights[name][ids])  # (B,L,D)
+        observe = self.observer(tap, f"{stack}.embedding")
+        x = observe("rows", self.weights[name][ids])  # (B,L,D)
         if c.scale_embeddings:
-            x = look("scaled", x * float(np.float32(math.sqrt(c.d_model))))
+            x = observe("scaled", x * float(np.float32(math.sqrt(c.d_model))))
         if c.positions == "learned":
             table = self.weights[f"{stack}.positions.weight"]
             if positions.size and positions.max() >= len(table):
@@ -70,28 +70,28 @@ class Sublayers:
             x = x + table[positions]
         elif c.positions in ("sinusoidal", "sinusoidal_concat"):
             x = x + sinusoid(positions, c.d_model, c.positions).astype(self.dtype)
-        return show(tap, f"{stack}.embedding", x)
+        return observe_tap(tap, f"{stack}.embedding", x)
 
     # Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
 
-    def keys_values(self, name: str, x: Array, positions: Array | None, look: Look = unseen) -> KeysValues:
+    def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
         """Keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
         c = self.config
-        keys = split_heads(look("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
-        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, look), positions)
-        values = split_heads(look("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
+        keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
+        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions)
+        values = split_heads(observe("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
         return keys, values
 
     def attend(
-        self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, look: Look
+        self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, observe: Observe
     ) -> Array:
         """One multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
         c, group = self.config, self.config.heads // self.config.key_value_heads
-        Q = split_heads(look("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
-        Q = look("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, look), positions))  # (B,H,L,d_k)
+        Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
+        Q = observe("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
-        heads = attention(Q, K, V, allowed, look, self._bias(name, Q.shape[2], K.shape[2]))  # (B,H,L,d_v)
-        return self._linear(f"{name}.output_proj", look("context", merge_heads(heads)))
+        heads = attention(Q, K, V, allowed, observe, self._bias(name, Q.shape[2], K.shape[2]))  # (B,H,L,d_v)
+        return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
     def _bias(self, name: str, queries: int, keys: int) -> Array | None:
         """Relative positions (Raffel et al. 2020): numbers (H,L,S), one table for all layers of a stack."""
@@ -103,11 +103,11 @@ class Sublayers:
         row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
         return table[row].transpose(2, 0, 1)
 
-    def _head_norm(self, name: str, x: Array, look: Look) -> Array:
+    def _head_norm(self, name: str, x: Array, observe: Observe) -> Array:
         """RMSNorm over each head (B,H,L,d_k), where the config has one (Henry et al. 2020)."""
         if not self.config.query_key_norm:
             return x
-        return look(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
+        return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
 
     def _turn(self, x: Array, positions: Array | None) -> Array:
         """Rotary positions (Su et al. 2021) on (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
@@ -125,28 +125,28 @@ class Sublayers:
 
     def feed_forward(self, layer: str, tap: Tap | None) -> Callable[[Array], Array]:
         c, name = self.config, f"{layer}.feed_forward"
-        look = self.look(tap, name)
+        observe = self.observer(tap, name)
 
         def FFN(x: Array) -> Array:
-            up = look("up_proj", self._linear(f"{name}.up_proj", x))
+            up = observe("up_proj", self._linear(f"{name}.up_proj", x))
             if c.gated:
-                gate = look("gate_proj", self._linear(f"{name}.gate_proj", x))
+                gate = observe("gate_proj", self._linear(f"{name}.gate_proj", x))
                 inner = activation(c.activation, gate) * up
             else:
                 inner = activation(c.activation, up)
-            return self._linear(f"{name}.down_proj", look("inner", inner))
+            return self._linear(f"{name}.down_proj", observe("inner", inner))
 
         return FFN
 
     # Section 3.1: LayerNorm(x + Sublayer(x)), or, with the norm in front, x + Sublayer(LayerNorm(x))
 
     def sublayer(self, name: str, x: Array, sublayer: Callable[[Array], Array], tap: Tap | None) -> Array:
-        look = self.look(tap, "")
+        observe = self.observer(tap, "")
         if self.config.norm_placement == "pre":
-            y = show(tap, name, sublayer(look(f"{name}_norm", self._norm(f"{name}_norm", x))))
-            return look(f"{name}.residual", x + y)
-        y = show(tap, name, sublayer(x))
-        return look(f"{name}_norm", self._norm(f"{name}_norm", look(f"{name}.residual", x + y)))
+            y = observe_tap(tap, name, sublayer(observe(f"{name}_norm", self._norm(f"{name}_norm", x))))
+            return observe(f"{name}.residual", x + y)
+        y = observe_tap(tap, name, sublayer(x))
+        return observe(f"{name}_norm", self._norm(f"{name}_norm", observe(f"{name}.residual", x + y)))
 
     def _norm(self, name: str, x: Array) -> Array:
         return norm(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"), self.config.norm_epsilon)
@@ -154,14 +154,14 @@ class Sublayers:
     def final_norm(self, stack: str, x: Array, tap: Tap | None) -> Array:
         if self.config.norm_placement == "post":
             return x
-        return show(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
+        return observe_tap(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
 
     def classify(self, x: Array, tap: Tap | None) -> Array:
         """Logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where tied."""
         logits = self._product(x, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]
-        return show(tap, "logits", logits)
+        return observe_tap(tap, "logits", logits)
 
     def _linear(self, name: str, x: Array) -> Array:
         y = self._product(x, f"{name}.weight")
@@ -172,14 +172,14 @@ class Sublayers:
         """x W^T"""
         return x @ self.weights[weight].T
 
-    def look(self, tap: Tap | None, scope: str) -> Look:
-        """Of the points inside `scope`, where anybody wants to see them."""
-        if tap is None or not self.inside:
-            return unseen
-        return lambda point, value: show(tap, f"{scope}.{point}" if scope else point, value)
+    def observer(self, tap: Tap | None, scope: str) -> Observe:
+        """The observer of the points inside `scope`; one that does nothing where only taps are observed."""
+        if tap is None or not self.inner_points:
+            return unobserved
+        return lambda point, value: observe_tap(tap, f"{scope}.{point}" if scope else point, value)
 
 
-def show(tap: Tap | None, name: str, value: Array) -> Array:
-    """What the network goes on with after a named point."""
-    seen = None if tap is None else tap(name, value)
-    return value if seen is None else seen
+def observe_tap(tap: Tap | None, name: str, value: Array) -> Array:
+    """Hand a named point to the tap; returns the value that the network goes on with."""
+    replaced = None if tap is None else tap(name, value)
+    return value if replaced is None else replaced

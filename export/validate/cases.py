@@ -84,9 +84,9 @@ class Case:
 
 def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
     """Every tap of one input, in the order of the data."""
-    found: dict[str, Array] = {}
-    reference(case.ids, case.target_ids, case.mask, tap=found.__setitem__)
-    return found
+    taps: dict[str, Array] = {}
+    reference(case.ids, case.target_ids, case.mask, tap=taps.__setitem__)
+    return taps
 
 
 def fresh_seed() -> int:

@@ -18,15 +18,15 @@ from .compare import compare
 from .engines.foreign_engine import parse_names
 
 
-def runtime_names(given: str | Sequence[str] | None) -> list[str] | None:
+def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
     """Names separated by commas, as on a command line, or a list of them; None, the default ones, stays None."""
-    if given is None or not isinstance(given, str):
-        return None if given is None else list(given)
-    names = [name.strip() for name in given.split(",")]
+    if chosen is None or not isinstance(chosen, str):
+        return None if chosen is None else list(chosen)
+    names = [name.strip() for name in chosen.split(",")]
     twice = [name for name in names if names.count(name) > 1]
     if not all(names) or twice:
         what = f"{twice[0]!r} twice" if all(names) else "an empty name"
-        raise UserError(f"--runtimes {given!r}: {what}; give names separated by commas")
+        raise UserError(f"--runtimes {text!r}: {what}; give names separated by commas")
     return names
 
 
@@ -71,7 +71,7 @@ def validate_command(
 
 
 def _verify(onnx: Path) -> None:
-    """Of a folder all that its manifest lists; of a file what one beside it says of it."""
+    """Compare all files of a folder with its manifest, or one file with the manifest beside it."""
     if onnx.is_file():
         verify_file(onnx)
     else:

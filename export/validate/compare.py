@@ -1,7 +1,7 @@
 """The comparison: a checkpoint's weights and the float64 reference on one side, each runtime on the other.
 
 weights    bit for bit, wherever a runtime or a file holds them
-taps       by the rule, gathers bit for bit, on every input, in a copy of the model that shows its inside
+taps       by the rule, gathers bit for bit, on every input, in a copy of the model with inner values as outputs
 plain      logits of the model as it is used, without taps
 cached     logits pass by pass with a cache, with taps and without
 tokens     the likeliest token at every position; greedy and beam search and sampling, free-running
@@ -93,14 +93,14 @@ def compare(
     texts = tokenised(opened.tokenizer_path, opened.config)
     longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
     report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
-    found = _gradients(opened, seed) if gradients else ()
-    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=found)
+    derivatives = _gradients(opened, seed) if gradients else ()
+    return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
 
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
     """MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
-    found = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
-    lower = found[1:] if "float32" in found or len(found) == 1 else found
+    available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
+    lower = available[1:] if "float32" in available or len(available) == 1 else available
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
@@ -120,16 +120,16 @@ def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Se
 def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
-    inside = [engine for engine in engines if not getattr(engine, "logits_only", False)]
-    weights = [check for engine in inside for check in check_weights(engine, stored)]
+    inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    weights = [check for engine in inspected for check in check_weights(engine, stored)]
     held = {engine.name: held_by(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
     for network in {id(values): values for values in held.values()}.values():
         members = [engine for engine in engines if held[engine.name] is network]
-        found = _against(checkpoint.config, network, members, cases, words)
-        points += found[0]
-        tokens += found[1]
+        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words)
+        points += network_points
+        tokens += network_tokens
     report = Report(
         checkpoint=str(checkpoint.folder),
         onnx="",
@@ -138,7 +138,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
             Runtime(
                 *(e.name, e.precision, e.device, budget_of(e), e.details(), arithmetic(e.precision, activations_of(e))),
                 logits_only=getattr(e, "logits_only", False),
-                unseen=getattr(e, "unseen", ()),
+                unseen=getattr(e, "missing_taps", ()),
                 search_only=getattr(e, "search_only", False),
             )
             for e in engines
@@ -151,7 +151,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
         seconds=time.perf_counter() - begin,
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
-        structures=tuple(structures(inside)),
+        structures=tuple(structures(inspected)),
     )
     culprits = tuple(_culprits(report, engines, cases, held))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
@@ -162,7 +162,7 @@ def _against(
 ) -> tuple[list[Point], list[Tokens]]:
     """Runtimes of one network against its reference."""
     truth64, truth32 = Reference(c, weights), Reference(c, weights, np.float32)
-    taken: list[Sample] = []
+    samples: list[Sample] = []
     natural: list[Natural] = []
     agreement = Agreement()
     for case in cases:
@@ -171,13 +171,13 @@ def _against(
         for engine in engines:
             for path, tap, got, why in _outputs(engine, case, truths):
                 truth = truths[tap] if is_exact(engine) else replace(truths[tap], bits=None)
-                taken.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
+                samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
                 if tap == "logits":
-                    agreement.see(engine.name, path, case, got, truths[tap])
+                    agreement.add(engine.name, path, case, got, truths[tap])
     limits = {engine.name: _limit(engine, natural) for engine in engines}
-    inside = [engine for engine in engines if not getattr(engine, "logits_only", False)]
-    points = _judged(taken, SecondLook(c, weights))
-    return points, [*agreement.judged(limits), *free_running(truth64, inside, cases, limits, words)]
+    inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    points = _judged(samples, SecondLook(c, weights))
+    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
 
 
 def _culprits(
@@ -202,45 +202,45 @@ def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Tru
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
-    """(path, tap, tensor, why there is none) of everything that one runtime shows for one input."""
+    """(path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
     if getattr(engine, "search_only", False):
         return
     if getattr(engine, "logits_only", False):
         yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
         return
-    shown, why = attempt(lambda: engine.taps(case))
+    values, why = attempt(lambda: engine.taps(case))
     for name in taps:
-        if name in getattr(engine, "unseen", ()):
+        if name in getattr(engine, "missing_taps", ()):
             continue
-        yield TAPPED, name, None if shown is None else shown.get(name), why
+        yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
     # Before the logits: what comes first is what a failure is told by.
-    inside, why = attempt(lambda: engine.cached_taps(case))
-    for path, shown in {"cached": {}}.items() if inside is None else inside.items():
+    cached_taps, why = attempt(lambda: engine.cached_taps(case))
+    for path, values in {"cached": {}}.items() if cached_taps is None else cached_taps.items():
         for name in taps:
             if name == "logits" or name.startswith("decoder."):
-                yield f"{path}, tapped", name, shown.get(name), why
+                yield f"{path}, tapped", name, values.get(name), why
     cached, why = attempt(lambda: engine.cached_logits(case))
     for path, logits in {"cached": None}.items() if cached is None else cached.items():
         yield path, "logits", logits, why
 
 
-def _judged(taken: Sequence[Sample], second_look: SecondLook) -> list[Point]:
-    """Points in the order of the data. Who is over the budget by little is judged by a second look alone."""
+def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
+    """Points in the order of the data. Samples slightly over the budget are judged by a second look."""
     parts: dict[str, list[Natural]] = {}
-    for sample in taken:
+    for sample in samples:
         parts.setdefault(sample.tap, []).append(sample.natural)
     pools = {tap: Natural.pooled(natural) for tap, natural in parts.items()}
     points: dict[tuple[str, str, str], Point] = {}
-    for sample in taken:
+    for sample in samples:
         engine, tap = sample.engine, sample.tap
         budget = budget_of(engine)
-        found = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
-        if not found.passed and found.share <= FAR and sample.deviation.same_bits is None:
+        measurement = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
+        if not measurement.passed and measurement.share <= FAR and sample.deviation.same_bits is None:
             natural = second_look(sample.case, tap)
-            found = Measurement.of(sample.deviation, natural, pools[tap], budget)
+            measurement = Measurement.of(sample.deviation, natural, pools[tap], budget)
         case = sample.case.name
-        point = Point(engine.name, sample.path, tap, found, case, 1, () if found.passed else (case,))
+        point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
         key = (engine.name, sample.path, tap)
         points[key] = _worse(points[key], point) if key in points else point
     return list(points.values())
@@ -253,6 +253,6 @@ def _limit(engine: Engine, natural: Sequence[Natural]) -> float:
 
 
 def _worse(a: Point, b: Point) -> Point:
-    """The two together: all inputs, all failures, the measurement that used up more of its budget."""
+    """Two points as one: all inputs, all failures, the measurement that used up more of its budget."""
     worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
     return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)

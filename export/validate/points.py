@@ -19,25 +19,25 @@ from mlx_transformer.spec.parameters import parameter_shapes
 
 
 def tap_names(config: TransformerConfig) -> list[str]:
-    return list(_points(config, inside=False))
+    return list(_points(config, inner_points=False))
 
 
-def inside_names(config: TransformerConfig) -> list[str]:
-    """With the points inside the sub-layers, of a full pass; those of the memory's keys and values come first there."""
-    return list(_points(config, inside=True))
+def inner_names(config: TransformerConfig) -> list[str]:
+    """Taps and the points inside the sub-layers, of a full pass; the memory's keys and values come first."""
+    return list(_points(config, inner_points=True))
 
 
 @cache
-def _points(config: TransformerConfig, inside: bool) -> tuple[str, ...]:
-    """Of a batch without rows and of weights that take no room: nothing is computed."""
+def _points(config: TransformerConfig, inner_points: bool) -> tuple[str, ...]:
+    """Names that the reference passes to its tap, for an empty batch and weights that take no memory."""
     weights = {name: np.broadcast_to(0.0, shape) for name, shape in parameter_shapes(config).items()}
     ids = np.zeros((0, 1), np.int64)
-    found: list[str] = []
-    reference = Reference(config, weights, inside=inside)
+    names: list[str] = []
+    reference = Reference(config, weights, inner_points=inner_points)
     reference(
-        ids, ids if config.architecture == "encoder-decoder" else None, tap=lambda name, value: found.append(name)
+        ids, ids if config.architecture == "encoder-decoder" else None, tap=lambda name, value: names.append(name)
     )
-    return tuple(found)
+    return tuple(names)
 
 
 def natural_order(taps: Iterable[str]) -> list[str]:

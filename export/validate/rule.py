@@ -78,13 +78,13 @@ def budget_for(precision: str, device: str, activations: str | None = None) -> B
     """
     if activations == "float32":
         precision = "float32"
-    found = BUDGETS.get((precision, device))
-    if found is None and (precision, "cpu") in BUDGETS:
-        found = replace(BUDGETS[precision, "cpu"], origin=_DECLARED)
-    if found is None:
+    budget = BUDGETS.get((precision, device))
+    if budget is None and (precision, "cpu") in BUDGETS:
+        budget = replace(BUDGETS[precision, "cpu"], origin=_DECLARED)
+    if budget is None:
         known = ", ".join(dict.fromkeys(p for p, _ in BUDGETS))
         raise UserError(f"no budget for {precision} on {device} (known precisions: {known})")
-    return found
+    return budget
 
 
 def stored_as(array: Array, precision: str) -> Array:
@@ -114,14 +114,14 @@ class Natural:
 
     @classmethod
     def of(cls, error: Array, t64: Array) -> Natural:
-        """From errors and true values (N,D) of the valid tokens of one input."""
+        """The error of one input, from the errors and true values (N,D) of its valid tokens."""
         squares = np.mean(error * error, axis=-1)
         largest = float(np.abs(error).max(initial=0.0))
         return cls(_rms(error), largest, _rms(t64), len(error), float(np.sqrt(squares.max(initial=0.0))))
 
     @classmethod
     def pooled(cls, parts: Sequence[Natural]) -> Natural:
-        """Over all inputs: one large sample."""
+        """The error over all inputs, taken as one large sample."""
         tokens = sum(part.tokens for part in parts)
         rms, size = (
             (sum(part.tokens * getattr(part, name) ** 2 for part in parts) / max(tokens, 1)) ** 0.5
@@ -131,7 +131,7 @@ class Natural:
 
     @classmethod
     def drawn(cls, draws: Sequence[Natural]) -> Natural:
-        """Of one input from several draws of rounding errors: their quadratic mean."""
+        """The error of one input from several draws of its rounding errors: their quadratic mean."""
         rms, largest, worst = (
             float(np.sqrt(np.mean([getattr(draw, name) ** 2 for draw in draws]))) for name in ("rms", "max", "worst")
         )

@@ -39,8 +39,8 @@ class Agreement:
         self._noted: dict[tuple[str, str], _Noted] = {}
         self._full: dict[str, Array] = {}
 
-    def see(self, runtime: str, path: str, case: Case, logits: Array | None, truth: Truth) -> None:
-        """Logits (B,L,V) of one path; of a case the plain ones come first."""
+    def add(self, runtime: str, path: str, case: Case, logits: Array | None, truth: Truth) -> None:
+        """Note the logits (B,L,V) of one path; those of a case's plain path must come first."""
         if path == PLAIN:
             self._full.pop(runtime, None)
             if _usable(logits, truth):
@@ -55,20 +55,22 @@ class Agreement:
         noted = self._noted.setdefault((runtime, kind), _Noted())
         noted.sentences += len(got)
         noted.tokens += int(truth.valid.sum())
-        ours, best = got.argmax(axis=-1), expected.argmax(axis=-1)
-        for place in np.argwhere((ours != best) & truth.valid)[: MOST_NOTED - len(noted.parted)]:
+        chosen, best = got.argmax(axis=-1), expected.argmax(axis=-1)
+        for place in np.argwhere((chosen != best) & truth.valid)[: MOST_NOTED - len(noted.parted)]:
             row, i = map(int, place)
-            gap = float(expected[row, i, best[row, i]]) - float(expected[row, i, ours[row, i]])
-            said = f"{case.name}, row {row}, position {i}: {ours[row, i]}, expected {best[row, i]}, gap {gap:.3g}"
-            noted.parted.append((gap, said))
+            gap = float(expected[row, i, best[row, i]]) - float(expected[row, i, chosen[row, i]])
+            message = f"{case.name}, row {row}, position {i}: {chosen[row, i]}, expected {best[row, i]}, gap {gap:.3g}"
+            noted.parted.append((gap, message))
 
     def judged(self, limits: Mapping[str, float]) -> Iterator[Tokens]:
         """`limits`: for each runtime the largest error that a logit may have."""
         for (runtime, kind), noted in self._noted.items():
             # Two tensors of the same runtime may err on either side.
             tie = limits[runtime] * (2 if kind.startswith("top-1") else 4)
-            problems = [f"{said} (a tie would be at most {tie:.3g})" for gap, said in noted.parted if not gap <= tie]
-            ties = [said for gap, said in noted.parted if gap <= tie]
+            problems = [
+                f"{message} (a tie would be at most {tie:.3g})" for gap, message in noted.parted if not gap <= tie
+            ]
+            ties = [message for gap, message in noted.parted if gap <= tie]
             yield Tokens(runtime, kind, noted.sentences, noted.tokens, tuple(ties), tuple(problems))
 
 

@@ -87,8 +87,8 @@ def judge_beam(
             judged.append(Judged(tie=f"sentence {row}: closest decision of the reference {sentence.margin:.3g}"))
         else:
             first = next((i for i, (a, b) in enumerate(zip(tokens, best.tokens, strict=False)) if a != b), 0)
-            said = f"sentence {row}, token {first}: {list(tokens)}, reference {list(best.tokens)}"
+            message = f"sentence {row}, token {first}: {list(tokens)}, reference {list(best.tokens)}"
             judged.append(
-                Judged(problem=f"{said}; closest decision {sentence.margin:.3g}, a tie would be {2 * room:.3g}")
+                Judged(problem=f"{message}; closest decision {sentence.margin:.3g}, a tie would be {2 * room:.3g}")
             )
     return judged

@@ -18,7 +18,7 @@ from .decoding import Judged, judge_beam, judge_greedy
 
 T = TypeVar("T")
 Words = Callable[[Sequence[int]], tuple[str, ...]]
-"""Token ids as what is shown of them."""
+"""Token ids -> the words that the report prints for them."""
 
 BEAM = 4
 SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
@@ -27,7 +27,7 @@ MOST_SENTENCES = 8
 
 
 def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
-    """A runtime that stops with an error of its own is a mismatch like any other, told in its own words."""
+    """(result, "") of a run, or (None, its error message): a runtime that fails is a mismatch like any other."""
     try:
         return run(), ""
     except Exception as error:  # each runtime has its own exceptions
@@ -35,7 +35,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def most_positions(engines: Sequence[Engine], config: TransformerConfig) -> int:
-    """What all of them take: graphs of fixed shape may take less than their model."""
+    """The length that all engines take: graphs of fixed shape may take less than their model."""
     return min([config.max_positions, *(getattr(engine, "positions", config.max_positions) for engine in engines)])
 
 
@@ -61,7 +61,7 @@ def free_running(
     limit = min(MOST_NEW_TOKENS, room - longest + 1)
     truth = beam_search(reference, sources, BEAM, limit)
 
-    def own(beam: int, drawn: int | None) -> list[list[int]]:
+    def reference_outputs(beam: int, drawn: int | None) -> list[list[int]]:
         """The reference's own outputs, without eos."""
         if beam == 1:
             return [ids for ids, _ in token_by_token(reference, sources, limit, drawn)]
@@ -69,18 +69,18 @@ def free_running(
 
     for engine in engines:
         for name, beam, drawn in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {BEAM}", BEAM, None)):
-            found, why = attempt(
+            hypotheses, why = attempt(
                 lambda engine=engine, beam=beam, drawn=drawn: engine.search(sources, beam, limit, drawn)
             )
-            outputs = [ids for ids, _ in found or []]
-            if found is None:
+            outputs = [ids for ids, _ in hypotheses or []]
+            if hypotheses is None:
                 judged = [Judged(problem=why)]
             elif beam == 1:
                 judged = judge_greedy(reference, sources, outputs, limit, limits[engine.name], drawn)
             else:
-                judged = judge_beam(truth, found, limit, limits[engine.name], c.eos_id)
-            parted = [i for i, j in enumerate(judged) if j.problem or j.tie] if found is not None else []
-            expected = own(beam, drawn) if parted else []
+                judged = judge_beam(truth, hypotheses, limit, limits[engine.name], c.eos_id)
+            parted = [i for i, j in enumerate(judged) if j.problem or j.tie] if hypotheses is not None else []
+            expected = reference_outputs(beam, drawn) if parted else []
             yield Tokens(
                 runtime=engine.name,
                 search=name,

@@ -1,7 +1,7 @@
 """MLX's gradients against finite differences of the float64 reference, for every kind of parameter.
 
 The loss is the trainer's: label-smoothed cross entropy of the next token (section 5.4), here in float64 and without any
-derivative of ours:
+derivative derived by hand:
 
     L = 1/N sum_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e mean_v z_i[v] ]        over the N targets that aren't padding
     dL/dw . d = (L(w + h d) - L(w - h d)) / 2h + O(h^2)
@@ -54,7 +54,7 @@ class Gradient:
         return self.error <= BUDGET
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         return (
             f"{self.parameter} {self.direction}: {self.got:.9g}, by differences {self.expected:.9g}, "
             f"{self.error / BUDGET:.3g} of the budget"
@@ -76,29 +76,29 @@ def kind_of(name: str) -> str:
 
 
 def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], seed: int) -> list[Gradient]:
-    """All kinds of one model's parameters, for inputs and directions of one seed."""
+    """Check every kind of a model's parameters, on inputs and in directions that follow from the seed."""
     rng = np.random.default_rng(seed)
     batch = _batch(config, rng)
     computed = mlx_gradients(config, weights, batch)
-    whole = float(np.sqrt(np.mean(np.concatenate([g.reshape(-1) ** 2 for g in computed.values()]))))
+    overall = float(np.sqrt(np.mean(np.concatenate([g.reshape(-1) ** 2 for g in computed.values()]))))
     reference = Reference(config, weights)
     kinds: dict[str, list[str]] = {}
     for name in weights:
         kinds.setdefault(kind_of(name), []).append(name)
-    found = []
+    gradients = []
     for kind, names in kinds.items():
         name = str(rng.choice(names))
         gradient = computed[name].astype(np.float64)
-        size = float(np.sqrt(np.mean(gradient**2))) + 0.1 * whole
+        size = float(np.sqrt(np.mean(gradient**2))) + 0.1 * overall
         for k in range(1 + ELEMENTS):
             where, direction, expected = _difference(reference, batch, name, k == 0, rng)
             got = float((gradient * direction).sum())
-            found.append(Gradient(kind, name, where, got, expected, abs(got - expected) / (size + abs(expected))))
-    return found
+            gradients.append(Gradient(kind, name, where, got, expected, abs(got - expected) / (size + abs(expected))))
+    return gradients
 
 
 def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> float:
-    """L in float64."""
+    """The loss L of the module's docstring, in float64."""
     logits = reference(*batch.inputs, mask=batch.mask)
     z = logits.reshape(-1, logits.shape[-1])
     y = batch.targets.reshape(-1)
@@ -161,11 +161,11 @@ def _difference(
 ) -> tuple[str, Array, float]:
     """(direction in words, d of unit length, dL/dw . d by central differences)"""
     for _ in range(TRIES):
-        said, d = _direction(reference.weights[name], everywhere, rng)
+        where, d = _direction(reference.weights[name], everywhere, rng)
         coarse, fine = _central(reference, batch, name, d, STEP), _central(reference, batch, name, d, STEP / 2)
         if abs(coarse - fine) <= 1e-6 * max(abs(fine), 1e-3):
             break
-    return said, d, fine
+    return where, d, fine
 
 
 def _direction(weight: Array, everywhere: bool, rng: np.random.Generator) -> tuple[str, Array]:
@@ -190,7 +190,7 @@ def _central(reference: Reference, batch: Batch, name: str, d: Array, step: floa
     return (values[0] - values[1]) / (2 * step)
 
 
-def worst_of_each(found: list[Gradient]) -> Iterator[Gradient]:
+def worst_of_each(gradients: list[Gradient]) -> Iterator[Gradient]:
     """The worst derivative of each kind."""
-    for kind in dict.fromkeys(g.kind for g in found):
-        yield max((g for g in found if g.kind == kind), key=lambda g: g.error)
+    for kind in dict.fromkeys(g.kind for g in gradients):
+        yield max((g for g in gradients if g.kind == kind), key=lambda g: g.error)

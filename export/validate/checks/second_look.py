@@ -45,21 +45,21 @@ class SecondLook:
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Array]) -> None:
         self._config, self._weights = config, weights
-        self._seen: dict[str, dict[str, Natural]] = {}
+        self._errors: dict[str, dict[str, Natural]] = {}
 
     def __call__(self, case: Case, tap: str) -> Natural:
-        if case.name not in self._seen:
-            self._seen[case.name] = self._look(case)
-        return self._seen[case.name][tap]
+        if case.name not in self._errors:
+            self._errors[case.name] = self._drawn(case)
+        return self._errors[case.name][tap]
 
-    def _look(self, case: Case) -> dict[str, Natural]:
+    def _drawn(self, case: Case) -> dict[str, Natural]:
         truth = reference_taps(Reference(self._config, self._weights), case)
         draws: dict[str, list[Natural]] = {name: [] for name in truth}
         for _ in range(DRAWS):
             for name, t32 in reference_taps(self._reordered, case).items():
                 t64 = truth[name][case.valid(name)]
                 draws[name].append(Natural.of(t32[case.valid(name)] - t64, t64))
-        return {name: Natural.drawn(found) for name, found in draws.items()}
+        return {name: Natural.drawn(errors) for name, errors in draws.items()}
 
     @cached_property
     def _reordered(self) -> Reordered:

@@ -68,13 +68,13 @@ class Structure:
 
     @property
     def problem(self) -> str:
-        """In words; empty if there is none."""
+        """What is wrong with the structure, in words; empty if nothing is."""
         if self.unused:
             return f"no way to the output from {', '.join(self.unused[:3])}" + (" ..." if len(self.unused) > 3 else "")
         if self.passed:
             return ""
-        found = f"{self.products} matrix products and {self.softmaxes} softmaxes"
-        return f"{found}, the architecture has {self.expected[0]} and {self.expected[1]}"
+        counts = f"{self.products} matrix products and {self.softmaxes} softmaxes"
+        return f"{counts}, the architecture has {self.expected[0]} and {self.expected[1]}"
 
 
 def expected_counts(config: TransformerConfig) -> tuple[int, int]:
@@ -86,17 +86,16 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
 
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
-    """Of the engines whose operations can be read."""
+    """The structure of each engine whose operations can be read."""
     for engine in engines:
         if getattr(engine, "search_only", False):
             continue  # the search has a softmax too
         if hasattr(engine, "files"):
-            found = _of_onnx(engine)
+            operations, used = _of_onnx(engine)
         elif engine.name.startswith("mlx"):
-            found = _of_mlx(engine)
+            operations, used = _of_mlx(engine)
         else:
             continue
-        operations, used = found
         config: TransformerConfig = engine.config  # type: ignore[attr-defined]
         table = parameter_shapes(config)
         yield Structure(
@@ -132,7 +131,7 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
 
 
 def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
-    """Of the graphs of one full pass."""
+    """((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
     if MODEL in engine.files:
         names = [MODEL]
     elif engine.files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
@@ -158,7 +157,7 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
 
 
 def _further_parts(nodes: list[onnx.NodeProto]) -> int:
-    """How many products are one with another: those with the rows of a matrix from its second part on."""
+    """How many products belong to an earlier one: those with the second and later parts of a matrix split by rows."""
     turned = {node.output[0]: part_of(node.input[0]) for node in nodes if node.op_type == "Transpose"}
     parts = [turned.get(node.input[1]) for node in nodes if node.op_type == "MatMul"]
     return sum(part is not None and part[1] > 0 for part in parts)
@@ -185,5 +184,5 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _outer_values(node: onnx.NodeProto) -> list[str]:
-    """What the branches of an If read."""
+    """Names of the values that the branches of an If read."""
     return [name for a in node.attribute if a.HasField("g") for inner in _all_nodes(a.g) for name in inner.input]

@@ -21,25 +21,25 @@ Array = NDArray
 def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
     """One check for each place in which an engine holds parameters."""
     as_stored = getattr(engine, "as_stored", lambda where, name, array: stored_as(array, engine.precision))
-    found: dict[str, dict[str, Array]] = {}
+    held: dict[str, dict[str, Array]] = {}
     for where, name, array in engine.parameters():
-        found.setdefault(where, {})[name] = array
-    for where, arrays in found.items():
+        held.setdefault(where, {})[name] = array
+    for where, arrays in held.items():
         expected = {name: as_stored(where, name, stored[name]) for name in arrays if name in stored}
         problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
         yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
-    missing = [name for name in stored if not any(name in arrays for arrays in found.values())]
+    missing = [name for name in stored if not any(name in arrays for arrays in held.values())]
     if missing:
         yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
     """SHA-256 of names, types, shapes and values, in the order of the names."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        sha256.update(np.ascontiguousarray(array).tobytes())
+    return sha256.hexdigest()
 
 
 def difference(name: str, expected: Array | None, got: Array) -> str:

@@ -26,55 +26,55 @@ Array = NDArray
 Graphs = CoreMLEncoder | CoreMLModel
 
 
-def fixed(kind: type[OnnxEngine]) -> type[OnnxEngine]:
-    """An engine like this one, for packages of fixed shape."""
-    return type(f"CoreML{kind.__name__}", (CoreMLEngine, kind), {})
+def fixed(engine_class: type[OnnxEngine]) -> type[OnnxEngine]:
+    """A subclass of this engine class for packages of fixed shape."""
+    return type(f"CoreML{engine_class.__name__}", (CoreMLEngine, engine_class), {})
 
 
 class CoreMLEngine(NoCachedPath, OnnxEngine):
-    """Of an engine class, by `fixed`: how its sessions are put together."""
+    """How an engine runs sessions of fixed shape; `fixed` combines it with a class that opens them."""
 
     def __init__(self, *args: Any, **named: Any):
         super().__init__(*args, **named)
         self.positions = self.config.max_positions
         self.graphs = self._over(self.sessions)
         self.tapped = self._over(self._tapping(*self.files))
-        shown = {name for session in self._tapped.values() for name in session.taps}  # type: ignore[attr-defined]
+        observed = {name for session in self._tapped.values() for name in session.taps}  # type: ignore[attr-defined]
         names = tap_names(self.config)[:-1]
         self.memory = next((name for name in reversed(names) if name.startswith("encoder.")), "")
-        self.unseen = tuple(name for name in names if name not in shown | {self.memory})
+        self.missing_taps = tuple(name for name in names if name not in observed | {self.memory})
 
     def logits(self, case: Case) -> Array:
         return _logits(self.graphs, case)
 
     def taps(self, case: Case) -> dict[str, Array]:
-        """Put back where the case has its tokens, zeros elsewhere. The encoder's last one is its output."""
-        self._seen = {}
-        found = {"logits": _logits(self.tapped, case)}
+        """Taps in the places of the case's tokens, zeros elsewhere. The encoder's last tap is its output."""
+        self._observed = {}
+        taps = {"logits": _logits(self.tapped, case)}
         rows = len(case.ids)
-        for name, values in self._seen.items():
+        for name, values in self._observed.items():
             if name == "logits":
                 continue
             decoder = name.startswith("decoder.")
             graph = CoreMLSession(self.sessions[DECODER_COREML if decoder else ENCODER_COREML])
             portions = -(-rows // graph.rows)
             runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
-            whole = np.concatenate(runs, axis=1)
-            found[name] = whole if case.target_ids is not None and decoder else _placed(whole, case.source_real)
+            joined = np.concatenate(runs, axis=1)
+            taps[name] = joined if case.target_ids is not None and decoder else _placed(joined, case.source_real)
         if self.memory:
-            found[self.memory] = self.graphs.encode(case.ids, case.source_real)
-        return found
+            taps[self.memory] = self.graphs.encode(case.ids, case.source_real)
+        return taps
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
         return self.graphs
 
     def _over(self, sessions: Mapping[str, Session]) -> Graphs:
-        kind: Callable[..., Graphs] = CoreMLModel if self.config.has_decoder else CoreMLEncoder
-        return kind(self.config, sessions)
+        make: Callable[..., Graphs] = CoreMLModel if self.config.has_decoder else CoreMLEncoder
+        return make(self.config, sessions)
 
 
 def _logits(graphs: Graphs, case: Case) -> Array:
-    """(R, L, V): of each target's tokens, or of each row's."""
+    """Logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
     if isinstance(graphs, CoreMLEncoder):
         return graphs.logits(case.ids, case.source_real)
     rows = [row[real] for row, real in zip(case.ids, case.source_real, strict=True)]
@@ -85,8 +85,8 @@ def _logits(graphs: Graphs, case: Case) -> Array:
 
 
 def _placed(values: Array, real: NDArray[np.bool_]) -> Array:
-    """What rows that begin with their tokens show for them, where `real` (R, L) has the tokens."""
-    found = np.zeros((*real.shape, values.shape[-1]), np.float32)
-    for i, own in enumerate(real):
-        found[i, own] = values[i, : own.sum()]
-    return found
+    """Values of rows that begin with their tokens, moved to where `real` (R, L) has the tokens; zeros elsewhere."""
+    placed = np.zeros((*real.shape, values.shape[-1]), np.float32)
+    for i, is_token in enumerate(real):
+        placed[i, is_token] = values[i, : is_token.sum()]
+    return placed

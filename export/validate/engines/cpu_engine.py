@@ -1,8 +1,8 @@
 """Packages of the target `cpu` as an engine: `CpuModel`, as it translates, held against the same reference.
 
 The decoder takes one token a run, so each pass over a target is a cached one already. A product that starts from the
-residual (`targets/cpu/gemm.py`) leaves no value of the sub-layer's own output: `unseen` names the taps that are not
-there.
+residual (`targets/cpu/gemm.py`) leaves no value of the sub-layer's own output: `missing_taps` names the taps that don't
+exist.
 
 Shapes: N tokens of the sources, B sentences, S source, T target, D model, V vocabulary.
 """
@@ -34,12 +34,12 @@ Array = NDArray
 
 
 class ProfiledCpuSession(ProfiledSession):
-    """With what else `CpuModel` calls."""
+    """A profiled session with the further methods that `CpuModel` calls."""
 
     def run(self, output_names: Any, input_feed: Any, options: Any = None) -> list[Any]:
-        found = self.session.run(output_names, input_feed, options)
+        outputs = self.session.run(output_names, input_feed, options)
         self.ran()
-        return found
+        return outputs
 
     def io_binding(self) -> Any:
         return self.session.io_binding()
@@ -50,14 +50,14 @@ class ProfiledCpuSession(ProfiledSession):
 
 
 class TappedCpuSession:
-    """A session of a tapped copy that looks like one of the graph as it is: each run hands the taps to `see`."""
+    """A session of a tapped copy, used like a session of the untapped graph: each run hands the taps to `observe`."""
 
-    def __init__(self, session: Any, taps: Sequence[str], see: Callable[[str, Array], None]):
-        self.session, self.taps, self.see = session, list(taps), see
+    def __init__(self, session: Any, taps: Sequence[str], observe: Callable[[str, Array], None]):
+        self.session, self.taps, self.observe = session, list(taps), observe
 
     def run(self, output_names: Sequence[str], input_feed: Any, options: Any) -> list[Any]:
         values = self.session.run([*output_names, *self.taps], input_feed, options)
-        self._show(values[len(output_names) :])
+        self._observe_all(values[len(output_names) :])
         return values[: len(output_names)]
 
     def io_binding(self) -> Any:
@@ -69,11 +69,11 @@ class TappedCpuSession:
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         self.session.run_with_iobinding(binding, options)
         # The next run writes to the same memory.
-        self._show([value.numpy().copy() for value in binding.get_outputs()[: len(self.taps)]])
+        self._observe_all([value.numpy().copy() for value in binding.get_outputs()[: len(self.taps)]])
 
-    def _show(self, values: Sequence[Array]) -> None:
+    def _observe_all(self, values: Sequence[Array]) -> None:
         for name, value in zip(self.taps, values, strict=True):
-            self.see(name, value)
+            self.observe(name, value)
 
 
 class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
@@ -81,15 +81,15 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
 
     profiled = ProfiledCpuSession
 
-    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, device: str = "cpu", *options: Any, **given: Any):
+    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, device: str = "cpu", *options: Any, **named: Any):
         if device != "cpu":
             raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
-        super().__init__(checkpoint, onnx_folder, device, *options, **given)
+        super().__init__(checkpoint, onnx_folder, device, *options, **named)
         self.graphs = self._over(self.sessions)
         names = tap_names(self.config)[:-1]
         self._copies = {name: self._copy(name, names) for name in (ENCODER_CPU, DECODER_CPU)}
-        shown = {tap for copy in self._copies.values() for tap in copy.taps}
-        self.unseen = tuple(name for name in names if name not in shown)
+        observed = {tap for copy in self._copies.values() for tap in copy.taps}
+        self.missing_taps = tuple(name for name in names if name not in observed)
 
     def logits(self, case: Case) -> Array:
         return self._logits(self.graphs, case)
@@ -97,25 +97,25 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
     def taps(self, case: Case) -> dict[str, Array]:
         """Rows of tokens (N, D) are put back to their places (B, S, D), zeros on padding. The encoder's last tap is its
         output as `encode` gives it."""
-        self._seen = {}
-        found = {"logits": self._logits(self._over(self._copies), case)}
-        for name, values in self._seen.items():
+        self._observed = {}
+        taps = {"logits": self._logits(self._over(self._copies), case)}
+        for name, values in self._observed.items():
             if name.startswith("encoder."):
-                found[name] = np.zeros((*case.ids.shape, values[0].shape[-1]), np.float32)
-                found[name][case.source_real] = values[0]
+                taps[name] = np.zeros((*case.ids.shape, values[0].shape[-1]), np.float32)
+                taps[name][case.source_real] = values[0]
             else:
-                found[name] = np.stack(values, axis=1)
+                taps[name] = np.stack(values, axis=1)
         memory = [name for name in tap_names(self.config) if name.startswith("encoder.")][-1]
-        found[memory] = self.graphs.encode(case.ids, case.source_real.astype(np.int64))
-        return found
+        taps[memory] = self.graphs.encode(case.ids, case.source_real.astype(np.int64))
+        return taps
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         """Greedy tokens are those of `generate`, where the graph chooses them; their score isn't known."""
         if beam == 1 and sample is None:
-            found = generate(self.graphs, list(sources), max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
-            return [(ids, 0.0) for ids in found]
+            rows = generate(self.graphs, list(sources), max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+            return [(ids, 0.0) for ids in rows]
         return super().search(sources, beam, max_new_tokens, sample)
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
@@ -126,9 +126,9 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
 
     def _copy(self, graph: str, names: Sequence[str]) -> TappedCpuSession:
         model = onnx.load(self.files[graph], load_external_data=False)
-        there = {output for node in model.graph.node for output in node.output}
-        taps = [name for name in names if name in there]
-        return TappedCpuSession(self.open(self.files[graph], add_taps(model, taps)), taps, self._see)
+        computed = {output for node in model.graph.node for output in node.output}
+        taps = [name for name in names if name in computed]
+        return TappedCpuSession(self.open(self.files[graph], add_taps(model, taps)), taps, self._observe)
 
     def _logits(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None

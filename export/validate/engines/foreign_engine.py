@@ -37,11 +37,11 @@ PROVIDER = "CPUExecutionProvider"
 
 
 def is_foreign(path: Path) -> bool:
-    """A single ONNX file, or a folder with such files, that isn't ours."""
+    """Whether a path is an ONNX file, or a folder of them, that this project didn't export."""
     if path.suffix == ".onnx":
         return path.is_file() and not is_search(path)
-    ours = any((place / SPEC).is_file() for place in (path, path / "onnx", path.parent))
-    return not ours and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
+    has_spec = any((place / SPEC).is_file() for place in (path, path / "onnx", path.parent))
+    return not has_spec and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
 
 
 class ForeignEngine:
@@ -53,17 +53,17 @@ class ForeignEngine:
     def __init__(self, checkpoint: Checkpoint, path: Path, names: Mapping[str, str], threads: int | None = None):
         self.config, self.path, self.names, self.threads = checkpoint.config, path, dict(names), threads
         split = path.suffix != ".onnx" and self.config.architecture == "encoder-decoder" and _file(path, DECODER_FIRST)
-        wanted = [ENCODER, DECODER_FIRST] if split else [MODEL]
-        files = {name: path if path.suffix == ".onnx" else _file(path, name) for name in wanted}
+        graphs = [ENCODER, DECODER_FIRST] if split else [MODEL]
+        files = {name: path if path.suffix == ".onnx" else _file(path, name) for name in graphs}
         missing = [f"{name}.onnx" for name, file in files.items() if file is None]
         if missing:
             raise UserError(f"{path}: {' and '.join(missing)} missing")
         options = session_options(threads)
         self.sessions = {name: open_session(file, [PROVIDER], options) for name, file in files.items() if file}
-        there = {entry.name for s in self.sessions.values() for entry in [*s.get_inputs(), *s.get_outputs()]}
-        unknown = [name for name in self.names.values() if name not in there]
+        entries = {entry.name for s in self.sessions.values() for entry in [*s.get_inputs(), *s.get_outputs()]}
+        unknown = [name for name in self.names.values() if name not in entries]
         if unknown:
-            raise UserError(f"{path}: has no input or output {unknown[0]!r} (there are: {', '.join(sorted(there))})")
+            raise UserError(f"{path}: has no input or output {unknown[0]!r} (there are: {', '.join(sorted(entries))})")
         known = {self.names.get(role, role) for role in ROLES}
         strange = [e.name for s in self.sessions.values() for e in s.get_inputs() if e.name not in known]
         if strange:
@@ -109,15 +109,15 @@ class ForeignEngine:
         return self._run(self.sessions[DECODER_FIRST], "logits", feeds)
 
     def _run(self, session: Any, output: str, feeds: Mapping[str, Array]) -> Array:
-        given = {self.names.get(role, role): array for role, array in feeds.items()}
+        arrays = {self.names.get(role, role): array for role, array in feeds.items()}
         inputs = {}
         for entry in session.get_inputs():
-            inputs[entry.name] = np.ascontiguousarray(given[entry.name]).astype(TYPES[entry.type])
+            inputs[entry.name] = np.ascontiguousarray(arrays[entry.name]).astype(TYPES[entry.type])
         outputs = [entry.name for entry in session.get_outputs()]
-        wanted = self.names.get(output, output)
-        if wanted not in outputs:
-            raise UserError(f"{self.path}: no output {wanted!r} (there are: {', '.join(outputs)}); map it with names")
-        return session.run([wanted], inputs)[0]
+        name = self.names.get(output, output)
+        if name not in outputs:
+            raise UserError(f"{self.path}: no output {name!r} (there are: {', '.join(outputs)}); map it with names")
+        return session.run([name], inputs)[0]
 
 
 def parse_names(text: str | None) -> dict[str, str]:

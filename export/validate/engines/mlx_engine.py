@@ -90,8 +90,8 @@ class MlxEngine:
         return self.model.config
 
     def details(self) -> dict[str, str]:
-        found = {"mlx": versions().get("mlx", ""), "device": str(self._device), "precision": self.precision}
-        return found if self.device == "cpu" else found | {"MLX_ENABLE_TF32": os.environ["MLX_ENABLE_TF32"]}
+        details = {"mlx": versions().get("mlx", ""), "device": str(self._device), "precision": self.precision}
+        return details if self.device == "cpu" else details | {"MLX_ENABLE_TF32": os.environ["MLX_ENABLE_TF32"]}
 
     def placement(self) -> Placement:
         switched = {"1": "on", "0": "off"}.get(os.environ.get("MLX_ENABLE_TF32", "1"), "on")
@@ -106,11 +106,11 @@ class MlxEngine:
             yield "model in memory", name, array
 
     def taps(self, case: Case) -> dict[str, Array]:
-        found: dict[str, Any] = {}
+        taps: dict[str, Any] = {}
         with self._stream():
-            self.model(*_inputs(case), tap=found.__setitem__)
-            self.mx.eval(list(found.values()))
-            return {name: self._numpy(value) for name, value in found.items()}
+            self.model(*_inputs(case), tap=taps.__setitem__)
+            self.mx.eval(list(taps.values()))
+            return {name: self._numpy(value) for name, value in taps.items()}
 
     def logits(self, case: Case) -> Array:
         with self._stream():
@@ -128,17 +128,17 @@ class MlxEngine:
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         if self.config.architecture == "encoder":
             return {}
-        found: dict[str, list[Array]] = {}
-        self._cached(case, lambda name, value: found.setdefault(name, []).append(self._numpy(value)))
-        return {"cached": {name: np.concatenate(values, axis=1) for name, values in found.items()}}
+        taps: dict[str, list[Array]] = {}
+        self._cached(case, lambda name, value: taps.setdefault(name, []).append(self._numpy(value)))
+        return {"cached": {name: np.concatenate(values, axis=1) for name, values in taps.items()}}
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         drawn = {} if sample is None else {"sample": True, "seed": sample}
         with self._stream():
-            found = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+            results = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _cached(self, case: Case, tap: Any) -> Array:
         model, parts = self.model, []

@@ -46,11 +46,11 @@ SHAPES = "architecture vocab_size source_vocab_size d_model encoder_layers decod
 
 
 class TappedSession:
-    """A session of a tapped copy that looks like one of the graph as it is: each run hands the taps to `see`."""
+    """A session of a tapped copy, used like a session of the untapped graph: each run hands the taps to `observe`."""
 
-    def __init__(self, session: Session, names: Sequence[str], see: Callable[[str, Array], None]):
-        """`names`: of all taps; `logits`, an output anyway, are seen when a run asks for them."""
-        self.session, self.see, self.names = session, see, set(names)
+    def __init__(self, session: Session, names: Sequence[str], observe: Callable[[str, Array], None]):
+        """`names`: of all taps; `logits`, an output anyway, are observed when a run asks for them."""
+        self.session, self.observe, self.names = session, observe, set(names)
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
         self.taps = [name for name in names if name in extra]
 
@@ -61,17 +61,17 @@ class TappedSession:
         return [entry for entry in self.session.get_outputs() if entry.name not in self.taps]
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
-        asked = list(output_names or [entry.name for entry in self.get_outputs()])
-        names = [*asked, *self.taps]
+        requested = list(output_names or [entry.name for entry in self.get_outputs()])
+        names = [*requested, *self.taps]
         values = self.session.run(names, input_feed)
         for name, value in zip(names, values, strict=True):
             if name in self.names:
-                self.see(name, value)
-        return values[: len(asked)]
+                self.observe(name, value)
+        return values[: len(requested)]
 
 
 class NoCachedPath:
-    """For engines with no cached pass to compare: their only one has a cache already, or none is seen."""
+    """For engines with no cached pass to compare: their only pass uses a cache already, or returns no logits."""
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {}
@@ -87,7 +87,7 @@ class OnnxEngine:
     activations: str | None = None
     """What weights in blocks are multiplied with, as the folder says."""
     precision = "float32"
-    """Of its files; a subclass may set tf32, which is a way to compute and has no files of its own."""
+    """The precision of its files; a subclass may set tf32, a way to compute that has no files of its own."""
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, precision: str | None = None):
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
@@ -98,7 +98,7 @@ class OnnxEngine:
         self.files = _all_graphs(self.folder)
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, Session] = {}
-        self._seen: dict[str, list[Array]] = {}
+        self._observed: dict[str, list[Array]] = {}
         self._encoded: tuple[Case, Array] | None = None
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
@@ -131,7 +131,7 @@ class OnnxEngine:
             computed = {output for node in model.graph.node for output in node.output}
             for name, parts in ({name: [name] for name in computed} | parts_of(computed)).items():
                 if name in table:
-                    arrays = [self.open(path, alone(model, part)).run([part], {})[0] for part in parts]
+                    arrays = [self.open(path, constant_part(model, part)).run([part], {})[0] for part in parts]
                     yield path.name, name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
@@ -144,21 +144,21 @@ class OnnxEngine:
 
     def taps(self, case: Case) -> dict[str, Array]:
         first = DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED
-        return self._look(lambda: _logits(self._model(self._tapping(*self.files.keys() & {ENCODER, first})), case))
+        return self._taps_of(lambda: _logits(self._model(self._tapping(*self.files.keys() & {ENCODER, first})), case))
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         """The encoder isn't tapped again: it has no cache."""
-        found, memory = {}, self._memory(case)
+        taps, memory = {}, self._memory(case)
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
-            found[path] = self._look(lambda model=model: _cached(model, case, memory))
-        return found
+            taps[path] = self._taps_of(lambda model=model: _cached(model, case, memory))
+        return taps
 
     def _memory(self, case: Case) -> Array | None:
-        """What the encoder as it is makes of a case, computed once for all that read it."""
+        """The output of the untapped encoder for a case, computed once for all that read it."""
         if case.target_ids is None:
             return None
         if self._encoded is None or self._encoded[0] is not case:
@@ -171,8 +171,8 @@ class OnnxEngine:
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         drawn = {} if sample is None else {"sample": True, "seed": sample}
-        found = search(self._model(), list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)  # type: ignore[arg-type]
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+        results = search(self._model(), list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)  # type: ignore[arg-type]
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
         """The graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
@@ -194,29 +194,29 @@ class OnnxEngine:
         for name in names or self.files:
             if name not in self._tapped:
                 copy = add_taps(onnx.load(self.files[name], load_external_data=False), taps)
-                self._tapped[name] = TappedSession(self.open(self.files[name], copy), taps, self._see)
+                self._tapped[name] = TappedSession(self.open(self.files[name], copy), taps, self._observe)
         return {name: self._tapped[name] for name in names or self.files}
 
-    def _look(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """What the taps show during a run, the passes of each joined along the positions."""
-        self._seen = {}
+    def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
+        """The values of the taps during a run, the passes of each joined along the positions."""
+        self._observed = {}
         run()
-        return {name: np.concatenate(values, axis=1) for name, values in self._seen.items()}
+        return {name: np.concatenate(values, axis=1) for name, values in self._observed.items()}
 
-    def _see(self, name: str, value: Array) -> None:
-        self._seen.setdefault(name, []).append(value)
+    def _observe(self, name: str, value: Array) -> None:
+        self._observed.setdefault(name, []).append(value)
 
 
 def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Of a graph and the graphs within it."""
+    """The initializers of a graph and of the graphs within it."""
     yield from graph.initializer
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         if attribute.HasField("g"):
             yield from initializers(attribute.g)
 
 
-def alone(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The part of a graph that computes this value, which no input has a say in."""
+def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The part of a graph that computes this value, which doesn't depend on any input."""
     maker = {output: node for node in model.graph.node for output in node.output}
     needed, open_values = {name}, [name]
     while open_values:
@@ -261,7 +261,7 @@ def _step(model: EncoderDecoderGraphs | CausalGraphs, ids: Array, cache: Any) ->
 
 def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -> None:
     pairs = {name: (getattr(folder.config, name), getattr(checkpoint.config, name)) for name in SHAPES}
-    differing = [f"{name}={there!r}, not {here!r}" for name, (there, here) in pairs.items() if there != here]
+    differing = [f"{name}={got!r}, not {expected!r}" for name, (got, expected) in pairs.items() if got != expected]
     if differing:
         raise UserError(f"{folder.path}: not exported from {checkpoint.folder}: it has {'; '.join(differing)}")
 

@@ -56,12 +56,12 @@ class ProfiledSession:
         return self.session.get_outputs()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
-        found = self.session.run(output_names, input_feed)
+        outputs = self.session.run(output_names, input_feed)
         self.ran()
-        return found
+        return outputs
 
     def ran(self) -> None:
-        """Once more."""
+        """Count a run, and stop profiling after the last one to profile."""
         self.runs += 1
         if self.runs == PROFILED_RUNS:
             self.end()
@@ -76,8 +76,8 @@ class ProfiledSession:
         path.unlink()
         suffix = "_kernel_time"
         events = [(event["name"], event["args"]) for event in ran if event["name"].endswith(suffix)]
-        seen = {(name.removesuffix(suffix), args["op_name"], args["provider"]): None for name, args in events}
-        self.nodes = list(seen)
+        nodes = {(name.removesuffix(suffix), args["op_name"], args["provider"]): None for name, args in events}
+        self.nodes = list(nodes)
 
 
 class OnnxRuntimeEngine(OnnxEngine):
@@ -107,8 +107,8 @@ class OnnxRuntimeEngine(OnnxEngine):
         self.tf32 = precision == "tf32"
         self.provider = PROVIDERS.get(device, device)
         if self.provider not in ort.get_available_providers():
-            there = ", ".join(ort.get_available_providers())
-            raise Unavailable(f"onnxruntime:{device}: {self.provider} is not available (there are: {there})")
+            available = ", ".join(ort.get_available_providers())
+            raise Unavailable(f"onnxruntime:{device}: {self.provider} is not available (there are: {available})")
         self._profiles = Path(tempfile.mkdtemp(prefix="validate-"))
         weakref.finalize(self, shutil.rmtree, self._profiles, ignore_errors=True)
         super().__init__(checkpoint, onnx_folder, "float32" if self.tf32 else precision)

@@ -64,7 +64,7 @@ class Placement:
         return dict(Counter(node.operator for node in self.nodes if node.provider != self.device))
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """All of it but the versions and the single nodes, in one line."""
         ran = ", ".join(f"{count} operations on {provider}" for provider, count in self.providers.items())
         parts = [f"{self.runtime} ran {ran or f'on {self.device}'}"]
@@ -110,7 +110,7 @@ class Engine(Protocol):
         ...
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """Of the same ways, every named point of the decoder, its passes joined along the positions."""
+        """Every named point of the decoder in each of the same ways, its passes joined along the positions."""
         ...
 
     def search(
@@ -121,7 +121,7 @@ class Engine(Protocol):
 
 
 def budget_of(engine: Engine) -> Budget:
-    """By its arithmetic: its precision, and what it multiplies weights in blocks with."""
+    """The budget of an engine's arithmetic: its precision, and what it multiplies weights in blocks with."""
     return budget_for(engine.precision, engine.device, activations_of(engine))
 
 
@@ -131,5 +131,5 @@ def is_exact(engine: Engine) -> bool:
 
 
 def activations_of(engine: Engine) -> str | None:
-    """Of `precision.ACTIVATIONS`; None where there is no choice."""
+    """The engine's arithmetic, one of `precision.ACTIVATIONS`; None where there is no choice."""
     return getattr(engine, "activations", None)

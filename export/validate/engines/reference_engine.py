@@ -52,21 +52,21 @@ class ReferenceEngine:
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         if self.config.architecture == "encoder":
             return {}
-        found: dict[str, list[Array]] = {}
-        self._cached(case, lambda name, value: found.setdefault(name, []).append(value))
-        return {"cached": {name: np.concatenate(values, axis=1) for name, values in found.items()}}
+        taps: dict[str, list[Array]] = {}
+        self._cached(case, lambda name, value: taps.setdefault(name, []).append(value))
+        return {"cached": {name: np.concatenate(values, axis=1) for name, values in taps.items()}}
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         if beam == 1:
             return token_by_token(self.model, sources, max_new_tokens, sample)
-        found = []
+        results = []
         for sentence in beam_search(self.model, sources, beam, max_new_tokens):
             score, best = sentence.finished[0]
             ids = list(best.tokens)
-            found.append((ids[:-1] if ids[-1] == self.config.eos_id else ids, score))
-        return found
+            results.append((ids[:-1] if ids[-1] == self.config.eos_id else ids, score))
+        return results
 
     def _cached(self, case: Case, tap: Tap | None) -> Array:
         model, parts = self.model, []

@@ -30,8 +30,8 @@ def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | No
     folder = _needed(onnx, "onnxruntime")
     if folder.is_file():
         return _one_file(folder, checkpoint, options, threads)
-    kind = CpuEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
-    return kind(checkpoint, folder, *options, threads=threads)
+    engine_class = CpuEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
+    return engine_class(checkpoint, folder, *options, threads=threads)
 
 
 def _one_file(path: Path, checkpoint: Checkpoint, options: Sequence[str], threads: int | None) -> Engine:
@@ -62,11 +62,11 @@ def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, thr
     return _of_shape(folder, WasmEngine)(checkpoint, folder, threads)
 
 
-def _of_shape(folder: Path, kind: Any) -> Any:
+def _of_shape(folder: Path, base: Any) -> Any:
     """The engine class for the folder's graphs, which may be of fixed shape."""
     from .coreml_engine import fixed
 
-    return fixed(kind) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else kind
+    return fixed(base) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else base
 
 
 def _needed(onnx: Path | None, runtime: str) -> Path:
@@ -117,12 +117,12 @@ def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None, threads: i
 
     `threads`: of one operator in ONNX Runtime; default: the machine's cores. MLX and NumPy have no such setting.
     """
-    kind, *options = name.split(":")
-    if kind not in ENGINES:
+    runtime, *options = name.split(":")
+    if runtime not in ENGINES:
         raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
-    make, known = ENGINES[kind]
+    make, known = ENGINES[runtime]
     if len(options) > len(known):
-        raise UserError(f"runtime {name!r}: {kind} takes only {':'.join((kind, *known))}")
+        raise UserError(f"runtime {name!r}: {runtime} takes only {':'.join((runtime, *known))}")
     engine = make(options, checkpoint, onnx, threads)
     engine.name = name
     return engine

@@ -61,7 +61,7 @@ class SearchEngine(NoCachedPath, OnnxEngine):
         self.files, self._round_trips = {"search": path}, {}
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
-        """A part of the file; the whole of it is open already."""
+        """Open a part of the file; the whole file is open already."""
         if model is None:
             return self.model.session
         options = session_options(self.threads, activations=self.activations)
@@ -82,5 +82,5 @@ class SearchEngine(NoCachedPath, OnnxEngine):
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         options: dict[str, Any] = {} if sample is None else {"sample": True, "seed": sample}
-        found = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **options)
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in found]
+        results = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **options)
+        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]

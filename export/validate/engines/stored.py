@@ -101,10 +101,10 @@ def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]
     zero = zero_points(packed)
     if zero is None:
         return dense
-    found = _matrix(packed.integers(), packed.scales, zero)
+    matrix = _matrix(packed.integers(), packed.scales, zero)
     largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits
-    near = np.abs(found - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
-    return found if near.all() else dense
+    near = np.abs(matrix - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
+    return matrix if near.all() else dense
 
 
 def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -43,12 +43,12 @@ def find_package() -> Path:
     """The folder of onnxruntime-web; `Unavailable` without it or without Node."""
     if shutil.which("node") is None:
         raise Unavailable("runtime wasm needs Node.js: there is no program `node` (https://nodejs.org)")
-    given = os.environ.get(VARIABLE)
-    places = [Path(given), Path(given, "node_modules")] if given else [Path(place) for place in PLACES]
+    configured = os.environ.get(VARIABLE)
+    places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
     for folder in (folder for place in places for folder in (place, place / "onnxruntime-web")):
         if (folder / "dist" / "ort.node.min.js").is_file():
             return folder.resolve()
-    where = f"{VARIABLE}={given}" if given else f"{', '.join(PLACES)}; {VARIABLE} is not set"
+    where = f"{VARIABLE}={configured}" if configured else f"{', '.join(PLACES)}; {VARIABLE} is not set"
     raise Unavailable(f"runtime wasm: onnxruntime-web is not installed ({where}): npm install onnxruntime-web")
 
 
@@ -69,7 +69,7 @@ class Host:
         weakref.finalize(self, _end, self.process, self.errors)
         self.versions, _ = self._receive()
 
-    def ask(
+    def request(
         self, request: dict[str, Any], tensors: Iterable[tuple[str, Array]] = ()
     ) -> tuple[dict[str, Any], list[Array]]:
         """The reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where there is an error."""
@@ -97,12 +97,12 @@ class Host:
         return np.frombuffer(self._read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
 
     def _read(self, length: int) -> bytes:
-        found = _open(self.process.stdout).read(length)
-        if len(found) < length:
+        data = _open(self.process.stdout).read(length)
+        if len(data) < length:
             self.errors.seek(0)
             lines = self.errors.read().decode(errors="replace").strip().splitlines()
             raise RuntimeError(f"Node ended: {lines[0] if lines else 'without a message'}")
-        return found
+        return data
 
 
 class WasmSession:
@@ -113,7 +113,7 @@ class WasmSession:
         self.host, self.inputs, self.outputs = host, *graph_entries(model)
         data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(_data_files(model)))]
         level = None if activations is None else str(ACTIVATIONS[activations])
-        self.number = host.ask({"open": str(file.resolve()), "data": data, "level": level})[0]["session"]
+        self.number = host.request({"open": str(file.resolve()), "data": data, "level": level})[0]["session"]
 
     def get_inputs(self) -> list[Any]:
         return self.inputs
@@ -123,7 +123,7 @@ class WasmSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
         outputs = list(output_names or [entry.name for entry in self.outputs])
-        return self.host.ask({"session": self.number, "outputs": outputs}, input_feed.items())[1]
+        return self.host.request({"session": self.number, "outputs": outputs}, input_feed.items())[1]
 
 
 class WasmEngine(OnnxEngine):

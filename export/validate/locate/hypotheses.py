@@ -26,28 +26,29 @@ def explain(
     point: str,
     config: TransformerConfig,
     weights: Mapping[str, Array],
-    given: Mapping[str, Array],
+    inputs: Mapping[str, Array],
     got: Array,
     truth: Array,
     natural: float,
     valid: NDArray[np.bool_],
 ) -> str:
-    """One clause, or nothing. `got` and `truth`: (B,L,...) of the point, positions before heads. `natural`: the sum of
-    float32's own absolute errors. `valid` (B,L): the positions that count."""
+    """What is wrong, in one clause; empty if no hypothesis explains it. `inputs`: the reference's values of all points.
+    `got` and `truth`: (B,L,...) of the point, positions before heads. `natural`: the sum of float32's own absolute
+    errors. `valid` (B,L): the positions that count."""
     if got.shape != truth.shape:
         return f"shape {got.shape}, expected {truth.shape}"
     if not np.isfinite(got[valid]).all():
         return "not finite"
     last = point.rpartition(".")[2]
     if last == "weights":
-        seen = _mask(np.where(valid[..., None, None], got, truth), truth)
-        if seen:
-            return seen
-    left = max(EXPLAINED * float(np.abs(got - truth)[valid].sum()), 2 * natural)
-    for words, changed in _changed(point, last, config, weights, given, truth):
-        if changed.shape == got.shape and np.abs(got - changed)[valid].sum() <= left:
+        masked = _mask(np.where(valid[..., None, None], got, truth), truth)
+        if masked:
+            return masked
+    tolerance = max(EXPLAINED * float(np.abs(got - truth)[valid].sum()), 2 * natural)
+    for words, changed in _changed(point, last, config, weights, inputs, truth):
+        if changed.shape == got.shape and np.abs(got - changed)[valid].sum() <= tolerance:
             return words
-    return _factor(got[valid], truth[valid], left)
+    return _factor(got[valid], truth[valid], tolerance)
 
 
 def _changed(
@@ -55,12 +56,12 @@ def _changed(
     last: str,
     config: TransformerConfig,
     weights: Mapping[str, Array],
-    given: Mapping[str, Array],
+    inputs: Mapping[str, Array],
     truth: Array,
 ) -> Iterator[tuple[str, Array]]:
     """(in words, what the point would be) of each mistake that this kind of operation invites."""
     if last.endswith("_norm") or last == "norm":
-        x = _before(point, given)
+        x = _before(point, inputs)
         if x is not None and x.size == truth.size:
             gamma, beta = weights[f"{point}.weight"], weights.get(f"{point}.bias")
             for epsilon in EPSILONS:
@@ -69,10 +70,10 @@ def _changed(
                 yield f"epsilon {epsilon:g}, not {config.norm_epsilon:g}", changed
     elif last == "inner":
         place = point.rpartition(".")[0]
-        up = given[f"{place}.up_proj"].astype(np.float64)
+        up = inputs[f"{place}.up_proj"].astype(np.float64)
         for name in get_args(Activation):
             if config.gated:
-                gate = given[f"{place}.gate_proj"].astype(np.float64)
+                gate = inputs[f"{place}.gate_proj"].astype(np.float64)
                 yield f"{name}, not {config.activation}", activation(name, gate) * up
                 yield "gate and up exchanged", activation(name, up) * gate
             else:
@@ -89,41 +90,44 @@ def _changed(
             yield f"rows moved by {k}", np.roll(truth, k, axis=1)
             yield f"rows moved by -{k}", np.roll(truth, -k, axis=1)
     elif last == "residual":
-        sub = given.get(point.removesuffix(".residual"))
+        sub = inputs.get(point.removesuffix(".residual"))
         if sub is not None:
             yield "the input isn't added", sub.astype(np.float64)
             yield "the sub-layer's output isn't added", truth - sub
             yield "the sub-layer's output is added twice", truth + sub
             yield "the sub-layer's output is added to itself", 2.0 * sub
-    module = "output_proj" if point == "logits" else makers(given, weights).get(point, point)
+    module = "output_proj" if point == "logits" else makers(inputs, weights).get(point, point)
     bias = weights.get(f"{module}.bias")
     if bias is not None and bias.shape == truth.shape[-1:]:
         yield "the bias is missing", truth - bias
 
 
-def _before(point: str, given: Mapping[str, Array]) -> Array | None:
+def _before(point: str, inputs: Mapping[str, Array]) -> Array | None:
     """The value of the point before this one, which is what a norm reads."""
-    names = list(given)
-    i = names.index(point) if point in given else 0
-    return given[names[i - 1]] if i else None
+    names = list(inputs)
+    i = names.index(point) if point in inputs else 0
+    return inputs[names[i - 1]] if i else None
 
 
 def _mask(got: Array, truth: Array) -> str:
     """(B,L,H,S) attention weights: a query that sees what it may not, or doesn't see what it may."""
-    seen = np.argwhere((truth == 0) & (got > 1e-6))
+    visible = np.argwhere((truth == 0) & (got > 1e-6))
     hidden = np.argwhere((truth > 1e-6) & (got == 0))
-    for places, words in ((seen, "sees key {} of row {}, which is masked"), (hidden, "doesn't see key {} of row {}")):
+    for places, words in (
+        (visible, "sees key {} of row {}, which is masked"),
+        (hidden, "doesn't see key {} of row {}"),
+    ):
         if len(places):
             row, query, _, key = (int(i) for i in places[0])
             return f"mask: query {query} {words.format(key, row)}"
     return ""
 
 
-def _factor(got: Array, truth: Array, left: float) -> str:
-    """Every value times a constant."""
+def _factor(got: Array, truth: Array, tolerance: float) -> str:
+    """The hypothesis that every value was multiplied by a constant."""
     square = float((truth * truth).sum())
     if not square:
         return ""
     factor = float((got * truth).sum()) / square
     rest = np.abs(got - factor * truth).sum()
-    return f"every value times {factor:.6g}" if rest <= left else ""
+    return f"every value times {factor:.6g}" if rest <= tolerance else ""

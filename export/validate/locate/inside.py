@@ -73,10 +73,10 @@ def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
     A module makes the point of its own name; where that is none, the point of the module that it is the last part of,
     as an attention's output projection does.
     """
-    known, found = set(points), {}
+    known, modules = set(points), {}
     for module in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
-        found[module if module in known else module.rpartition(".")[0]] = module
-    return {point: module for point, module in found.items() if point in known}
+        modules[module if module in known else module.rpartition(".")[0]] = module
+    return {point: module for point, module in modules.items() if point in known}
 
 
 def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterator[tuple[str, str, str]]:

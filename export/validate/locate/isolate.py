@@ -2,8 +2,8 @@
 
 A tap over budget says where an error shows. To say what made it, the reference's own values are put in at every point
 before an operation (rounded to float32, which is what the runtime can hold), so that nothing but that operation is
-between given and computed. The truth is the same operation in float64 on the same given values, its natural error the
-same in float32, and the rule that of every tap.
+between these inputs and what is computed. The truth is the same operation in float64 on the same inputs, its natural
+error the same in float32, and the rule that of every tap.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Culprit:
 def isolable(engine: Engine) -> bool:
     """Whether an engine's operations can be run one by one: those of MLX's modules and of ONNX graphs."""
     # In graphs of rows several operations are one node, and a tap names fewer points than the reference has.
-    shown = not hasattr(engine, "unseen") and not getattr(engine, "search_only", False)
-    return shown and (hasattr(engine, "files") or engine.name.startswith("mlx"))
+    has_every_point = not hasattr(engine, "missing_taps") and not getattr(engine, "search_only", False)
+    return has_every_point and (hasattr(engine, "files") or engine.name.startswith("mlx"))
 
 
 def isolate(
@@ -77,17 +77,17 @@ def isolate(
         computed = _run(engine, setting, path, tap)
     except Exception as error:  # each runtime has its own exceptions
         return _named(nobody, " ".join(str(error).split()), list(setting.truth64), config)
-    region = _region(list(setting.given), tap_names(config), tap)
-    seen = computed.keys() & setting.truth64.keys()
-    judged = [(point, _judge(point, computed[point], setting, engine)) for point in region if point in seen]
-    wrong = [(point, found) for point, found in judged if not found.passed]
+    region = _region(list(setting.inputs), tap_names(config), tap)
+    common = computed.keys() & setting.truth64.keys()
+    judged = [(point, _judge(point, computed[point], setting, engine)) for point in region if point in common]
+    wrong = [(point, measurement) for point, measurement in judged if not measurement.passed]
     if not wrong:
         why = f"each of {len(judged)} operations is within its budget; their errors add up"
         return replace(nobody, why=why, points=len(judged))
-    point, found = max(wrong, key=lambda pair: pair[1].share)
+    point, measurement = max(wrong, key=lambda pair: pair[1].share)
     why = _explained(point, computed[point], setting, config, weights)
     return replace(
-        nobody, point=point, operation=operation(point, config), measurement=found, why=why, points=len(judged)
+        nobody, point=point, operation=operation(point, config), measurement=measurement, why=why, points=len(judged)
     )
 
 
@@ -104,7 +104,7 @@ def _explained(point: str, got: Array, s: Setting, config: TransformerConfig, we
     got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
     valid = valid_at(point, s.case, s.part, t64.shape[1])
     natural = float(np.abs(t32 - t64)[valid].sum())
-    return explain(point, config, weights, s.given, got, t64, natural, valid)
+    return explain(point, config, weights, s.inputs, got, t64, natural, valid)
 
 
 def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:

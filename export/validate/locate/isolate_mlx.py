@@ -15,28 +15,28 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.points import inside_names
+from export.validate.points import inner_names
 from mlx_transformer.spec.parameters import parameter_shapes
 
 from .inside import HEADS, modules_between
 from .setting import Setting
 
 Array = NDArray
-See = Callable[[str, Any], Any]
+Observe = Callable[[str, Any], Any]
 """(point, what was computed) -> what the calculation goes on with."""
 
 
 class Wrapped:
     """A module between two points; `before` or `after` may be empty: nothing is noted there."""
 
-    def __init__(self, module: Any, see: See, before: str, after: str, enter: Callable[[], None] | None = None):
-        self.module, self.see, self.before, self.after, self.enter = module, see, before, after, enter
+    def __init__(self, module: Any, observe: Observe, before: str, after: str, enter: Callable[[], None] | None = None):
+        self.module, self.observe, self.before, self.after, self.enter = module, observe, before, after, enter
 
     def __call__(self, x: Any, *inputs: Any, **named: Any) -> Any:
         if self.enter is not None:
             self.enter()
-        y = self.module(self.see(self.before, x) if self.before else x, *inputs, **named)
-        return self.see(self.after, y) if self.after else y
+        y = self.module(self.observe(self.before, x) if self.before else x, *inputs, **named)
+        return self.observe(self.after, y) if self.after else y
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
@@ -44,31 +44,31 @@ class Wrapped:
 
 def run_mlx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
     """{point: what the model's modules make there of the values before it}."""
-    found: dict[str, Array] = {}
+    computed: dict[str, Array] = {}
     model, case = engine.model, s.case
-    see: Callable[[str, Array], None] = found.__setitem__
+    observe: Callable[[str, Array], None] = computed.__setitem__
     with engine._stream():
         if s.part is None:
-            with replacing(model, s.given, see) as show:
+            with replacing(model, s.inputs, observe) as tap_logits:
                 ids = (case.ids,) if case.target_ids is None else (case.ids, case.target_ids)
-                model(*ids, case.mask, tap=show)
-            return found
+                model(*ids, case.mask, tap=tap_logits)
+            return computed
         if case.target_ids is None:
             ids, mask = case.ids, case.prompt_mask
             cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
         else:
             ids, cache = case.target_ids, model.start(model.encode(case.ids, case.mask), case.mask)
-        for part, given in zip(case.passes(), s.earlier, strict=False):
-            with replacing(model, given, lambda name, value: None):
+        for part, inputs in zip(case.passes(), s.earlier, strict=False):
+            with replacing(model, inputs, lambda name, value: None):
                 model.step(ids[:, part], cache)
-        with replacing(model, s.given, see) as show:
-            model.step(ids[:, s.part], cache, tap=show)
-    return found
+        with replacing(model, s.inputs, observe) as tap_logits:
+            model.step(ids[:, s.part], cache, tap=tap_logits)
+    return computed
 
 
 @contextmanager
-def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array], None]) -> Iterator[Callable]:
-    """Within this context every module of a `Transformer` works on `given`, and `see` gets what it makes of that.
+def replacing(model: Any, inputs: Mapping[str, Array], observe: Callable[[str, Array], None]) -> Iterator[Callable]:
+    """Within this context every module of a `Transformer` works on `inputs`, and `observe` gets what it makes of them.
 
     Yields the tap to pass to the model, for the points that need no wrapping.
     """
@@ -77,8 +77,8 @@ def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array]
     from mlx_transformer.nn import attention as module
 
     def note(point: str, value: Any) -> Any:
-        see(point, np.array(value))
-        return mx.array(given[point]) if point in given else value
+        observe(point, np.array(value))
+        return mx.array(inputs[point]) if point in inputs else value
 
     current = ""
     fused = module.attention
@@ -103,7 +103,7 @@ def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array]
             undo.callback(owner.__setitem__, key, held)
 
         config = model.config
-        for name, before, after in modules_between(inside_names(config), parameter_shapes(config)):
+        for name, before, after in modules_between(inner_names(config), parameter_shapes(config)):
             place, _, key = name.rpartition(".")
             wrap(_part(model, place), key, before, after, entering(place))
         for stack in ("encoder", "decoder"):
@@ -111,7 +111,7 @@ def replacing(model: Any, given: Mapping[str, Array], see: Callable[[str, Array]
             for i in range(len(layers)):
                 wrap(layers, i, f"{stack}.embedding" if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
-        yield lambda name, value: see(name, np.array(value)) if name == "logits" else None
+        yield lambda name, value: observe(name, np.array(value)) if name == "logits" else None
 
 
 def _part(model: Any, name: str) -> Any:

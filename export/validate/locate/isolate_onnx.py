@@ -33,13 +33,13 @@ class Wiring:
 
     def last(self, scope: str) -> str | None:
         """Output of the last node within a module."""
-        found = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
-        return found[-1] if found else None
+        outputs = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
+        return outputs[-1] if outputs else None
 
     def first(self, scope: str, operator: str) -> onnx.NodeProto | None:
         """First node of a type directly or anywhere within a module."""
-        found = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
-        return next(found, None)
+        nodes = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
+        return next(nodes, None)
 
     def readers(self, value: str | None) -> list[onnx.NodeProto]:
         return [node for node in self.nodes if value in node.input]
@@ -62,17 +62,17 @@ def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
     else:
         name = DECODER_FIRST if s.part is None or s.part.start == 0 else DECODER_NEXT
     model = onnx.load(engine.files[name], load_external_data=False)
-    points = points_of(model.graph, s.given)
+    points = points_of(model.graph, s.inputs)
     session = engine.open(engine.files[name], cut(model, points))
-    feeds = _feeds(engine, s) | {value: s.given[point] for point, value in points.items()}
-    wanted = {entry.name: entry for entry in session.get_inputs()}
-    for key, entry in wanted.items():
+    feeds = _feeds(engine, s) | {value: s.inputs[point] for point, value in points.items()}
+    entries = {entry.name: entry for entry in session.get_inputs()}
+    for key, entry in entries.items():
         if key.startswith("past_key_values.") and key not in feeds:  # a first pass
             feeds[key] = np.zeros((len(case.ids), entry.shape[1], 0, entry.shape[3]), np.float32)
     if name == ENCODER:
         feeds["input_ids"] = case.ids
     outputs = [point + COMPUTED for point in points]
-    values = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in wanted})
+    values = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
     return dict(zip(points, values, strict=True))
 
 
@@ -98,25 +98,25 @@ def _feeds(engine: Any, s: Setting) -> dict[str, Array]:
         feeds["encoder_hidden_states"] = s.memory
         prefix = ".decoder"
     if before is not None:
-        for i, (own, cross) in enumerate(zip(before.own, before.cross, strict=True)):
-            for kind, pair in ((prefix, own), (".encoder", cross)):
-                if pair is not None and (kind != ".encoder" or config.has_encoder):
+        for i, (self_pair, cross_pair) in enumerate(zip(before.self_attention, before.cross, strict=True)):
+            for source, pair in ((prefix, self_pair), (".encoder", cross_pair)):
+                if pair is not None and (source != ".encoder" or config.has_encoder):
                     for part, array in zip(("key", "value"), pair, strict=True):
-                        feeds[f"past_key_values.{i}{kind}.{part}"] = array
+                        feeds[f"past_key_values.{i}{source}.{part}"] = array
     return {name: array.astype(np.float32) if array.dtype == np.float64 else array for name, array in feeds.items()}
 
 
 def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
     """{point: value} of those of the reference's points (in its order) that the graph shows, each value once."""
     wiring = Wiring(graph)
-    found: dict[str, str] = {}
-    taken: set[str] = set()
+    values: dict[str, str] = {}
+    used: set[str] = set()
     for point in names:
         value = point if point in wiring.maker else _value(wiring, point)
-        if value is not None and value in wiring.maker and value not in taken:
-            found[point] = value
-            taken.add(value)
-    return found
+        if value is not None and value in wiring.maker and value not in used:
+            values[point] = value
+            used.add(value)
+    return values
 
 
 def cut(model: onnx.ModelProto, points: dict[str, str]) -> onnx.ModelProto:

@@ -18,7 +18,11 @@ Array = NDArray
 
 @dataclass(frozen=True)
 class Setting:
-    """One pass of the reference: its points as given values, and what the operations make of them."""
+    """One pass of the reference: the values at its points, which operations get as inputs, and what they make of them.
+
+    `inputs`: {point: the reference's value, rounded to float32}. `truth64`, `truth32`: {point: what the operation
+    before it makes of the inputs}, in float64 and in float32.
+    """
 
     case: Case
     part: slice | None
@@ -26,18 +30,18 @@ class Setting:
     before: Cache | None
     """The reference's cache before the pass, rounded to float32."""
     earlier: tuple[Mapping[str, Array], ...]
-    """Given values of the passes before it, for a runtime that has to fill its own cache."""
+    """The inputs of the passes before it, for a runtime that has to fill its own cache."""
     memory: Array | None
     """The encoder's output (B,S,D), where both stacks exist."""
-    given: Mapping[str, Array]
+    inputs: Mapping[str, Array]
     truth64: Mapping[str, Array]
     truth32: Mapping[str, Array]
 
 
 def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: Case, part: slice | None) -> Setting:
-    truth64 = Reference(config, weights, inside=True)
-    truth32 = Reference(config, weights, np.float32, inside=True)
-    given: dict[str, Array] = {}
+    truth64 = Reference(config, weights, inner_points=True)
+    truth32 = Reference(config, weights, np.float32, inner_points=True)
+    inputs: dict[str, Array] = {}
     earlier: list[Mapping[str, Array]] = []
     before = None
     if part is not None:
@@ -46,11 +50,11 @@ def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: 
         for one in case.passes():
             if one.start == part.start:
                 break
-            seen = dict(source)
-            before = _step(truth64, case, one, before, _rounded_into(seen))[1]
-            earlier.append(seen)
+            earlier_inputs = dict(source)
+            before = _step(truth64, case, one, before, _rounded_into(earlier_inputs))[1]
+            earlier.append(earlier_inputs)
         before = _rounded(before)
-        given |= source
+        inputs |= source
 
     def run(reference: Reference, tap: Tap) -> None:
         if before is None or part is None:
@@ -58,31 +62,31 @@ def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: 
         else:
             _step(reference, case, part, before, tap)
 
-    run(truth64, _rounded_into(given))
-    found: list[dict[str, Array]] = []
+    run(truth64, _rounded_into(inputs))
+    truths: list[dict[str, Array]] = []
     for reference in (truth64, truth32):
         made: dict[str, Array] = {}
-        found.append(made)
+        truths.append(made)
 
         def put_in(name: str, value: Array, made: dict[str, Array] = made, dtype: Any = reference.dtype) -> Array:
             made[name] = value
-            return given[name].astype(dtype)
+            return inputs[name].astype(dtype)
 
         run(reference, put_in)
     memory = truth64.encode(case.ids, case.mask).astype(np.float32) if case.target_ids is not None else None
-    return Setting(case, part, before, tuple(earlier), memory, given, *found)
+    return Setting(case, part, before, tuple(earlier), memory, inputs, *truths)
 
 
-def _rounded_into(found: dict[str, Array]) -> Tap:
-    return lambda name, value: found.__setitem__(name, value.astype(np.float32))
+def _rounded_into(values: dict[str, Array]) -> Tap:
+    return lambda name, value: values.__setitem__(name, value.astype(np.float32))
 
 
 def _rounded(cache: Cache) -> Cache:
-    own, cross = (
+    self_pairs, cross_pairs = (
         tuple(pair and (pair[0].astype(np.float32), pair[1].astype(np.float32)) for pair in pairs)
-        for pairs in (cache.own, cache.cross)
+        for pairs in (cache.self_attention, cache.cross)
     )
-    return replace(cache, own=own, cross=cross)
+    return replace(cache, self_attention=self_pairs, cross=cross_pairs)
 
 
 def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:

@@ -96,7 +96,7 @@ class ReportData:
                 lines.append(f"{runtime.name}: first over budget: {place_of(point)}")
             lines += [f"{c.runtime}: culprit: {c.sentence}" for c in self.culprits if c.runtime == runtime.name]
         lines += [f"{s.runtime}: structure: {s.problem}" for s in self.structures if s.problem]
-        lines += [f"mlx: gradient of {g.said}" for g in worst_of_each(list(self.gradients)) if not g.passed]
+        lines += [f"mlx: gradient of {g.summary}" for g in worst_of_each(list(self.gradients)) if not g.passed]
         for t in self.tokens:
             more = f" (and {len(t.problems) - 1} more)" if len(t.problems) > 1 else ""
             lines += [f"{t.runtime}: {t.search}: {problem}{more}" for problem in t.problems[:1]]

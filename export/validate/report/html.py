@@ -113,11 +113,11 @@ def _weights(r: ReportData) -> str:
         return _structure(r)
     rows = []
     for check in r.weights:
-        said = '<span class="good">equal</span>' if check.passed else '<span class="bad">differ</span>'
+        result = '<span class="good">equal</span>' if check.passed else '<span class="bad">differ</span>'
         if check.problems:
-            said += "<br>" + "<br>".join(escape(problem) for problem in check.problems[:WORST])
+            result += "<br>" + "<br>".join(escape(problem) for problem in check.problems[:WORST])
         digest = f'<code title="SHA-256 of names, types, shapes and values">{check.digest[:16]}</code>'
-        rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, said])
+        rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, result])
     note = "Every place that holds parameters, bit for bit against the checkpoint, and the SHA-256 of what it holds."
     head = ("runtime", "where", "parameters", "digest", "result")
     return f'<h2>Weights</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2,)) + _structure(r)
@@ -126,9 +126,11 @@ def _weights(r: ReportData) -> str:
 def _structure(r: ReportData) -> str:
     rows = []
     for s in r.structures:
-        said = f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
+        result = (
+            f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
+        )
         used = f"{s.parameters - len(s.unused)} of {s.parameters}"
-        rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, said])
+        rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, result])
     note = (
         "MLX's own trace and the ONNX graph against the architecture: every parameter on a way to the output, as many "
         "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax."
@@ -142,8 +144,8 @@ def _tokens(r: ReportData) -> str:
         return ""
     rows = []
     for check in r.tokens:
-        said = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
-        mark, text = ("good", said) if check.passed else ("bad", f"{len(check.problems)} differ")
+        result = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
+        mark, text = ("good", result) if check.passed else ("bad", f"{len(check.problems)} differ")
         cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
         rows.append([*cells, f'<span class="{mark}">{text}</span>'])
     parted = "".join(_parting(check) for check in r.tokens)
@@ -175,10 +177,10 @@ def _parting(check: Tokens) -> str:
         first = next((i for i, (a, b) in enumerate(zip(p.got, p.expected, strict=False)) if a != b), None)
         if first is None:
             first = min(len(p.got), len(p.expected))
-        kind = "" if p.problem else " (a certified tie)"
+        tie = "" if p.problem else " (a certified tie)"
         rows = [["computed", _row(p.got, first)], ["reference", _row(p.expected, first)]]
         cards.append(
-            f'<div class="card"><h3>{escape(check.runtime)}, {escape(check.search)}, sentence {p.sentence}{kind}</h3>'
+            f'<div class="card"><h3>{escape(check.runtime)}, {escape(check.search)}, sentence {p.sentence}{tie}</h3>'
             f'<p class="key">{escape(p.said)}</p>{_table((), rows)}</div>'
         )
     return "".join(cards)
@@ -208,10 +210,10 @@ def _runs(r: ReportData) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """`rows` are HTML already."""
-    kind = dict.fromkeys(numbers, ' class="n"')
-    top = "".join(f"<th{kind.get(i, '')}>{escape(word)}</th>" for i, word in enumerate(head))
+    """A table as HTML; the cells of `rows` are HTML already. `numbers`: the columns that hold numbers."""
+    css = dict.fromkeys(numbers, ' class="n"')
+    top = "".join(f"<th{css.get(i, '')}>{escape(word)}</th>" for i, word in enumerate(head))
     body = "".join(
-        "<tr>" + "".join(f"<td{kind.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td{css.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return f'<div class="card"><table>{f"<tr>{top}</tr>" if top else ""}{body}</table></div>'

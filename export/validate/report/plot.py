@@ -47,8 +47,8 @@ def plot(points: Sequence[Point], taps: Sequence[str]) -> str:
             )
     for k in range(round(math.log10(low)), round(math.log10(top)) + 1):
         level = 10.0**k
-        kind = "budget" if k == 0 else "grid"
-        parts.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
+        css = "budget" if k == 0 else "grid"
+        parts.append(f'<line class="{css}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
         word = "budget" if k == 0 else f"{level:g}"
         style = ' class="budget-word"' if k == 0 else ""
         parts.append(f'<text{style} x="{LEFT - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{word}</text>')
@@ -75,8 +75,8 @@ def _series(points: Sequence[Point], x, y, shade: str) -> list[str]:
     parts = [f'<polyline points="{line}" fill="none" stroke="{shade}" stroke-width="1.6" opacity="0.75"/>']
     for p in points:
         m = p.worst
-        said = "bits equal" if m.deviation.same_bits else f"rms {m.rms_ratio:.3g}, max {m.max_ratio:.3g}"
-        title = f"{p.tap} ({p.path}): {m.deviation.detail or said}; {m.share:.3g} of the budget, on {p.case}"
+        ratios = "bits equal" if m.deviation.same_bits else f"rms {m.rms_ratio:.3g}, max {m.max_ratio:.3g}"
+        title = f"{p.tap} ({p.path}): {m.deviation.detail or ratios}; {m.share:.3g} of the budget, on {p.case}"
         style = f'fill="{shade}"' if p.passed else 'class="over"'
         parts.append(
             f'<circle cx="{x(p.tap):.1f}" cy="{y(m.share):.1f}" r="{3.4 if p.passed else 5}" {style}>'

@@ -11,7 +11,7 @@ from mlx_transformer.spec.durable import write_text
 
 from .data import ReportData
 from .html import page
-from .terminal import show
+from .terminal import print_report
 
 
 class Report(ReportData):
@@ -26,5 +26,5 @@ class Report(ReportData):
         write_text(Path(path), page(self))
 
     def print(self, console: Console | None = None) -> None:
-        """On the terminal: verdict first, then what supports it."""
-        show(self, console or terminal.Console())
+        """Print it on the terminal: verdict first, then what supports it."""
+        print_report(self, console or terminal.Console())

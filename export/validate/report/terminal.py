@@ -12,8 +12,8 @@ from export.validate.findings import TAPPED, Point
 from .data import ReportData
 
 
-def show(report: ReportData, console: Console) -> None:
-    """Verdict first, then what supports it."""
+def print_report(report: ReportData, console: Console) -> None:
+    """Print the verdict first, then what supports it."""
     colour = "green" if report.equal else "red"
     console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
     for line in report.failures():
@@ -37,7 +37,7 @@ def show(report: ReportData, console: Console) -> None:
     if report.tokens:
         console.print(_tokens_table(report))
     for place in report.placements:
-        console.print(Text(place.said, style="dim"), soft_wrap=True)
+        console.print(Text(place.summary, style="dim"), soft_wrap=True)
     for name in report.absent:
         console.print(Text(f"not compared, because it isn't installed here: {name}", style="yellow"))
     console.print(Text(f"{len(report.inputs)} inputs: {'; '.join(report.inputs)}; {report.seconds:.1f} s", style="dim"))
@@ -52,7 +52,8 @@ def _weights_table(report: ReportData) -> Table:
 
 
 def _points_table(report: ReportData) -> Table:
-    """A row a tap, a column a runtime: worst rms and max ratio over all inputs; then the logits of the other paths."""
+    """A row for each tap, a column for each runtime: worst rms and max ratio over all inputs; then the logits of the
+    other paths."""
     runtimes = [r.name for r in report.runtimes]
     table = Table(Column("tap", no_wrap=True), box=None, header_style="bold")
     for name in runtimes:
@@ -79,8 +80,8 @@ def _label(point: Point) -> str:
     """The points of cached passes share a row, the worst of them in it, except those over budget."""
     if point.path == TAPPED:
         return point.tap
-    inside = point.path.endswith(f", {TAPPED}")
-    return f"all points, {point.path}" if inside and point.passed else f"{point.tap}, {point.path}"
+    tapped = point.path.endswith(f", {TAPPED}")
+    return f"all points, {point.path}" if tapped and point.passed else f"{point.tap}, {point.path}"
 
 
 def _tokens_table(report: ReportData) -> Table:

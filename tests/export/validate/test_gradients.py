@@ -23,7 +23,7 @@ def test_every_kind_of_parameter_has_the_gradient_that_differences_give(name: st
     found = check_gradients(config, random_weights(config, 1), seed=2)
     worst = list(worst_of_each(found))
     assert {g.kind for g in worst} == {kind_of(parameter) for parameter in parameter_shapes(config)}
-    assert all(g.passed for g in found), max(worst, key=lambda g: g.error).said
+    assert all(g.passed for g in found), max(worst, key=lambda g: g.error).summary
     assert {"all of it"} < {g.direction for g in found}
     assert sum(abs(g.expected) > 1e-4 for g in worst) > len(worst) / 2  # there is something to compare
 

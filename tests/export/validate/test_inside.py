@@ -8,7 +8,7 @@ from small_models import configs, random_weights
 
 from export.reference import Reference
 from export.validate.locate.inside import HEADS, OPERATIONS, makers, modules_between, operation
-from export.validate.points import inside_names, tap_names
+from export.validate.points import inner_names, tap_names
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import parameter_shapes
 
@@ -20,7 +20,7 @@ def shown(config: TransformerConfig, inside: bool) -> list[str]:
     """By a run on real rows."""
     found: list[str] = []
     ids = np.array([[5, 6, 7], [8, 9, 2]])
-    model = Reference(config, random_weights(config), inside=inside)
+    model = Reference(config, random_weights(config), inner_points=inside)
     model(ids, ids[:, :2] if config.architecture == "encoder-decoder" else None, tap=lambda n, _: found.append(n))
     return found
 
@@ -28,8 +28,8 @@ def shown(config: TransformerConfig, inside: bool) -> list[str]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_names_are_those_of_a_run(name: str) -> None:
     assert tap_names(CONFIGS[name]) == shown(CONFIGS[name], False)
-    assert inside_names(CONFIGS[name]) == shown(CONFIGS[name], True)
-    assert len(set(inside_names(CONFIGS[name]))) == len(inside_names(CONFIGS[name]))
+    assert inner_names(CONFIGS[name]) == shown(CONFIGS[name], True)
+    assert len(set(inner_names(CONFIGS[name]))) == len(inner_names(CONFIGS[name]))
 
 
 def test_names_of_a_large_model_take_no_time_and_room() -> None:
@@ -42,7 +42,7 @@ def test_names_of_a_large_model_take_no_time_and_room() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_point_has_words(name: str) -> None:
     """A point that is new needs one in `OPERATIONS`, unless it is a norm."""
-    for point in inside_names(CONFIGS[name]):
+    for point in inner_names(CONFIGS[name]):
         last = point.rpartition(".")[2]
         assert operation(point, CONFIGS[name])
         assert last in OPERATIONS or last.isdigit() or last == "embedding" or last.endswith("norm"), point
@@ -53,7 +53,7 @@ def test_every_module_makes_a_point_but_tables_and_the_classifier(name: str) -> 
     config = CONFIGS[name]
     table = parameter_shapes(config)
     modules = {parameter.rpartition(".")[0] for parameter in table}
-    found = [module for module, _, _ in modules_between(inside_names(config), table)]
+    found = [module for module, _, _ in modules_between(inner_names(config), table)]
     assert len(found) == len(set(found))
     rest = {module for module in modules - set(found) if not module.endswith(("embedding", "positions"))}
     assert rest <= {"output_proj"}
@@ -72,8 +72,8 @@ def test_modules_and_what_they_read_by_hand() -> None:
         (f"{network}.down_proj", f"{network}.inner", network),
         (f"{network}_norm", f"{network}.residual", f"{network}_norm"),
     ]
-    assert list(modules_between(inside_names(post), parameter_shapes(post)))[:8] == expected
-    found = {module: before for module, before, _ in modules_between(inside_names(pre), parameter_shapes(pre))}
+    assert list(modules_between(inner_names(post), parameter_shapes(post)))[:8] == expected
+    found = {module: before for module, before, _ in modules_between(inner_names(pre), parameter_shapes(pre))}
     assert found[f"{attention}_norm"] == ""  # the layer's own input, or the layer's before it
     assert found[f"{network}_norm"] == f"{attention}.residual"
     assert found["encoder.layers.1.self_attention_norm"] == found["encoder.norm"] == ""
@@ -83,13 +83,13 @@ def test_an_operation_to_come_is_found_by_its_point_and_parameters() -> None:
     """A norm over each head of queries and keys, before they are turned: a module of its own, made of one before it."""
     config = CONFIGS["modern"]
     points, table = [], {}
-    for point in inside_names(config):
+    for point in inner_names(config):
         points += [point, point.replace("_proj", "_norm")] if point.endswith(("query_proj", "key_proj")) else [point]
     for name, shape in parameter_shapes(config).items():
         table[name] = shape
         if name.endswith(("query_proj.weight", "key_proj.weight")):
             table[name.replace("_proj", "_norm")] = (config.d_k,)
-    before = list(modules_between(inside_names(config), parameter_shapes(config)))
+    before = list(modules_between(inner_names(config), parameter_shapes(config)))
     after = list(modules_between(points, table))
     added = [entry for entry in after if entry not in before]
     assert [entry for entry in after if entry in before] == before
@@ -101,7 +101,7 @@ def test_an_operation_to_come_is_found_by_its_point_and_parameters() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_norm_reads_the_point_before_it(name: str) -> None:
     """By which what is wrong with one is tried out: a sum, the layer before, a projection of its own."""
-    points = inside_names(CONFIGS[name])
+    points = inner_names(CONFIGS[name])
     assert any(point.endswith("norm") for point in points)
     for earlier, point in pairwise(points):
         if point.endswith(("query_norm", "key_norm")):
@@ -116,7 +116,7 @@ def test_heads_come_first_wherever_there_are_any(name: str) -> None:
     config = CONFIGS[name]
     values: dict[str, np.ndarray] = {}
     ids = np.array([[5, 6, 7], [8, 9, 2]])
-    model = Reference(config, random_weights(config), inside=True)
+    model = Reference(config, random_weights(config), inner_points=True)
     model(ids, ids if config.architecture == "encoder-decoder" else None, tap=values.__setitem__)
     for point, value in values.items():
         if value.ndim == 4:

@@ -207,7 +207,7 @@ def test_a_fallback_and_copies_are_seen() -> None:
     assert placement.providers == {cuda: 2, cpu: 2}
     assert placement.fallback == {"CumSum": 2}
     assert placement.copies == {"model": 1}
-    assert placement.said == (
+    assert placement.summary == (
         "onnxruntime:cuda ran 2 operations on CUDAExecutionProvider, 2 operations on CPUExecutionProvider; "
         "fallback from CUDAExecutionProvider: CumSum 2; copies between memories: 1; TF32 off; threads: 1"
     )
