@@ -24,7 +24,7 @@ KeyValues = tuple[ir.Value, ir.Value]
 
 
 class CacheShape(NamedTuple):
-    """What is fixed of a layer's keys and values (rows, heads, length, width)."""
+    """The extents of a layer's keys and values (rows, heads, length, width) that don't change."""
 
     heads: int
     key_width: int
@@ -88,7 +88,7 @@ class Cache:
             self.cross_mask = padding_mask(op, source_tokens)
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """Of these further tokens (R, L)."""
+        """Positions of these further tokens (R, L)."""
         return positions_after(op, self.offset, size(op, ids, 1), self.index)
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:

@@ -1,7 +1,7 @@
 """Masks, built once at the graph's boundary: one merged mask an attention, added to the scores.
 
-Shapes: B batch, T queries, S keys. A mask is float32 that broadcasts to (B, H, T, S): 0 where a query may look and -1e9
-where not. That value is the one on which runtimes agree for a row that is masked everywhere (the row becomes uniform);
+Shapes: B batch, T queries, S keys. A mask is float32 that broadcasts to (B, H, T, S): 0 where a query may attend, -1e9
+elsewhere. That value is the one on which runtimes agree for a row that is masked everywhere (the row becomes uniform);
 minus infinity would make it NaN.
 """
 
@@ -28,8 +28,8 @@ def causal_mask(op: Op, distances: ir.Value) -> ir.Value:
 
 def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Value:
     """Causal and padding in one: tokens (B, S), distances (T, S) -> (B, 1, T, S)."""
-    seen = op.LessOrEqual(distances, 0)
-    return additive(op, op.And(seen, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
+    visible = op.LessOrEqual(distances, 0)
+    return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
 
 def additive(op: Op, allowed: ir.Value) -> ir.Value:

@@ -45,5 +45,5 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    kind = LayerNorm if config.norm == "layernorm" else RMSNorm
-    return kind(config.d_model, config.norm_epsilon)
+    norm_class = LayerNorm if config.norm == "layernorm" else RMSNorm
+    return norm_class(config.d_model, config.norm_epsilon)

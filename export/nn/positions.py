@@ -23,7 +23,7 @@ Rotation = tuple[ir.Value, ir.Value] | None
 
 
 class PositionIds(NamedTuple):
-    """Where the new positions are: which row of a table each one reads, and how far the keys are from each.
+    """The new positions: which row of a table each one reads, and how far the keys are from each.
 
     A target whose activations have one row a token has no axis L, and an index (N,).
     """

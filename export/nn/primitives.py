@@ -32,7 +32,7 @@ class Role(Enum):
 
 
 ROLE, FULL_PRECISION = "role", "full precision"
-"""In a parameter's `meta`: its Role; in a node's: that it stays float32 in any precision."""
+"""Keys of `meta`: a parameter's Role, and a node's mark that it stays float32 in any precision."""
 
 
 class Parameter(nn.Parameter):
@@ -137,8 +137,8 @@ def matmul_transposed(op: Op, x: ir.Value, weight: ir.Value) -> ir.Value:
 def table(op: Op, name: str, make: Callable[[], NDArray]) -> ir.Value:
     """A constant by its full name, made at its first use in a graph."""
     root = op.builder.root
-    found = root.graph.initializers.get(name)
-    return root.initializer(ir.tensor(make(), name=name), qualify=False) if found is None else found
+    known = root.graph.initializers.get(name)
+    return root.initializer(ir.tensor(make(), name=name), qualify=False) if known is None else known
 
 
 def size(op: Op, x: ir.Value, axis: int) -> ir.Value:
@@ -148,7 +148,7 @@ def size(op: Op, x: ir.Value, axis: int) -> ir.Value:
 
 def extent(x: ir.Value, axis: int) -> int:
     """Extent of one fixed axis, known while building."""
-    found = None if x.shape is None else x.shape[axis]
-    if not isinstance(found, int):
+    length = None if x.shape is None else x.shape[axis]
+    if not isinstance(length, int):
         raise ValueError(f"{x.name}: axis {axis} of shape {x.shape} is not fixed")
-    return found
+    return length
