@@ -1,7 +1,7 @@
 """The JSON files by which Optimum (ORTModelForSeq2SeqLM and its kin), transformers.js and genai recognise a model.
 
 They name the closest published architecture, whose cache has the same layout; the graphs alone decide what is computed.
-Our own description of the model is mlx_transformer.json.
+This project's own description of the model is mlx_transformer.json.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32")
         # In a browser the default would be 8-bit weights. A data file's name is the graph's and "_data".
         "transformers.js_config": {"dtype": dtype, "use_external_data_format": dict.fromkeys(external, 1)},
     }
-    found = {"config.json": {**kinds[config.architecture](config), **shared}}
+    files = {"config.json": {**kinds[config.architecture](config), **shared}}
     if config.has_decoder:
-        found["generation_config.json"] = generation_config(config)
+        files["generation_config.json"] = generation_config(config)
     if config.architecture == "decoder" and config.d_k == config.d_v:  # one size for both is all that genai can say
-        found["genai_config.json"] = _genai(config)
-    return found
+        files["genai_config.json"] = _genai(config)
+    return files
 
 
 def _marian(c: TransformerConfig) -> dict[str, Any]:

@@ -45,5 +45,5 @@ def _count(graph: onnx.GraphProto) -> int:
 def _value(value: onnx.ValueInfoProto) -> Value:
     tensor = value.type.tensor_type
     sizes = [d.dim_param or str(d.dim_value) if d.WhichOneof("value") else "?" for d in tensor.shape.dim]
-    kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()  # pyright: ignore[reportArgumentType]
-    return value.name, kind, " x ".join(sizes) or "scalar"
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()  # pyright: ignore[reportArgumentType]
+    return value.name, dtype, " x ".join(sizes) or "scalar"

@@ -62,14 +62,16 @@ class Quality:
     @property
     def problems(self) -> list[str]:
         """What is beyond the limits, in words."""
-        limits, found = LIMITS[self.precision], []
+        limits, problems = LIMITS[self.precision], []
         if self.agreement < limits.agreement:
-            found.append(f"{self.agreement:.1%} of the best tokens are float32's, the limit is {limits.agreement:.0%}")
+            problems.append(
+                f"{self.agreement:.1%} of the best tokens are float32's, the limit is {limits.agreement:.0%}"
+            )
         for (name, got, wide), points in zip(self._scores(), (limits.bleu, limits.exact), strict=False):
             limit = points * (1000 / self.sentences) ** 0.5
             if wide - got > limit:
-                found.append(f"{name} falls from {wide:.2f} to {got:.2f}, the limit is {limit:.2f} points")
-        return found
+                problems.append(f"{name} falls from {wide:.2f} to {got:.2f}, the limit is {limit:.2f} points")
+        return problems
 
     def _scores(self) -> list[tuple[str, float, float]]:
         """(name, here, in float32)"""
@@ -146,7 +148,7 @@ def judge(folder: Path, plain: Path, precisions: Sequence[str], text: Text) -> l
     rows = tokenizer.encode_batch(text.source)
     expected = wide.generate(rows)
     best = _best_tokens(wide, rows, expected)
-    found = []
+    qualities = []
     for precision in precisions:
         narrow = OnnxTransformer(plain, precision=precision)
         counts = [a == b for a, b in zip(best, _best_tokens(narrow, rows, expected), strict=True)]
@@ -154,28 +156,28 @@ def judge(folder: Path, plain: Path, precisions: Sequence[str], text: Text) -> l
         same = sum(a == b for a, b in zip(got, expected, strict=True)) / len(rows)
         scores = _scores(tokenizer.decode_batch(got), tokenizer.decode_batch(expected), text.reference)
         agreement = float(np.concatenate(counts).mean())
-        found.append(Quality(precision, text.origin, len(rows), agreement, same, **scores))
-    return found
+        qualities.append(Quality(precision, text.origin, len(rows), agreement, same, **scores))
+    return qualities
 
 
-def record(folder: Path, found: Sequence[Quality]) -> None:
-    """Write it into a package's mlx_transformer.json, beside the precision's suffix."""
+def record(folder: Path, qualities: Sequence[Quality]) -> None:
+    """Write each quality into a package's mlx_transformer.json, beside its precision's suffix."""
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-    for quality in found:
+    for quality in qualities:
         spec["precisions"][quality.precision]["quality"] = quality.to_dict()
     (folder / SPEC).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def recorded(folder: Path) -> list[Quality]:
-    """What `record` wrote into a package."""
+    """The qualities that `record` wrote into a package."""
     precisions = json.loads((folder / SPEC).read_text(encoding="utf-8"))["precisions"]
     return [Quality(name, **entry["quality"]) for name, entry in precisions.items() if "quality" in entry]
 
 
 def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Any]:
-    """Of each row: the best token after the start token and each further one of its output."""
+    """For each row, the best token after the start token and after each further one of its output."""
     config = model.config
-    found: list[Any] = [None] * len(rows)
+    tokens: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for begin in range(0, len(order), BATCH):
         chosen = order[begin : begin + BATCH]
@@ -183,8 +185,8 @@ def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs:
         target, _ = _padded([[config.bos_id, *outputs[i]][: config.max_positions] for i in chosen], config.pad_id)
         best = model.decode(target, model.encode(ids, mask), mask).argmax(axis=-1)
         for i, row in zip(chosen, best, strict=True):
-            found[i] = row[: len(outputs[i]) + 1]
-    return found
+            tokens[i] = row[: len(outputs[i]) + 1]
+    return tokens
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ from mlx_transformer.spec.errors import UserError
 
 ALIGNMENT = 64
 CONSTANT = 64
-"""Bytes. The builder's own constants (shapes, scalars) are smaller; their names mean something else in each graph."""
+"""Bytes. The builder's own constants (shapes, scalars) are smaller; one name can mean another value in each graph."""
 
 
 def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, threshold: int) -> bool:
@@ -51,12 +51,12 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
                 made_as = _made_as(values[0])
                 place = places[made_as] if made_as in places else places.setdefault(made_as, _append(file, array))
             for value in values:
-                value.const_value = _inside(value, array) if place is None else _outside(value, data, place)
+                value.const_value = _in_graph(value, array) if place is None else _in_file(value, data, place)
     return external
 
 
 class _Made:
-    """Arrays of initializers. Those of one recipe are made together and kept until another is asked for."""
+    """Makes the arrays of initializers. Those of one recipe are made together and kept until another recipe's turn."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
@@ -82,7 +82,7 @@ class _Made:
 
 
 def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
-    """The same, with the results of one recipe side by side."""
+    """The same initializers and their users, ordered so that the results of one recipe follow each other."""
     first: dict[str, int] = {}
     for i, values in enumerate(users.values()):
         first.setdefault(_made_as(values[0])[0], i)
@@ -90,7 +90,7 @@ def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]
 
 
 def _made_as(value: ir.Value) -> tuple[str, int]:
-    """What two initializers have in common that are the same bytes, of one shape or two."""
+    """A key that is equal for two initializers with the same bytes, whatever their shapes."""
     if RECIPE not in value.meta:
         return str(value.name), 0
     recipe, index = value.meta[RECIPE]
@@ -105,7 +105,7 @@ def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
     return place
 
 
-def _outside(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.ExternalTensor:
+def _in_file(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.ExternalTensor:
     assert value.dtype is not None
     assert value.shape is not None
     return ir.ExternalTensor(
@@ -113,7 +113,7 @@ def _outside(value: ir.Value, data: Path, place: tuple[int, int]) -> ir.External
     )
 
 
-def _inside(value: ir.Value, array: NDArray) -> ir.TensorProtocol:
+def _in_graph(value: ir.Value, array: NDArray) -> ir.TensorProtocol:
     assert value.dtype is not None
     dims = [extent(value, axis) for axis in range(len(value.shape or []))]
     proto = onnx.TensorProto(data_type=value.dtype, dims=dims, raw_data=array.tobytes(), name=value.name)

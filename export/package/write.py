@@ -68,7 +68,7 @@ def export_onnx(
     folder that holds something else, a full disk).
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
-    held-out phrases of the built-in corpus if the run was trained on it; what is found stands in mlx_transformer.json.
+    held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
     Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`. `told` is called
     with a line on each of them.
     """
@@ -95,12 +95,12 @@ def export_onnx(
         if text is not None:
             with TemporaryDirectory() as plain:
                 _write(opened, Path(plain), target_of("portable"), ["float32", *judged], activations)
-                found = judge(folder, Path(plain), judged, text)
-            problems = [f"{quality.precision}: {problem}" for quality in found for problem in quality.problems]
+                qualities = judge(folder, Path(plain), judged, text)
+            problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not force:
                 raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); force writes it in spite")
-            record(folder, found)
-            for quality in found:
+            record(folder, qualities)
+            for quality in qualities:
                 told(str(quality))
     return out
 
