@@ -1,7 +1,7 @@
 """An exported folder, opened: which graphs it has, what model they are, where its tokenizer is.
 
-Reads our own folders and those that Optimum writes for Marian models: config.json, tokenizer.json and, in `onnx/` or
-beside them, encoder_model.onnx with either decoder_model.onnx and decoder_with_past_model.onnx, or
+Reads the folders of this project and those that Optimum writes for Marian models: config.json, tokenizer.json and, in
+`onnx/` or beside them, encoder_model.onnx with either decoder_model.onnx and decoder_with_past_model.onnx, or
 decoder_model_merged.onnx.
 """
 
@@ -44,7 +44,7 @@ from mlx_transformer.spec.manifest import read_manifest, verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
-"""Of these each folder has one, in each of its precisions."""
+"""Each folder has one of these graphs in each of its precisions."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,25 @@ class OnnxFolder:
     graphs: dict[str, Path]
     precision: str = "float32"
     activations: str | None = None
-    """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such, or if nobody says."""
+    """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if the folder
+    doesn't say."""
     standard: bool = False
     """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
 
-    def with_activations(self, wanted: str | None) -> OnnxFolder:
-        """The same, with these if it was made so that the session decides; `UserError` if not."""
-        if wanted is None or wanted == self.activations:
+    def with_activations(self, activations: str | None) -> OnnxFolder:
+        """The same folder with these activations, where the session decides about them; `UserError` elsewhere."""
+        if activations is None or activations == self.activations:
             return self
-        check_activations(wanted, [self.precision])
+        check_activations(activations, [self.precision])
         # The classifier of one exported with int8 activations rounds them by operators of its own.
-        if not (self.standard and wanted == "int8"):
+        if not (self.standard and activations == "int8"):
             made = f"with {self.activations} activations" if self.activations else "elsewhere"
-            raise UserError(f"{self.path}: was exported {made}; export it with activations {wanted}")
-        return dataclasses.replace(self, activations=wanted)
+            raise UserError(f"{self.path}: was exported {made}; export it with activations {activations}")
+        return dataclasses.replace(self, activations=activations)
 
     @property
     def place(self) -> Path:
-        """Where the graphs lie."""
+        """The folder in which the graphs lie."""
         return next(iter(self.graphs.values())).parent
 
     def verify_graphs(self) -> None:
@@ -126,32 +127,32 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     config, activations, standard = _described(path, precision)
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
-    there = files.keys()
-    if there & {ENCODER_COREML, DECODER_COREML}:
+    present = files.keys()
+    if present & {ENCODER_COREML, DECODER_COREML}:
         needed = [ENCODER_COREML] * config.has_encoder + [DECODER_COREML] * config.has_decoder
     elif config.architecture != "encoder-decoder":
         needed = [MODEL]
-    elif there & {ENCODER_CPU, DECODER_CPU}:
+    elif present & {ENCODER_CPU, DECODER_CPU}:
         needed = [ENCODER_CPU, DECODER_CPU]
     # The pair computes the source's keys and values once and shares them among beams; the merged graph copies them.
-    elif there >= {DECODER_FIRST, DECODER_NEXT} or DECODER_MERGED not in there:
+    elif present >= {DECODER_FIRST, DECODER_NEXT} or DECODER_MERGED not in present:
         needed = [ENCODER, DECODER_FIRST, DECODER_NEXT]
     else:
         needed = [ENCODER, DECODER_MERGED]
-    missing = [f"{name}{suffix}.onnx" for name in needed if name not in there]
+    missing = [f"{name}{suffix}.onnx" for name in needed if name not in present]
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
     return OnnxFolder(path, config, {name: files[name] for name in needed}, precision, activations, standard)
 
 
 def precisions(path: str | Path) -> list[str]:
-    """Those of a folder's graphs, as their file names tell."""
+    """The precisions of a folder's graphs, as their file names say."""
     place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
     return [p for p, entry in PRECISIONS.items() if any(graph_file(place, n, entry.suffix) for n in FIRST_GRAPHS)]
 
 
 def has_graph(path: str | Path, name: str) -> bool:
-    """In whichever precision."""
+    """Whether the folder has this graph, in any precision."""
     place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
     return any(graph_file(place, name, entry.suffix) for entry in PRECISIONS.values())
 
@@ -169,15 +170,17 @@ def _precision_of_data(name: str) -> str | None:
     return max(fits, key=lambda p: len(PRECISIONS[p].suffix)) if ending == "onnx_data" else None
 
 
-def _precision(place: Path, wanted: str | None) -> str:
-    there = precisions(place)
-    if wanted is not None:
-        if check_precisions(wanted)[0] not in there and there:
-            raise UserError(f"{place}: holds {' and '.join(there)}, not {wanted}: choose one of them, or export it")
-        return wanted
-    if len(there) > 1 and "float32" not in there:
-        raise UserError(f"{place}: holds {' and '.join(there)}; choose with precision")
-    return there[0] if len(there) == 1 else "float32"
+def _precision(place: Path, requested: str | None) -> str:
+    available = precisions(place)
+    if requested is not None:
+        if check_precisions(requested)[0] not in available and available:
+            raise UserError(
+                f"{place}: holds {' and '.join(available)}, not {requested}: choose one of them, or export it"
+            )
+        return requested
+    if len(available) > 1 and "float32" not in available:
+        raise UserError(f"{place}: holds {' and '.join(available)}; choose with precision")
+    return available[0] if len(available) == 1 else "float32"
 
 
 def _described(path: Path, precision: str) -> tuple[TransformerConfig, str | None, bool]:
@@ -194,8 +197,8 @@ def _described(path: Path, precision: str) -> tuple[TransformerConfig, str | Non
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
-    """What weights in blocks are multiplied with, by our own description, which did not tell as long as there was no
-    choice; and whether standard operators read them."""
+    """What weights in blocks are multiplied with, as mlx_transformer.json says (it didn't as long as there was no
+    choice), and whether standard operators read them."""
     if precision not in IN_BLOCKS:
         return None, False
     entry = values.get("precisions", {}).get(precision, {})
@@ -206,7 +209,7 @@ def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
 
 
 def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
-    """The config of our own description, with no more positions than its graphs have."""
+    """The config in mlx_transformer.json, with no more positions than its graphs have."""
     config = TransformerConfig.from_dict(values["config"])
     if values.get("fixed_shape") is None:
         return config
@@ -216,9 +219,9 @@ def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
 def _from_marian(file: Path, values: Any) -> TransformerConfig:
     """What running needs of a Hugging Face Marian config: ids, sizes, positions. The graphs hold all the rest."""
     if not isinstance(values, dict) or values.get("model_type") != "marian":
-        kind = values.get("model_type") if isinstance(values, dict) else None
+        model_type = values.get("model_type") if isinstance(values, dict) else None
         raise UserError(
-            f"{file}: model_type {kind!r} can't be run here: export with `python -m export build` (or Marian)"
+            f"{file}: model_type {model_type!r} can't be run here: export with `python -m export build` (or Marian)"
         )
     try:
         return TransformerConfig(

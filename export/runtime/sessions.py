@@ -33,14 +33,14 @@ from .folder import OnnxFolder
 CPU = "CPUExecutionProvider"
 
 SLOW_FUSIONS = ["SkipLayerNormFusion"]
-"""Of ONNX Runtime's optimiser. On CPU its operator is slower than the Add and LayerNormalization it replaces."""
+"""A pass of ONNX Runtime's optimiser. On CPU its operator is slower than the Add and LayerNormalization it replaces."""
 
 FOLDING = ["ConstantFolding"]
-"""Of ONNX Runtime's optimiser. A matrix that a graph transposes where it multiplies is copied by it, and then packed;
-without it the product takes the Transpose in and packs the matrix as it is stored: half the time of loading."""
+"""A pass of ONNX Runtime's optimiser. It copies a matrix that a graph transposes where it multiplies, and then packs
+it. Without it the product takes in the Transpose and packs the matrix as it is stored: half the time of loading."""
 
 TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
-"""Graphs of ours that do so, in standard operators."""
+"""The graphs of this project that do so, in standard operators."""
 
 STEP_PATIENCE = 200
 """Microseconds. Between two steps the search needs less: threads that wait for the next one save a tenth of a small
@@ -56,7 +56,7 @@ SMALL = 24e6
 def session_options(
     threads: int | None = None, patience: int = 0, activations: str | None = None
 ) -> ort.SessionOptions:
-    """As sessions here are opened. threads: of one operator; None lets ONNX Runtime take the machine's cores.
+    """The options of every session here. threads: of one operator; None lets ONNX Runtime take the machine's cores.
 
     patience: microseconds for which idle threads stay awake after a run. activations: what ONNX Runtime's own operator
     for weights in blocks, where it makes that from standard ones, multiplies them with (`precision.ACTIVATIONS`).
@@ -84,7 +84,7 @@ SHARES_FILES = VERSION >= (1, 31)
 
 COREML_READS_FILES = VERSION >= (1, 26)
 """Whether its provider for Core ML takes weights from data files. Earlier ones leave who reads them to the CPU, or end
-the process (microsoft/onnxruntime#28005, mended by #28062)."""
+the process (microsoft/onnxruntime#28005, fixed by #28062)."""
 
 
 def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
@@ -110,7 +110,7 @@ def open_session(
         return ort.InferenceSession(
             str(file),
             options or session_options(),
-            providers=trial.asked(providers or [CPU]),
+            providers=trial.with_options(providers or [CPU]),
             disabled_optimizers=[*SLOW_FUSIONS, *without],
         )
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
@@ -118,7 +118,7 @@ def open_session(
 
 
 def check_providers(providers: Sequence[Any] | None) -> list[str]:
-    """Their names, without options; `UserError` for one that isn't there."""
+    """The providers' names, without options; `UserError` for one that isn't available."""
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
     available = ort.get_available_providers()
     for name in names:
@@ -140,13 +140,13 @@ class Opener:
         self.on_trial = trial.PROVIDER in names and bool(folder.graphs.keys() & {ENCODER_COREML, DECODER_COREML})
 
     def __call__(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """By graph. `UserError` says which can't be loaded, and what is damaged."""
+        """{graph: its session}. `UserError` says which can't be loaded, and what is damaged."""
         if self.verify:
             self.folder.verify_graphs()
         return self._tried(threads) if self.on_trial else self._all(threads)
 
     def _tried(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """Core ML's if they compute what the CPU's do; otherwise those of the CPU, and a line that says why."""
+        """Core ML's sessions if they compute what the CPU's do; otherwise the CPU's, and a warning that says why."""
         if self.verify:
             self.folder.verify_data()
         on_cpu = Opener(self.folder, verify=False)
@@ -164,15 +164,15 @@ class Opener:
         return sessions
 
     def _all(self, threads: int | None) -> dict[str, ort.InferenceSession]:
-        """At the same time: each takes one core, and leaves Python's lock alone meanwhile. So does reading the data
-        once more for its digest, for which nothing waits but the end."""
+        """Open all sessions at the same time: each takes one core and releases Python's lock meanwhile. So does reading
+        the data once more for its digest, for which only the end waits."""
         graphs, weights = self.folder.graphs, self.weights
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
-            whole = reader.submit(self.folder.verify_data) if self.verify else None
-            found = [pool.submit(self._open, name, threads, weights) for name in graphs]
-            if whole is not None:
-                whole.result()  # first: damage tells more than what a session makes of it
-            sessions = {name: session.result() for name, session in zip(graphs, found, strict=True)}
+            damage_check = reader.submit(self.folder.verify_data) if self.verify else None
+            futures = [pool.submit(self._open, name, threads, weights) for name in graphs]
+            if damage_check is not None:
+                damage_check.result()  # first: damage tells more than what a session makes of it
+            sessions = {name: session.result() for name, session in zip(graphs, futures, strict=True)}
         if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
             weights.madvise(mmap.MADV_DONTNEED)  # read for packing; what is used as it is stored comes back when it is
         return sessions

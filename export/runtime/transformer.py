@@ -71,13 +71,13 @@ class OnnxTransformer:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
             return kinds[self.config.architecture](self.config, sessions)
 
-        def cpu_model(sessions: dict[str, Any], **given: Any) -> CpuModel:
-            return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **given)
+        def cpu_model(sessions: dict[str, Any], **named: Any) -> CpuModel:
+            return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **named)
 
         cores = threads or os.cpu_count() or 1
         if cores == 1 or self.folder.weights_size > opening.SMALL:
             return cpu_model(self.sessions)
-        return cpu_model(self.sessions, threads=cores, apart=lambda: cpu_model(self._open(1)))
+        return cpu_model(self.sessions, threads=cores, single_threaded=lambda: cpu_model(self._open(1)))
 
     @property
     def shares_scales(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from export.runtime.sessions import CPU, SLOW_FUSIONS, session_options
-from export.targets.coreml.trial import asked
+from export.targets.coreml.trial import with_options
 from export.targets.portable.runtime import padded
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
@@ -162,7 +162,7 @@ def _opened(
     options = session_options(threads or None, activations=activations)
     if find_spec(EXTENSIONS):
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-    given: dict[str, Any] = {"providers": asked(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
+    given: dict[str, Any] = {"providers": with_options(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
     try:
         return ort.InferenceSession(path, options, **given)
     except Exception as error:  # onnxruntime's exceptions have no common base

@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Target:
-    """All that is known of one target, and nowhere else.
+    """All facts about one target; they stand nowhere else.
 
     `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
@@ -59,8 +59,10 @@ class Target:
         """None if it has graphs of its own for such a model; else the reason why not, in words."""
         if config.architecture in self.builders:
             return None
-        own = " and ".join(self.builders)
-        return f"target {self.name} has graphs of its own for {own} alone, not for architecture={config.architecture!r}"
+        names = " and ".join(self.builders)
+        return (
+            f"target {self.name} has graphs of its own for {names} alone, not for architecture={config.architecture!r}"
+        )
 
     def for_model(self, config: TransformerConfig) -> Target:
         """The target whose graphs are written: itself, or the one in its place. `UserError` if there is none."""
@@ -85,22 +87,22 @@ class Target:
         return (make(config) if shape is None else make(config, shape)).model()
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
-        """`UserError` if a target of fixed shape is given none, or another one is."""
+        """The fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets one."""
         if not self.fixed_shape:
             if text is not None:
                 takes = " or ".join(name for name, target in TARGETS.items() if target.fixed_shape)
                 raise UserError(f"fixed shape {text!r}: target {self.name} has dynamic shapes; only {takes} takes one")
             return None
         if text is None:
-            raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.said(config)}")
+            raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.expected(config)}")
         return FixedShape.parse(text, config)
 
     def check_precisions(self, names: Iterable[str]) -> None:
         """`UserError` for one that the target doesn't take."""
         for name in names:
             if name not in self.precisions:
-                taken = " and ".join(self.precisions)
-                raise UserError(f"precision {name}: target {self.name} takes {taken} alone; choose another target")
+                supported = " and ".join(self.precisions)
+                raise UserError(f"precision {name}: target {self.name} takes {supported} alone; choose another target")
 
 
 _ALONE = {name: {MODEL: graphs.BUILDERS[name]} for name in ("decoder", "encoder")}
@@ -276,7 +278,7 @@ TARGETS: dict[str, Target] = {
 
 
 def target_of(name: str) -> Target:
-    """`UserError` names the targets there are."""
+    """The target of that name; `UserError` with the known names if there is none."""
     if name not in TARGETS:
         raise UserError(f"target {name!r}: choose one of {', '.join(TARGETS)}")
     return TARGETS[name]

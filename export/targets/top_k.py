@@ -19,7 +19,7 @@ from export.nn.primitives import Op
 MANY = 16384
 """Values of a row. With fewer the blocks' own operators cost more than they save."""
 BLOCK = 64
-"""Values of a block, about: what divides a row evenly."""
+"""The size of a block that is aimed at; it must divide a row evenly."""
 
 
 def top_k(op: Op, x: ir.Value, count: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
@@ -27,9 +27,9 @@ def top_k(op: Op, x: ir.Value, count: ir.Value, width: int) -> tuple[ir.Value, i
     block = block_size(width)
     if block is None:
         return op.TopK(x, count, _outputs=2)
-    found = Shortlist.of(op, x, op.Min(count, [width // block]), block)
-    values, place = op.TopK(op.Flatten(found.values), count, _outputs=2)
-    return values, found.places(op, place)
+    shortlist = Shortlist.of(op, x, op.Min(count, [width // block]), block)
+    values, place = op.TopK(op.Flatten(shortlist.values), count, _outputs=2)
+    return values, shortlist.places(op, place)
 
 
 def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -> ir.Value:
@@ -40,13 +40,13 @@ def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -
     block = block_size(width)
     if block is None:
         return op.ArgMax(op.Add(x, offsets), axis=-1, keepdims=1)
-    found = Shortlist.of(op, x, [excluded + 1], block)
-    own = op.Gather(op.Reshape(offsets, [-1, block]), found.blocks, axis=0)
-    return found.places(op, op.ArgMax(op.Flatten(op.Add(found.values, own)), axis=-1, keepdims=1))
+    shortlist = Shortlist.of(op, x, [excluded + 1], block)
+    block_offsets = op.Gather(op.Reshape(offsets, [-1, block]), shortlist.blocks, axis=0)
+    return shortlist.places(op, op.ArgMax(op.Flatten(op.Add(shortlist.values, block_offsets)), axis=-1, keepdims=1))
 
 
 def block_size(width: int) -> int | None:
-    """What divides rows of that many values into blocks of a useful size."""
+    """A block's size that divides rows of that many values evenly; None where blocks don't help."""
     sizes = [size for size in range(BLOCK // 4, BLOCK * 4 + 1) if width % size == 0]
     if width < MANY or not sizes:
         return None
@@ -73,6 +73,6 @@ class Shortlist:
         return cls(op.GatherND(blocks, op.Unsqueeze(best, [2]), batch_dims=1), best, block)
 
     def places(self, op: Op, place: ir.Value) -> ir.Value:
-        """In the rows x, of places (R, C) in the flattened values (R, n*W)."""
+        """Places in the rows x, from places (R, C) in the flattened values (R, n*W)."""
         block = op.GatherElements(self.blocks, op.Div(place, self.block), axis=1)
         return op.Add(op.Mul(block, self.block), op.Mod(place, self.block))

@@ -47,20 +47,20 @@ OPERATORS = frozenset(
 class CoreMLLayerCache(LayerCache):
     """Buffers (B, K, T, d); `extend` writes at one position of each row and hands on the whole buffers."""
 
-    def __init__(self, keys: ir.Value, values: ir.Value, here: ir.Value, elsewhere: ir.Value):
+    def __init__(self, keys: ir.Value, values: ir.Value, at_position: ir.Value, elsewhere: ir.Value):
         super().__init__(keys, values)
-        self.here, self.elsewhere = here, elsewhere
+        self.at_position, self.elsewhere = at_position, elsewhere
 
     def extend(self, op: Op, k: ir.Value, v: ir.Value) -> KeyValues:
         """Write (B, K, 1, d); returns (B, K, T, d)."""
         keys, values = self.held()
-        self.keys = op.Add(op.Mul(keys, self.elsewhere), op.Mul(k, self.here))
-        self.values = op.Add(op.Mul(values, self.elsewhere), op.Mul(v, self.here))
+        self.keys = op.Add(op.Mul(keys, self.elsewhere), op.Mul(k, self.at_position))
+        self.values = op.Add(op.Mul(values, self.elsewhere), op.Mul(v, self.at_position))
         return self.keys, self.values
 
 
 class CoreMLCache(Cache):
-    """Of buffers: everything about positions is arithmetic on those of the rows."""
+    """A cache of buffers: all positions and masks are computed from the position of each row."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder
     model, rows, length = Transformer(config), shape.rows, shape.target
     input_ids = g.integers("input_ids", rows, 1)
     position_ids = g.integers("position_ids", rows, 1)
-    positions, here, elsewhere, mask = _at(g.op, position_ids, length)
+    positions, at_position, elsewhere, mask = _at(g.op, position_ids, length)
     part = ".decoder" if config.has_encoder else ""
     layers: list[LayerCache] = []
     cross: list[KeyValues] | None = [] if config.has_encoder else None
     for i in range(config.decoder_layers):
-        own = g.keys_values(f"past_key_values.{i}{part}", cache_shape(config), rows, length)
-        layers.append(CoreMLLayerCache(*own, here, elsewhere))
+        buffers = g.keys_values(f"past_key_values.{i}{part}", cache_shape(config), rows, length)
+        layers.append(CoreMLLayerCache(*buffers, at_position, elsewhere))
         if cross is not None:
             source = g.keys_values(f"past_key_values.{i}.encoder", cache_shape(config), rows, shape.source)
             cross.append(source)
@@ -176,8 +176,8 @@ def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir
 
 
 def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:
-    """What is computed from known extents becomes a constant. A Reshape that changes nothing goes; the name of its
-    output stays if it is one of the `named`."""
+    """Turn what is computed from known extents into constants. A Reshape that changes nothing is removed; the name of
+    its output stays if it is one of the `named`."""
     made = [(x.producer(), x) for x in named]
     reshaped = [(node.inputs[0], x) for node, x in made if node is not None and node.op_type == "Reshape"]
     model = ir.Model(graph, ir_version=IR_VERSION)

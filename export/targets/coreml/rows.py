@@ -44,10 +44,10 @@ def split_rows(model: ir.Model) -> None:
 
 
 def _look_up(model: ir.Model, node: ir.Node) -> None:
-    """Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, whole ones too."""
+    """Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, integers too."""
     table, ids = node.inputs
     assert table is not None
-    whole, single = table.dtype != ir.DataType.FLOAT, len(table.shape or ()) == 1
+    is_integer, single = table.dtype != ir.DataType.FLOAT, len(table.shape or ()) == 1
     add = Rewriter(model, node)
 
     def number(value: float) -> ir.Value:
@@ -58,16 +58,16 @@ def _look_up(model: ir.Model, node: ir.Node) -> None:
     starts = range(0, extent(table, 0), LIMIT)
     behind = [add("Clip", add("Sub", ids, number(start - 1)), zero, one) for start in starts[1:]]  # 1 from `start` on
     within = [add("Sub", *pair) for pair in zip([one, *behind], behind, strict=False)] + [behind[-1]]
-    found = None
-    for start, part, inside in zip(starts, _parts(model.graph, table), within, strict=True):
-        own = add("Clip", add("Sub", ids, number(start)), zero, number(extent(part, 0) - 1))
-        rows = add("Gather", part, add("Cast", own, to=ir.DataType.INT64), axis=0)
-        rows = add("Cast", rows, to=ir.DataType.FLOAT) if whole else rows
-        inside = inside if single else add("Unsqueeze", inside, constant(model.graph, np.array([-1]), "rows"))
-        rows = add("Mul", rows, inside)
-        found = rows if found is None else add("Add", found, rows)
-    assert found is not None
-    add.replace(add("Cast", found, to=table.dtype) if whole else found)
+    total = None
+    for start, part, is_inside in zip(starts, _parts(model.graph, table), within, strict=True):
+        clipped = add("Clip", add("Sub", ids, number(start)), zero, number(extent(part, 0) - 1))
+        rows = add("Gather", part, add("Cast", clipped, to=ir.DataType.INT64), axis=0)
+        rows = add("Cast", rows, to=ir.DataType.FLOAT) if is_integer else rows
+        is_inside = is_inside if single else add("Unsqueeze", is_inside, constant(model.graph, np.array([-1]), "rows"))
+        rows = add("Mul", rows, is_inside)
+        total = rows if total is None else add("Add", total, rows)
+    assert total is not None
+    add.replace(add("Cast", total, to=table.dtype) if is_integer else total)
 
 
 def _classify(graph: ir.Graph, output: ir.Value) -> None:
@@ -77,8 +77,8 @@ def _classify(graph: ir.Graph, output: ir.Value) -> None:
     matrix = turned.inputs[0] if turned is not None and turned.op_type == "Transpose" else None
     if matrix is None:
         raise ValueError(f"{output.name}: longer than {LIMIT}, and not the product with a matrix's rows")
-    given = [matrix, *(value for node in after for value in node.inputs)]
-    columns: dict[ir.Value | None, list[ir.Value]] = {x: _parts(graph, x) for x in given if x and _is_long(x)}
+    operands = [matrix, *(value for node in after for value in node.inputs)]
+    columns: dict[ir.Value | None, list[ir.Value]] = {x: _parts(graph, x) for x in operands if x and _is_long(x)}
     made: list[ir.Node] = []
     outputs = []
     for k, part in enumerate(columns[matrix]):
@@ -122,7 +122,7 @@ def _copy(nodes: list[ir.Node], node: ir.Node, k: int, inputs: Sequence[ir.Value
 
 
 def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
-    """The initializers of a long one's parts along its first axis: made once, whoever reads them."""
+    """The parts of a long initializer along its first axis, as initializers: made once, for all their readers."""
     length, rest = extent(value, 0), list(value.shape or [])[1:]
     slices = [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
     recipe, known = then(value, lambda w: [w[rows] for rows in slices], "rows"), value.const_value
@@ -142,5 +142,5 @@ def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
 
 
 def _is_long(value: ir.Value | None) -> bool:
-    """An initializer of too many rows."""
+    """Whether a value is an initializer of too many rows."""
     return value is not None and value.is_initializer() and len(value.shape or []) > 0 and extent(value, 0) > LIMIT

@@ -20,7 +20,7 @@ from .shape import joined, parts_of
 
 
 class CoreMLSession(NamedSession):
-    """A session whose inputs have B rows, run on any number. Outputs in parts are one."""
+    """A session whose inputs have B rows, run on any number. Outputs that are split into parts are joined."""
 
     def __init__(self, session: Session):
         super().__init__(session)
@@ -31,16 +31,16 @@ class CoreMLSession(NamedSession):
         return joined(super().__call__([x for name in outputs for x in self.parts.get(name, [name])], **feeds), -1)
 
     def portions(self, feeds: Feeds, outputs: Sequence[str]) -> Feeds:
-        """Inputs and outputs with R rows."""
+        """Run on inputs with R rows, B at a time; returns the outputs with R rows."""
         count = len(feeds["input_ids"])
-        found = []
+        results = []
         for rows in self._places(count):
             # The last portion is filled up with copies of its last row.
-            given = feeds if len(rows) == count else {name: x[rows] for name, x in feeds.items()}
-            found.append(self(outputs, **given))
-        if len(found) == 1:
-            return {name: x[:count] for name, x in found[0].items()}
-        return {name: np.concatenate([part[name] for part in found])[:count] for name in outputs}
+            filled = feeds if len(rows) == count else {name: x[rows] for name, x in feeds.items()}
+            results.append(self(outputs, **filled))
+        if len(results) == 1:
+            return {name: x[:count] for name, x in results[0].items()}
+        return {name: np.concatenate([part[name] for part in results])[:count] for name in outputs}
 
     def _places(self, count: int) -> Iterator[NDArray[np.int64]]:
         for first in range(0, count, self.rows):
@@ -68,16 +68,16 @@ class CoreMLEncoder(EncoderGraphs):
             if len(row) > self.length:
                 raise UserError(f"row {i}: {len(row)} tokens, the graph was exported for {self.length}")
             ids[i, : len(row)], mask[i, : len(row)] = row, 1
-        found = self.graph.portions({"input_ids": ids, "attention_mask": mask}, outputs)
-        return {**found, "attention_mask": mask}
+        values = self.graph.portions({"input_ids": ids, "attention_mask": mask}, outputs)
+        return {**values, "attention_mask": mask}
 
     def _padded_as(self, mask: NDArray, output: str, ids: NDArray) -> NDArray:
-        """Where the tokens of (B, L) are, what comes out for them; 0 on padding."""
+        """An output (B, L, ...) with the values of tokens in their places, where `mask` has them; 0 on padding."""
         tokens = mask.astype(bool)
-        found = self.run([row[own] for row, own in zip(ids, tokens, strict=True)], [output])[output]
-        placed = np.zeros((*mask.shape, found.shape[-1]), np.float32)
-        for i, own in enumerate(tokens):
-            placed[i, own] = found[i, : own.sum()]
+        values = self.run([row[is_token] for row, is_token in zip(ids, tokens, strict=True)], [output])[output]
+        placed = np.zeros((*mask.shape, values.shape[-1]), np.float32)
+        for i, is_token in enumerate(tokens):
+            placed[i, is_token] = values[i, : is_token.sum()]
         return placed
 
 
@@ -90,9 +90,9 @@ class CoreMLDecoder:
 
     def step(self, ids: NDArray) -> NDArray:
         feeds = {**self.state, "input_ids": ids[:, None].astype(np.int64)}
-        found = self.graph.portions(feeds, self.graph.steps)
-        logits = found.pop("logits")[:, -1]
-        self.state |= {name.replace("present.", "past_key_values.", 1): x for name, x in found.items()}
+        outputs = self.graph.portions(feeds, self.graph.steps)
+        logits = outputs.pop("logits")[:, -1]
+        self.state |= {name.replace("present.", "past_key_values.", 1): x for name, x in outputs.items()}
         self.state["position_ids"] = self.state["position_ids"] + 1
         return logits
 

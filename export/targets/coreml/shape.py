@@ -1,4 +1,4 @@
-"""What graphs of the target `coreml` and those who run them agree on: which extents are fixed, how parts are named."""
+"""What graphs of the target `coreml` and the code that runs them share: fixed extents, names of parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FixedShape:
         both = config.architecture == "encoder-decoder"
         parts = text.lower().split("x")
         if len(parts) != 2 + both or not all(re.fullmatch("0*[1-9][0-9]{0,8}", part) for part in parts):
-            raise UserError(f"fixed shape {text[:60]!r}: give {cls.said(config)}")
+            raise UserError(f"fixed shape {text[:60]!r}: give {cls.expected(config)}")
         rows, length, *target = map(int, parts)
         if rows > MOST_ROWS:
             raise UserError(f"fixed shape {text!r}: {rows} rows, at most {MOST_ROWS} can be computed together")
@@ -41,8 +41,8 @@ class FixedShape:
         return cls(rows, length, 0) if config.has_encoder else cls(rows, 0, length)
 
     @staticmethod
-    def said(config: TransformerConfig) -> str:
-        """What to write for such a model."""
+    def expected(config: TransformerConfig) -> str:
+        """The form of a fixed shape for such a model, for messages."""
         both = config.architecture == "encoder-decoder"
         return "ROWSxSOURCExTARGET, such as 1x64x64" if both else "ROWSxLENGTH, such as 1x64"
 
@@ -53,27 +53,27 @@ class FixedShape:
 
 
 def part_name(name: str, k: int) -> str:
-    """Of the rows that part k of a tensor too long for one is made of (`rows.py`)."""
+    """The name of part k of a tensor that is split by rows (`rows.py`)."""
     return f"{name}.rows_{k}"
 
 
 def part_of(name: str) -> tuple[str, int] | None:
-    """(the whole one's name, k), if it is the name of a part."""
-    found = re.fullmatch(r"(.+)\.rows_(\d+)", name)
-    return (found[1], int(found[2])) if found else None
+    """(name of the tensor that was split, k), if `name` is that of a part; else None."""
+    match = re.fullmatch(r"(.+)\.rows_(\d+)", name)
+    return (match[1], int(match[2])) if match else None
 
 
 def parts_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """{name of the whole: names of its parts, in order}"""
-    found: dict[str, list[tuple[int, str]]] = {}
+    """{name of a tensor that was split: names of its parts, in order}"""
+    grouped: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         if (part := part_of(name)) is not None:
-            found.setdefault(part[0], []).append((part[1], name))
-    return {whole: [name for _, name in sorted(parts)] for whole, parts in found.items()}
+            grouped.setdefault(part[0], []).append((part[1], name))
+    return {tensor: [name for _, name in sorted(parts)] for tensor, parts in grouped.items()}
 
 
 def joined(tensors: Mapping[str, NDArray], axis: int) -> dict[str, NDArray]:
-    """The same with the parts joined."""
-    whole = parts_of(tensors)
-    found = {name: np.concatenate([tensors[part] for part in parts], axis) for name, parts in whole.items()}
-    return {name: tensor for name, tensor in tensors.items() if part_of(name) is None} | found
+    """The same tensors, those that were split joined along `axis`."""
+    split = parts_of(tensors)
+    complete = {name: np.concatenate([tensors[part] for part in parts], axis) for name, parts in split.items()}
+    return {name: tensor for name, tensor in tensors.items() if part_of(name) is None} | complete

@@ -40,14 +40,14 @@ RMS, MAX = 4.0, 8.0
 """How much larger a runtime's error may be, as in `validate`."""
 
 RUNS = 4
-"""With other ids and positions each: a decoder of one row sees one of either in a run."""
+"""Runs of a graph, each with other ids and positions: a decoder of one row reads one of either in a run."""
 
 
-def asked(providers: Sequence[Any]) -> list[Any]:
-    """ONNX Runtime's execution providers, Core ML's asked for that form; options that are given already stay."""
+def with_options(providers: Sequence[Any]) -> list[Any]:
+    """ONNX Runtime's execution providers, Core ML's with `OPTIONS`; options that it has already stay."""
 
-    def options(name: str, given: Mapping[str, Any]) -> Any:
-        return (name, {**OPTIONS, **given}) if name == PROVIDER else (name, given) if given else name
+    def options(name: str, chosen: Mapping[str, Any]) -> Any:
+        return (name, {**OPTIONS, **chosen}) if name == PROVIDER else (name, chosen) if chosen else name
 
     return [options(entry, {}) if isinstance(entry, str) else options(*entry) for entry in providers]
 
@@ -57,9 +57,9 @@ def problem(config: TransformerConfig, graph: str, session: Session, on_cpu: Ses
     names = [entry.name for entry in on_cpu.get_outputs()]
     for feeds in inputs(config, graph, on_cpu):
         for name, got, expected in zip(names, session.run(names, feeds), on_cpu.run(names, feeds), strict=True):
-            if said := difference(np.asarray(got), expected):
+            if message := difference(np.asarray(got), expected):
                 part = part_of(name)
-                return f"{graph}: {part[0] if part else name} {said}"
+                return f"{graph}: {part[0] if part else name} {message}"
     return ""
 
 
@@ -107,5 +107,5 @@ def _spread(count: int, shape: tuple[int, ...], run: int) -> NDArray[np.int64]:
 
 
 def _is_own(name: str) -> bool:
-    """A decoder's buffer, not the encoder's keys or values."""
+    """Whether an input is a buffer of the decoder's own keys or values, not of the encoder's."""
     return name.startswith("past_key_values.") and ".encoder." not in name

@@ -34,7 +34,7 @@ class BufferPool:
         self._returned: SimpleQueue[Buffer] = SimpleQueue()
 
     def take(self, shape: tuple[int, ...]) -> Buffer:
-        """An array of that shape, whatever is in it."""
+        """Lend an array of that shape, with any contents."""
         count = math.prod(shape)
         if count < SMALL:
             return np.empty(shape, np.float32)
@@ -49,7 +49,7 @@ class BufferPool:
         return buffer[:count].reshape(shape)
 
     def give_back(self, arrays: Iterable[Buffer]) -> None:
-        """What `take` returned and nobody reads any more."""
+        """Take back arrays that `take` returned and nobody reads any more."""
         for array in arrays:
             if array.base is not None:
                 self._returned.put(cast(Buffer, array.base))
@@ -61,7 +61,7 @@ class BufferPool:
             insort(self._free, buffer, key=_size)
 
     def _trim(self) -> None:
-        """The smallest go first: a larger one can stand in for them."""
+        """Drop arrays beyond the limit, the smallest first: a larger one can stand in for them."""
         free = sum(map(_size, self._free))
         while self._free and self._lent + free > self._most:
             free -= self._free.pop(0).size

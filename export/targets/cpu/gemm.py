@@ -50,8 +50,8 @@ def _transposed(value: ir.Value | None) -> ir.Value | None:
 
 def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value) -> None:
     replaced, addends = [product], []
-    while (found := _sole_addition(replaced[-1])) is not None:
-        addition, addend = found
+    while (following := _sole_addition(replaced[-1])) is not None:
+        addition, addend = following
         # A Gemm adds one matrix, or one vector; several vectors are cheap to sum beforehand.
         if addends and not (_is_vector(addend) and _is_vector(addends[-1])):
             break

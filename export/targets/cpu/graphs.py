@@ -78,8 +78,8 @@ def decoder_cpu(config: TransformerConfig) -> GraphBuilder:
     chooser = Chooser(g, config)
     layers, cross, shape = [], [], operator_shape(config)
     for i in range(config.decoder_layers):
-        own = g.keys_values(f"past.{i}", shape, ROWS, POSITIONS)
-        layers.append(InPlace(*own, past_length, beam_width, cache_indirection))
+        buffers = g.keys_values(f"past.{i}", shape, ROWS, POSITIONS)
+        layers.append(InPlace(*buffers, past_length, beam_width, cache_indirection))
         cross.append(g.keys_values(f"cross.{i}", shape, SENTENCES, SOURCE))
     cache = CpuCache(layers, past_length, cross, source_mask)
     logits = CpuTransformer(config).step(g.op, input_ids, cache, tap=g.tap)

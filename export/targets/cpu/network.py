@@ -80,7 +80,7 @@ class Sources:
         return op.Gather(op.Reshape(y, [-1, width]), self.head_tokens, axis=0)
 
     def positions(self, op: Op) -> PositionIds:
-        """Of the rows: tokens before each one in its own sentence; padding, on either side, takes no position."""
+        """Position of each row: the tokens before it in its own sentence; padding on either side takes no position."""
         mask = op.Cast(self.mask, to=ir.DataType.INT64)
         places = op.Range(0, op.Squeeze(op.Shape(mask, start=1), [0]), 1)
         return PositionIds(self.rows(op, op.Sub(op.CumSum(mask, 1), 1)), distances(op, places, places))
@@ -109,7 +109,7 @@ class InPlace(LayerCache):
 
 
 class CpuCache(Cache):
-    """Of one token a row, all at the same position; a target's attention writes its layers."""
+    """The cache of a step of one token a row, all at the same position; the attention operator writes its layers."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class CpuCache(Cache):
         return PositionIds(index, distances(op, index, keys))
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """Nothing is written yet that is not to be seen."""
+        """No mask: the buffers hold no position that the new token must not attend to."""
         return None
 
 
@@ -177,7 +177,7 @@ class CpuAttention(Attention):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of all the operators."""
+        """The attributes that all attention operators have in common."""
         return {"num_heads": self.heads, "mask_filter_value": HIDDEN, "_domain": DOMAIN}
 
     def from_operand(self, op: Op, y: ir.Value) -> ir.Value:
@@ -214,7 +214,7 @@ def typed(y: ir.Value, *extents: int, rank: int = 3) -> ir.Value:
 
 
 def operator_shape(config: TransformerConfig) -> CacheShape:
-    """Of keys and values as the operators take them: one width of a head, and no heads that share."""
+    """Shape of keys and values as the operators take them: one width of a head, and no heads that share."""
     width = max(config.d_k, config.d_v)
     return CacheShape(config.heads, width, width)
 

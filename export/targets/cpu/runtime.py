@@ -35,8 +35,8 @@ LOGITS = ("logits",)
 class CpuModel:
     """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
-    `apart`: opens the same model with one thread an operator, for `threads` batches at the same time: the faster way to
-    use the cores where operators are too small to be shared among them.
+    `single_threaded`: opens the same model with one thread an operator, for `threads` batches at the same time: the
+    faster way to use the cores where operators are too small to be shared among them.
     """
 
     extends_positions = False
@@ -48,10 +48,10 @@ class CpuModel:
         encoder: ort.InferenceSession,
         decoder: ort.InferenceSession,
         threads: int = 1,
-        apart: Callable[[], CpuModel] | None = None,
+        single_threaded: Callable[[], CpuModel] | None = None,
     ):
         self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
-        self.apart = None if apart is None else functools.cache(apart)
+        self.single_threaded = None if single_threaded is None else functools.cache(single_threaded)
         self.memory = BufferPool()
         self.options = ort.RunOptions()
         # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
@@ -59,18 +59,18 @@ class CpuModel:
         self.options.add_run_config_entry("gpu_graph_id", "-1")
         parts = ("key", "value")
         self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
-        self.own = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+        self.self_attention = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
 
     def together(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """`search_on(model, batch)` of all batches, in parts that run at the same time where that is faster."""
-        if self.apart is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
+        if self.single_threaded is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
             return (search_on(self, batch) for batch in work)
-        model = self.apart()
+        model = self.single_threaded()
         return self.pool.map(lambda batch: search_on(model, batch), shares(work, self.threads))
 
     @functools.cached_property
     def pool(self) -> ThreadPoolExecutor:
-        """Kept, as a new thread begins with no memory of its own."""
+        """The threads for batches at the same time; kept, as a new thread begins with no memory of its own."""
         return ThreadPoolExecutor(self.threads)
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
@@ -134,15 +134,15 @@ class CpuDecoder:
         self.beam_width = np.ones(1, np.int32)
         # Each of those that may be banned can stand before an allowed one.
         self.candidates = np.array([min(2 * beam + EXCLUDED, config.vocab_size) if beam > 1 else 1])
-        self.wanted = 2 * beam if beam > 1 else 1
+        self.most_extensions = 2 * beam if beam > 1 else 1
         self.bans = np.zeros(config.vocab_size, np.float32)
         sentences = len(source_mask)
         self.log_p = np.zeros((sentences, 1), np.float32)
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if beam == 1 else 1
         shape = (sentences, config.heads, room, max(config.d_k, config.d_v))
-        self.own = [graphs.memory.take(shape) for _ in graphs.own]
-        weakref.finalize(self, graphs.memory.give_back, self.own).atexit = False
+        self.self_attention = [graphs.memory.take(shape) for _ in graphs.self_attention]
+        weakref.finalize(self, graphs.memory.give_back, self.self_attention).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self.binding = graphs.decoder.io_binding()
         for name in ("past_length", "beam_width", "candidates", "bans"):
@@ -154,19 +154,19 @@ class CpuDecoder:
         if self.past == self.room:
             self._grow()
         self.ids[:] = ids
-        if self.wanted > 1:
+        if self.most_extensions > 1:
             self.sums[:] = self.log_p.reshape(-1, 1)
         self.graphs.decoder.run_with_iobinding(self.binding, self.graphs.options)
         self.past += 1
         self.past_length[0] = self.past
-        return self.found[0] if len(self.found) == 1 else self.found
+        return self.results[0] if len(self.results) == 1 else self.results
 
     def repeat(self, times: int) -> None:
         """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
         self.beam_width *= times
         room = max(POSITIONS, self.room)
         sentences, beams = len(self.source_mask), int(self.beam_width[0])
-        self._move(len(self.own[0]) * times, room, to=slice(None, None, times))
+        self._move(len(self.self_attention[0]) * times, room, to=slice(None, None, times))
         self.cache_indirection = np.empty((sentences, beams, room), np.int32)
         self.cache_indirection[:] = np.arange(beams, dtype=np.int32)[None, :, None]
         self.cache_indirection[:, :, : self.past] = 0
@@ -187,34 +187,34 @@ class CpuDecoder:
         self._bind()
 
     def _grow(self) -> None:
-        self._move(len(self.own[0]), 2 * self.room)
+        self._move(len(self.self_attention[0]), 2 * self.room)
         old = self.cache_indirection
         slots = np.arange(old.shape[1], dtype=np.int32)[None, :, None]
         self.cache_indirection = np.concatenate([old, np.broadcast_to(slots, old.shape)], axis=2)
         self._bind()
 
     def _move(self, rows: int, room: int, to: Any = slice(None), of: Any = slice(None)) -> None:
-        """The past of the rows `of` the buffers to those `to` of new ones."""
-        for i, old in enumerate(self.own):
-            self.own[i] = self.graphs.memory.take((rows, old.shape[1], room, old.shape[3]))
-            self.own[i][to, :, : self.past] = old[of, :, : self.past]
+        """Move the past of the buffers' rows `of` to the rows `to` of new buffers."""
+        for i, old in enumerate(self.self_attention):
+            self.self_attention[i] = self.graphs.memory.take((rows, old.shape[1], room, old.shape[3]))
+            self.self_attention[i][to, :, : self.past] = old[of, :, : self.past]
             self.graphs.memory.give_back([old])
 
     def _bind(self) -> None:
-        """Show the graph where the arrays are that are replaced now and then; needed again whenever one was."""
-        rows, config, beams = len(self.own[0]), self.graphs.config, int(self.beam_width[0])
+        """Bind the arrays that are replaced now and then to the graph; needed again whenever one was."""
+        rows, config, beams = len(self.self_attention[0]), self.graphs.config, int(self.beam_width[0])
         self.ids = np.zeros(rows, np.int64)
         self.sums = np.zeros((rows, 1), np.float32)
-        self.room = self.own[0].shape[2]
+        self.room = self.self_attention[0].shape[2]
         of_sentence = beams * int(self.candidates[0])
-        extensions = min(self.wanted, of_sentence)
+        extensions = min(self.most_extensions, of_sentence)
         choices = rows // beams, extensions
         made = {
             "logits": ((rows, config.vocab_size), np.float32),
             "candidate_scores": (choices, np.float32),
             "candidate_tokens": (choices, np.int64),
         }
-        self.found = tuple(np.empty(*made[name]) for name in self.outputs)
+        self.results = tuple(np.empty(*made[name]) for name in self.outputs)
         inputs = {
             "input_ids": self.ids,
             "cache_indirection": self.cache_indirection,
@@ -225,13 +225,13 @@ class CpuDecoder:
             "first_entry": np.arange(rows)[:, None] % beams * config.vocab_size,
             **dict(zip(self.graphs.cross, self.cross, strict=True)),
         }
-        outputs = dict(zip(self.outputs, self.found, strict=True))
+        outputs = dict(zip(self.outputs, self.results, strict=True))
         # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
         for name, x in inputs.items():
             self.binding.bind_cpu_input(name, x)
         for name, x in outputs.items():
             self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(x))
-        for name, x in zip(self.graphs.own, self.own, strict=True):
+        for name, x in zip(self.graphs.self_attention, self.self_attention, strict=True):
             buffer = ort.OrtValue.ortvalue_from_numpy(x)
             self.binding.bind_ortvalue_input(f"past.{name}", buffer)
             self.binding.bind_ortvalue_output(f"present.{name}", buffer)

@@ -1,6 +1,6 @@
 """Greedy and beam search over what `decoder_cpu` has already chosen among its logits.
 
-The same searches as `generation.greedy` and `generation.beam`, which do the rest: only the first look at the logits is
+The same searches as `generation.greedy` and `generation.beam`, which do the rest: only the choice among the logits is
 in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes) gets all of them.
 
 Shapes: B sentences, K = beam, R rows, V vocabulary, C candidates of a row.
@@ -25,11 +25,11 @@ from mlx_transformer.spec.config import TransformerConfig
 def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: bool) -> Strategy:
     """The search for this request."""
     xp: Any = NumpyArrays()
-    given = xp, batch, options, config
+    arguments = xp, batch, options, config
     forced = any(len(row) for row in batch.prefix)
     if options.beam > 1:
-        return Beam(*given) if forced else BeamOfCandidates(*given)
-    return Greedy(*given, scored) if forced or scored or options.sample else NextToken(*given)
+        return Beam(*arguments) if forced else BeamOfCandidates(*arguments)
+    return Greedy(*arguments, scored) if forced or scored or options.sample else NextToken(*arguments)
 
 
 class InGraph:
@@ -41,8 +41,8 @@ class InGraph:
 
     def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
         bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
-        self.decoder, found = model.start(sources, ("candidate_scores", "candidate_tokens"), self.width, bans)
-        return self.decoder, found
+        self.decoder, candidates = model.start(sources, ("candidate_scores", "candidate_tokens"), self.width, bans)
+        return self.decoder, candidates
 
     def allow_end(self, t: int) -> None:
         """After token number t: from `min_new_tokens` on a sentence may end."""
@@ -59,7 +59,7 @@ class NextToken(InGraph, Greedy):
         self.some_done = False
 
     def choose(self, logits: Any, t: int) -> tuple[NDArray, None]:
-        """logits: instead of them their sums (B, 1), and the likeliest tokens (B, 1)."""
+        """The next tokens. `logits`: here the pair of their sums (B, 1) and the likeliest tokens (B, 1)."""
         sums, tokens = logits
         self.allow_end(t)
         self.total += sums[:, 0]
@@ -95,7 +95,7 @@ class BeamOfCandidates(InGraph, Beam):
         self.decoder.log_p = self.live
 
     def candidates(self, logits: Any, t: int) -> tuple[NDArray, NDArray, NDArray]:
-        """logits: instead of them the extensions' log p, falling, and hypothesis * V + token."""
+        """The best extensions. `logits`: here the pair of their log p, falling, and hypothesis * V + token."""
         values, (parent, token) = logits[0].copy(), np.divmod(logits[1], self.config.vocab_size)
         if (missing := 2 * self.width - values.shape[1]) > 0:
             values = np.concatenate([values, np.full((len(values), missing), 2 * BANNED, np.float32)], axis=1)

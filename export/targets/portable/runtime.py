@@ -20,7 +20,7 @@ Feeds = dict[str, NDArray]
 
 
 class Session(Protocol):
-    """What is used of `onnxruntime.InferenceSession`."""
+    """The part of `onnxruntime.InferenceSession` that is used here."""
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, NDArray]) -> list[Any]: ...
     def get_inputs(self) -> list[Any]: ...
@@ -35,12 +35,12 @@ class NamedSession:
         self.inputs = {entry.name: list(entry.shape) for entry in session.get_inputs()}
         self.outputs = [entry.name for entry in session.get_outputs()]
         self.presents = [name for name in self.outputs if name.startswith("present.")]
-        own = [name for name in self.presents if ".encoder." not in name]
-        self.steps = ["logits", *own]
+        self_attention = [name for name in self.presents if ".encoder." not in name]
+        self.steps = ["logits", *self_attention]
 
     def __call__(self, outputs: Sequence[str], **feeds: NDArray) -> Feeds:
-        given = {name: feeds[name] for name in self.inputs if name in feeds}
-        return dict(zip(outputs, self.session.run(outputs, given), strict=True))
+        inputs = {name: feeds[name] for name in self.inputs if name in feeds}
+        return dict(zip(outputs, self.session.run(outputs, inputs), strict=True))
 
     def empty_past(self, rows: int) -> Feeds:
         """Keys and values of no position at all."""
@@ -56,7 +56,8 @@ class OnnxCache:
     """One batch in decoding. Rows are hypotheses, `beams` of each sentence side by side."""
 
     fixed: Feeds
-    """Of the source: attention mask, hidden states, after the first run keys and values; decoder-only: nothing."""
+    """What comes from the source: attention mask, hidden states, after the first run keys and values; empty for a
+    decoder-only model."""
     shared: bool
     """`fixed` has one row a sentence, whatever the number of beams."""
     mask: NDArray[np.int64] | None = None
@@ -134,17 +135,17 @@ class EncoderDecoderGraphs:
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
         """Logits (R, L, V) after the tokens (R, L)."""
         if cache.past:
-            found = self.next(
+            outputs = self.next(
                 self.next.steps, input_ids=ids, use_cache_branch=np.array([True]), **cache.fixed, **cache.past
             )
         else:
             hidden, mask = cache.fixed["encoder_hidden_states"], cache.fixed["encoder_attention_mask"]
-            found = self._begin(["logits", *self.first.presents], ids, hidden, mask)
-            cache.fixed |= {_past(name): found.pop(name) for name in list(found) if ".encoder." in name}
+            outputs = self._begin(["logits", *self.first.presents], ids, hidden, mask)
+            cache.fixed |= {_past(name): outputs.pop(name) for name in list(outputs) if ".encoder." in name}
             if "encoder_hidden_states" not in self.next.inputs:
                 del cache.fixed["encoder_hidden_states"]
-        logits = found.pop("logits")
-        cache.past = {_past(name): x for name, x in found.items()}
+        logits = outputs.pop("logits")
+        cache.past = {_past(name): x for name, x in outputs.items()}
         return logits
 
     def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:
@@ -182,9 +183,9 @@ class CausalGraphs:
         positions = np.maximum(np.cumsum(cache.mask, axis=1) - 1, 0)[:, -ids.shape[1] :]
         past = cache.past or self.graph.empty_past(len(ids))
         feeds = {"input_ids": ids, "attention_mask": cache.mask, "position_ids": positions}
-        found = self.graph(self.graph.steps, **feeds, **past)
-        logits = found.pop("logits")
-        cache.past = {_past(name): x for name, x in found.items()}
+        outputs = self.graph(self.graph.steps, **feeds, **past)
+        logits = outputs.pop("logits")
+        cache.past = {_past(name): x for name, x in outputs.items()}
         return logits
 
     def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:

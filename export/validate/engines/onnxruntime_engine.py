@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import open_session, session_options
-from export.targets.coreml.trial import asked
+from export.targets.coreml.trial import with_options
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.versions import versions
@@ -119,7 +119,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         options = session_options(self.threads, activations=self.activations)
         options.graph_optimization_level = LEVELS[self.optimisation]
         tf32 = {"use_tf32": int(self.tf32)}
-        providers = asked([(self.provider, tf32) if self.device == "cuda" else self.provider])
+        providers = with_options([(self.provider, tf32) if self.device == "cuda" else self.provider])
         if model is None:
             options.enable_profiling = True
             self._profiles.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
 from export.search.interface import ACTIVATIONS, CONFIG, PRECISION
 from export.search.runtime import SearchModel
-from export.targets.coreml.trial import asked
+from export.targets.coreml.trial import with_options
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
@@ -66,7 +66,7 @@ class SearchEngine(NoCachedPath, OnnxEngine):
             return self.model.session
         options = session_options(self.threads, activations=self.activations)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-        return ort.InferenceSession(model.SerializeToString(), options, providers=asked([self.provider]))
+        return ort.InferenceSession(model.SerializeToString(), options, providers=with_options([self.provider]))
 
     def details(self) -> dict[str, str]:
         return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": "weights, tokens, scores"}

@@ -73,7 +73,7 @@ def test_two_sets_of_sessions_map_the_weights_once(checkpoint, tmp_path):
     folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu")
     model = OnnxTransformer(folder, threads=2)
     model.generate(rows())  # in parts, on the second set
-    assert model.graphs.apart.cache_info().currsize == 1
+    assert model.graphs.single_threaded.cache_info().currsize == 1
     assert MAPS.read_text().count(str(folder / "onnx" / "model.onnx_data")) == 1
 
 
