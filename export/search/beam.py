@@ -25,9 +25,9 @@ from .steps import Carried, State
 
 
 class Beam:
-    """`loop.Strategy`. Everything that doesn't change during the search is computed here, outside the loop."""
+    """`steps.Strategy`. Everything that doesn't change during the search is computed here, outside the loop."""
 
-    found: tuple[str, ...] = ("scores", "ends")
+    result_names: tuple[str, ...] = ("scores", "ends")
 
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value):
         """lengths: tokens of each source (B,)."""
@@ -37,7 +37,7 @@ class Beam:
         self.width = op.Reshape(self.beam, [1])
         greedy = op.Equal(self.beam, 1)
         self.candidates = op.Where(greedy, [1], op.Mul(self.width, 2))
-        self.taken = op.Min(op.Add(self.candidates, EXCLUDED), [config.vocab_size])
+        self.tokens_per_hypothesis = op.Min(op.Add(self.candidates, EXCLUDED), [config.vocab_size])
         self.early_stopping = op.Or(options.early_stopping, greedy)
         limits = op.Expand(options.length_limits(op, lengths, config), self.size)
         self.limits = op.Unsqueeze(limits, [1])  # (B, 1)
@@ -75,14 +75,14 @@ class Beam:
         """
         v, length = self.config.vocab_size, op.Add(t, 1)
         bans = op.Gather(self.bans, op.Cast(op.Less(t, self.options.min_new_tokens), to=ir.DataType.INT64))  # (V,)
-        tokens = self.sampling.or_likeliest(op, logits, bans, t, self.taken)  # (B, h, c)
+        tokens = self.sampling.or_likeliest(op, logits, bans, t, self.tokens_per_hypothesis)  # (B, h, c)
         scores = op.GatherElements(op.LogSoftmax(logits, axis=-1), tokens, axis=2)
         scores = op.Add(op.Add(scores, op.Unsqueeze(state["live"], [2])), op.Gather(bans, tokens))
         scores = op.Flatten(scores)  # (B, h*c)
         count = op.Min(self.candidates, op.Shape(scores, start=1))
         values, place = op.TopK(scores, count, _outputs=2)  # (B, C)
         token = op.GatherElements(op.Flatten(tokens), place, axis=1)
-        candidate = op.Add(op.Mul(op.Div(place, self.taken), v), token)
+        candidate = op.Add(op.Mul(op.Div(place, self.tokens_per_hypothesis), v), token)
 
         eos = op.Equal(token, self.config.eos_id)
         at_limit = op.LessOrEqual(self.limits, length)  # (B, 1)
@@ -103,8 +103,8 @@ class Beam:
         fits = op.And(op.And(op.Slice(ends, [0], k, [1]), op.Greater(best, DEAD)), op.Unsqueeze(state["open"], [1]))
         new = op.Where(fits, op.Div(best, op.Gather(self.penalties, op.Add(t, 1))), BANNED)
         scores, pick = op.TopK(op.Concat(state["scores"], new, axis=1), self.width, _outputs=2)
-        found = op.Add(op.Slice(candidate, [0], k, [1]), op.Mul(op.Mul(self.beam, v), t))
-        return {"scores": scores, "ends": op.GatherElements(op.Concat(state["ends"], found, axis=1), pick, axis=1)}
+        ended = op.Add(op.Slice(candidate, [0], k, [1]), op.Mul(op.Mul(self.beam, v), t))
+        return {"scores": scores, "ends": op.GatherElements(op.Concat(state["ends"], ended, axis=1), pick, axis=1)}
 
     def _decided(self, op: Op, scores: ir.Value, live: ir.Value, length: ir.Value) -> ir.Value:
         """(B,): K are finished, and (unless that is enough) no extension of a live hypothesis can score higher.
@@ -131,8 +131,8 @@ class Beam:
         # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
         lengths = op.Add(step, op.Where(op.Equal(last, c.eos_id), 0, 1))
         lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # fewer than n were possible
-        inside = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
-        ids = op.Where(inside, paths, c.pad_id)
+        is_token = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
+        ids = op.Where(is_token, paths, c.pad_id)
         return op.Slice(ids, [0], op.Reshape(op.ReduceMax(lengths, keepdims=0), [1]), [2]), lengths, scores
 
 
@@ -142,8 +142,8 @@ def _paths(op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.V
 
     def body(op: Op, slot: ir.Value, chosen: ir.Value, t: ir.Value) -> list[ir.Value]:
         with scope(op, "paths", "Paths"):
-            before, here = op.Less(t, step), op.GatherElements(chosen, slot, axis=1)
-            return [op.Where(before, op.Div(here, v), slot), op.Where(before, op.Mod(here, v), last)]
+            before, candidate = op.Less(t, step), op.GatherElements(chosen, slot, axis=1)
+            return [op.Where(before, op.Div(candidate, v), slot), op.Where(before, op.Mod(candidate, v), last)]
 
     integer = ir.TensorType(ir.DataType.INT64)
     axes = {"slot": (BATCH, "n_best"), "chosen": (BATCH, "beam"), "t": ()}

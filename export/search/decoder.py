@@ -1,7 +1,7 @@
 """The Transformer's cached step, with the hypotheses of a sentence as positions of one run.
 
     cache of a sentence:  <s> | a1 a2 a3 | b1 b2 b3 | ...      1 position, then K a step
-    new queries:          c1 c2 c3, each with a row of a mask that shows it its own ancestors alone
+    new queries:          c1 c2 c3, each with a row of a mask that lets it attend to its own ancestors alone
 
 So nothing of a cache is ever reordered: a hypothesis that goes on from another takes that one's mask row. All K queries
 of a sentence read its keys in one product, of the decoder's past as of the source.
@@ -39,7 +39,8 @@ class TreeCache(Cache):
         index: ir.Value,
         beam: ir.Value,
     ):
-        """mask (B, h, P+h): whom each may look at. index, (1, 1) or (1,): how many tokens they are from the start."""
+        """mask (B, h, P+h): which positions each hypothesis may attend to. index, (1, 1) or (1,): how many tokens they
+        are from the start."""
         self.layers, self.cross, self.cross_mask = layers, cross, cross_mask
         self.mask, self.index, self.beam = mask, index, beam
 
@@ -70,15 +71,16 @@ class TreeDecoder:
         self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
         slot = op.Range(0, beam, 1)
-        apart = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
-        self.apart = op.Expand(apart, op.Concat(self.size, [1, 1], axis=0))  # (B, K, K)
+        itself_only = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
+        self.itself_only = op.Expand(itself_only, op.Concat(self.size, [1, 1], axis=0))  # (B, K, K)
 
     def at(self, op: Op, index: ir.Value) -> TreeDecoder:
         chosen = copy(self)
         chosen.cross = [(op.Gather(k, index), op.Gather(v, index)) for k, v in self.cross]
-        chosen.tokens, chosen.apart = op.Gather(self.tokens, index), op.Gather(self.apart, index)
-        for pair, whole in zip(chosen.cross, self.cross, strict=True):  # the builder infers nothing from Loop's inputs
-            for value, source in zip(pair, whole, strict=True):
+        chosen.tokens, chosen.itself_only = op.Gather(self.tokens, index), op.Gather(self.itself_only, index)
+        # The builder infers nothing from Loop's inputs.
+        for pair, batch_pair in zip(chosen.cross, self.cross, strict=True):
+            for value, source in zip(pair, batch_pair, strict=True):
                 value.type, value.shape = source.type, source.shape
         return chosen
 
@@ -89,12 +91,12 @@ class TreeDecoder:
 
     def initial(self, op: Op) -> dict[str, Carried]:
         heads = self.shape.heads
-        found = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
+        caches = {"mask": Carried(self._zeros(op, [1, 1]), ir.DataType.FLOAT, (BATCH, "hypotheses", "visible"))}
         for i in range(self.config.decoder_layers):
             for name, width in self.shape.widths.items():
                 axes = (BATCH, heads, "past", width)
-                found[f"cache.{i}.{name}"] = Carried(self._zeros(op, [heads, 0, width]), ir.DataType.FLOAT, axes)
-        return found
+                caches[f"cache.{i}.{name}"] = Carried(self._zeros(op, [heads, 0, width]), ir.DataType.FLOAT, axes)
+        return caches
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
         layers = [LayerCache(k, v) for k, v in self.pairs(state)]
@@ -110,7 +112,7 @@ class TreeDecoder:
 
     def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
         ancestors = op.GatherND(state["mask"], op.Unsqueeze(parents, [2]), batch_dims=1)  # (B, K, P+h)
-        return {**state, "mask": op.Concat(ancestors, self.apart, axis=2)}
+        return {**state, "mask": op.Concat(ancestors, self.itself_only, axis=2)}
 
     def _zeros(self, op: Op, others: list[int]) -> ir.Value:
         """Zeros (B, *others)."""

@@ -31,7 +31,7 @@ class Appended(LayerCache):
         self.by_sentence = by_sentence
 
     def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
-        """Rows (R, H, d) over what `added` (B, 1 or H, h, P+h) shows them, themselves too -> (B, h, H*d)."""
+        """Rows (R, H, d) over the positions, their own too, that `added` (B, 1 or H, h, P+h) allows -> (B, h, H*d)."""
         rows = (op.Reshape(x, self.by_sentence) for x in (q, k, v))
         y, self.keys, self.values = op.MultiHeadAttention(
             *(*rows, None, None, added, self.keys, self.values), _outputs=3, **settings

@@ -50,8 +50,8 @@ def search_model(config: TransformerConfig, target: str = "portable", tokenizer:
     g = GraphBuilder("search_model")
     if operators == ONNXRUNTIME:
         g.graph.opset_imports[DOMAIN] = 1
-    found = _with_text(g, config, operators, tokenizer) if tokenizer else _with_ids(g, config, operators)
-    for name, (value, dtype, axes) in found.items():
+    outputs = _with_text(g, config, operators, tokenizer) if tokenizer else _with_ids(g, config, operators)
+    for name, (value, dtype, axes) in outputs.items():
         value.shape, value.type = ir.Shape(axes), ir.TensorType(dtype)
         g.builder.add_output(value, name)
     if operators == ONNXRUNTIME:

@@ -1,4 +1,4 @@
-"""What a search graph and whoever runs it agree on, known without the packages that build graphs."""
+"""What a search graph and the code that runs it share; needs none of the packages that build graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS = {
     "seed": np.asarray(_HOST.seed, np.int64),
     "rows": np.full(1, -1, np.int64),
 }
-"""Inputs that have a value in the file."""
+"""The inputs that have a default in the file, with their defaults."""
 
 TEXT_DOMAIN = "ai.onnx.contrib"
-"""Of `onnxruntime-extensions`' operators."""
+"""The domain of `onnxruntime-extensions`' operators."""

@@ -19,7 +19,7 @@ from .interface import DEFAULTS
 
 @dataclass(frozen=True)
 class OptionInputs:
-    """Scalars, unless said otherwise.
+    """The settings, each a scalar where no shape is named.
 
     beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p: as in
         `Options`; with `sample` the beam is 1 whatever was asked.
@@ -46,11 +46,11 @@ class OptionInputs:
     @classmethod
     def inputs(cls, g: GraphBuilder) -> OptionInputs:
         """Declare them as inputs of the graph; `set_defaults` completes them."""
-        found = {}
+        inputs = {}
         for name, value in DEFAULTS.items():
             dtype = ir.DataType.from_numpy(value.dtype)
-            found[name] = g.builder.input(name, dtype, [name] if value.ndim else [])
-        return cls(**found)
+            inputs[name] = g.builder.input(name, dtype, [name] if value.ndim else [])
+        return cls(**inputs)
 
     def penalty(self, op: Op, length: ir.Value) -> ir.Value:
         """lp(length) = ((k + length) / (k + 1))^alpha, float32, for integers of any shape."""

@@ -34,7 +34,7 @@ def move_inside(model: ir.Model, name: str) -> None:
 
 
 def _graphs(value: ir.Value) -> set[ir.Graph | None]:
-    """Where it is read."""
+    """The graphs in which a value is read."""
     return {cast(ir.Graph | None, node.graph) for node, _ in value.uses()}
 
 
@@ -47,6 +47,6 @@ def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Nod
     node.outputs[0].name = f"{value.name}/here"
     graph.insert_before(graph[0], node)
     for reader in readers:
-        for i, given in enumerate(reader.inputs):
-            if given is value:
+        for i, read in enumerate(reader.inputs):
+            if read is value:
                 reader.replace_input_with(i, node.outputs[0])

@@ -1,4 +1,4 @@
-"""A search graph in ONNX Runtime: ids or text in, the n best out, with the arguments of every other runtime here.
+"""A search graph in ONNX Runtime: ids or text in, the n best out, with the same arguments as the other runtimes.
 
 Shapes: B sentences, S source, n = n_best, T longest output.
 """
@@ -69,7 +69,7 @@ class SearchModel:
         self.session = _opened(self.path, threads, providers)
         metadata = self.session.get_modelmeta().custom_metadata_map
         if CONFIG not in metadata:
-            raise UserError(f"{path}: is no search graph of ours: write one with export_search")
+            raise UserError(f"{path}: isn't a search graph of this project: write one with export_search")
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = _opened(self.path, threads, providers, "float32")
@@ -81,7 +81,7 @@ class SearchModel:
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output."""
-        return [found[0].ids for found in self.search(ids, **options)]
+        return [hypotheses[0].ids for hypotheses in self.search(ids, **options)]
 
     def search(self, ids: Ids, **options: Any) -> list[list[Hypothesis]]:
         """The `n_best` best outputs of each input, best first. options: the fields of `Options`."""
@@ -89,18 +89,18 @@ class SearchModel:
         chosen = self._options(options)
         rows = check_ids(ids, self.config.source_vocab_size)
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
-        found: list[list[Hypothesis]] = [[] for _ in rows]
+        results: list[list[Hypothesis]] = [[] for _ in rows]
         lengths = np.array([len(row) for row in rows], int)
         for index in batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen):
             hypotheses = self._run(index, [rows[i] for i in index], limits[index], chosen)
             for i, best in zip(index, hypotheses, strict=True):
-                found[i] = best
-        _check_finite(found, "source row")
-        return found
+                results[i] = best
+        _check_finite(results, "source row")
+        return results
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty."""
-        return [found[0].text for found in self.n_best(lines, **options)]
+        return [translations[0].text for translations in self.n_best(lines, **options)]
 
     def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
         """The `n_best` translations of each line with their scores. For a file exported with text."""
@@ -113,21 +113,21 @@ class SearchModel:
                 raise UserError(f"line {i + 1}: holds a NUL character, at which a string of ONNX Runtime ends")
         limit = np.array([chosen.max_new_tokens or 0])
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
-        found: list[list[Translation]] = [[] for _ in lines]
+        results: list[list[Translation]] = [[] for _ in lines]
         limits = sizes + EXTRA_TOKENS
         for index in batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen):
             text = np.array([lines[i] for i in index], object)
             feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": index}
             texts, scores = self._outputs(["translations", "scores"], feeds)
             for i, row, values in zip(index, texts, scores, strict=True):
-                found[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
-        _check_finite(found, "line")
-        return found
+                results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
+        _check_finite(results, "line")
+        return results
 
-    def _check(self, text: bool, given: str, method: str) -> None:
+    def _check(self, text: bool, passed: str, method: str) -> None:
         if self.takes_text != text:
-            wanted = "text" if self.takes_text else "ids"
-            raise UserError(f"{self.path}: takes {wanted}, not {given}: call {method}, or export it the other way")
+            taken = "text" if self.takes_text else "ids"
+            raise UserError(f"{self.path}: takes {taken}, not {passed}: call {method}, or export it the other way")
 
     def _options(self, options: dict[str, Any]) -> Options:
         chosen = Options(**options)
@@ -162,9 +162,9 @@ def _opened(
     options = session_options(threads or None, activations=activations)
     if find_spec(EXTENSIONS):
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
-    given: dict[str, Any] = {"providers": with_options(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
+    arguments: dict[str, Any] = {"providers": with_options(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
     try:
-        return ort.InferenceSession(path, options, **given)
+        return ort.InferenceSession(path, options, **arguments)
     except Exception as error:  # onnxruntime's exceptions have no common base
         reason = str(error).splitlines()[0]
         if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
@@ -172,14 +172,14 @@ def _opened(
         raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
 
 
-def _check_finite(found: Sequence[Sequence[Hypothesis | Translation]], what: str) -> None:
+def _check_finite(results: Sequence[Sequence[Hypothesis | Translation]], what: str) -> None:
     first = 1 if what == "line" else 0
-    for i, best in enumerate(found, first):
+    for i, best in enumerate(results, first):
         if not best or not np.isfinite(best[0].score):
             raise UserError(f"{what} {i}: the model's logits are not finite; check its weights")
 
 
 def feeds_of(options: Options) -> dict[str, np.ndarray]:
     """The settings as the graph's inputs, but for the length limit and the rows' numbers."""
-    given = {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if name not in OWN}
-    return {**given, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}
+    settings = {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if name not in OWN}
+    return {**settings, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}

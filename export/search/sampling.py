@@ -27,8 +27,8 @@ class Sampling:
     def __init__(self, op: Op, options: OptionInputs, size: ir.Value, vocab_size: int):
         """size: B (1,)."""
         self.options, self.vocab_size = options, vocab_size
-        here = op.Range(0, op.Squeeze(size, [0]), 1)
-        rows = op.Where(op.Less(options.rows, 0), here, options.rows)
+        numbers = op.Range(0, op.Squeeze(size, [0]), 1)
+        rows = op.Where(op.Less(options.rows, 0), numbers, options.rows)
         self.blocks = -(-vocab_size // BLOCK)
         self.counters = counters(op, rows, BLOCK + self.blocks)
         self.keys = round_keys(op, words_of(op, options.seed))
@@ -40,23 +40,23 @@ class Sampling:
         chosen.counters = op.Gather(self.counters, index, axis=1)
         return chosen
 
-    def or_likeliest(self, op: Op, logits: ir.Value, bans: ir.Value, t: ir.Value, taken: ir.Value) -> ir.Value:
+    def or_likeliest(self, op: Op, logits: ir.Value, bans: ir.Value, t: ir.Value, count: ir.Value) -> ir.Value:
         """Candidates (B, h, c) by logits (B, h, V): the c = `taken` likeliest, or the one drawn (c = 1)."""
 
         def best(op: Op) -> list[ir.Value]:
-            _, tokens = top_k(op, op.Reshape(logits, [-1, self.vocab_size]), taken, self.vocab_size)
-            return [op.Reshape(tokens, op.Concat(op.Shape(logits, end=2), taken, axis=0))]
+            _, tokens = top_k(op, op.Reshape(logits, [-1, self.vocab_size]), count, self.vocab_size)
+            return [op.Reshape(tokens, op.Concat(op.Shape(logits, end=2), count, axis=0))]
 
         def drawn(op: Op) -> list[ir.Value]:
             scores = op.Div(op.Squeeze(op.Add(logits, bans), [1]), self.options.temperature)
 
-            def kept(op: Op) -> list[ir.Value]:
+            def restricted(op: Op) -> list[ir.Value]:
                 return [likeliest(op, scores, self.options)]
 
             def all_of_them(op: Op) -> list[ir.Value]:
                 return [op.Identity(scores)]
 
-            scores = either(op, self.restricted, "kept", ir.DataType.FLOAT, kept, all_of_them)
+            scores = either(op, self.restricted, "kept", ir.DataType.FLOAT, restricted, all_of_them)
             return [op.Unsqueeze(self._draw(op, scores, gumbel(op, self.counters, t, self.keys)), [1, 2])]
 
         return either(op, self.options.sample, "candidates", ir.DataType.INT64, drawn, best)
@@ -87,16 +87,16 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
     falling = op.TopK(scores, k, _outputs=2)[0]
     scores = op.Where(op.Less(scores, op.Slice(falling, [-1], [BEYOND], [1])), BANNED, scores)
     p = op.Softmax(falling, axis=-1)
-    inside = op.Less(op.Sub(op.CumSum(p, 1), p), options.top_p)
+    in_nucleus = op.Less(op.Sub(op.CumSum(p, 1), p), options.top_p)
     # With top_p = 1 all stay: the sum's rounding must not cut the tail.
-    inside = op.Or(inside, op.GreaterOrEqual(options.top_p, 1.0))
-    last = op.Sub(op.ReduceSum(op.Cast(inside, to=ir.DataType.INT64), [1], keepdims=1), 1)
+    in_nucleus = op.Or(in_nucleus, op.GreaterOrEqual(options.top_p, 1.0))
+    last = op.Sub(op.ReduceSum(op.Cast(in_nucleus, to=ir.DataType.INT64), [1], keepdims=1), 1)
     return op.Where(op.Less(scores, op.GatherElements(falling, last, axis=1)), BANNED, scores)
 
 
 def either(op: Op, condition: ir.Value, name: str, dtype: ir.DataType, yes, no) -> ir.Value:
-    """One value from `yes(op)` or `no(op)`, lists of it; only the branch that is wanted runs."""
+    """One value from `yes(op)` or `no(op)`, which return it in a list; only one of the branches runs."""
 
-    drawn, best = (ir.Value(name=f"{name}.{kind}", type=ir.TensorType(dtype)) for kind in ("drawn", "best"))
+    drawn, best = (ir.Value(name=f"{name}.{source}", type=ir.TensorType(dtype)) for source in ("drawn", "best"))
     then, otherwise = branch(op, f"{name}.drawn", [drawn], yes), branch(op, f"{name}.best", [best], no)
     return op.If(condition, then_branch=then, else_branch=otherwise)

@@ -38,14 +38,14 @@ State = dict[str, ir.Value]
 
 
 class Decoder(Protocol):
-    """A batch in decoding, of whatever operators. What it reads of the source comes from outside the loop."""
+    """A batch in decoding, made of any operators. What it reads of the source comes from outside the loop."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
         """The caches before the first token, outside the loop."""
         ...
 
     def at(self, op: Op, index: ir.Value) -> Decoder:
-        """The same for the sentences `index` (b,) of the batch alone."""
+        """The same decoder for the sentences `index` (b,) of the batch alone."""
         ...
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
@@ -64,15 +64,15 @@ class Strategy(Protocol):
     """Most steps (scalar)."""
     size: ir.Value
     """B (1,)."""
-    found: tuple[str, ...]
-    """What of the state is the result, (B, K) each: it no longer changes once a sentence is finished."""
+    result_names: tuple[str, ...]
+    """Names in the state of the results, (B, K) each: these no longer change once a sentence is finished."""
 
     def initial(self, op: Op) -> dict[str, Carried]:
         """`ids` (B, 1), the start tokens, `open` (B,), true until a sentence is finished, and what else it needs."""
         ...
 
     def at(self, op: Op, index: ir.Value) -> Strategy:
-        """The same for the sentences `index` (b,) of the batch alone."""
+        """The same strategy for the sentences `index` (b,) of the batch alone."""
         ...
 
     def choose(self, op: Op, logits: ir.Value, state: State, t: ir.Value) -> tuple[State, ir.Value, ir.Value]:
@@ -88,26 +88,26 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, ir.Value]:
           ^                                                |                     written down (T, B, K)
           +-------- those of the open sentences -----------+
     """
-    kept, caches = strategy.initial(op), decoder.initial(op)
-    states: Mapping[str, Carried] = {**kept, **caches}
+    strategy_state, caches = strategy.initial(op), decoder.initial(op)
+    states: Mapping[str, Carried] = {**strategy_state, **caches}
     count = op.Squeeze(strategy.size, [0])
-    none = op.Reshape(kept[strategy.found[0]].start, [0, -1])  # (B, K), whatever is in it
+    none = op.Reshape(strategy_state[strategy.result_names[0]].start, [0, -1])  # (B, K), whatever is in it
     integer = ir.DataType.INT64
     carried = {
         "index": Carried(op.Range(0, count, 1), integer, ("phase",)),
         "t": Carried(op.Sub(count, count), integer, ()),
         "written": Carried(op.Expand(0, op.Concat([0], op.Shape(none), axis=0)), integer, ("steps", BATCH, "beam")),
-        **{f"all.{name}": replace(states[name], axes=(BATCH, "beam")) for name in strategy.found},
+        **{f"all.{name}": replace(states[name], axes=(BATCH, "beam")) for name in strategy.result_names},
         **states,
     }
 
     def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
         index = values["index"]
         before = {name: replace(entry, start=values[name]) for name, entry in states.items()}
-        here = decoder.at(op, index), strategy.at(op, index)
-        after, written = _phase(op, *here, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
+        remaining = decoder.at(op, index), strategy.at(op, index)
+        after, written = _phase(op, *remaining, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
         place = op.Unsqueeze(index, [1])
-        results = {f"all.{n}": op.ScatterND(values[f"all.{n}"], place, after[n]) for n in strategy.found}
+        results = {f"all.{n}": op.ScatterND(values[f"all.{n}"], place, after[n]) for n in strategy.result_names}
         # Each sentence's column of what was written, or for those no longer here a column of zeros behind the last.
         b = op.Shape(index)
         column = op.ScatterElements(op.Expand(b, strategy.size), index, op.Range(0, op.Squeeze(b, [0]), 1))
@@ -121,8 +121,8 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, ir.Value]:
         }
         return op.Cast(op.Size(keep), to=ir.DataType.BOOL), {**moved, **results, **going}, []
 
-    found, _ = _loop(op, "phases", strategy.steps, carried, body)
-    return {name: found[f"all.{name}"] for name in strategy.found}, found["written"]
+    results, _ = _loop(op, "phases", strategy.steps, carried, body)
+    return {name: results[f"all.{name}"] for name in strategy.result_names}, results["written"]
 
 
 def _phase(
@@ -151,11 +151,11 @@ def _phase(
         rest = {name: values[name] for name in carried if name not in caches}
         chosen, parents, written = strategy.choose(op, logits, rest, t)
         decoded = decoder.reorder(op, decoded, parents)
-        left = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
-        return op.Greater(left, enough), {**chosen, **decoded}, [written]
+        open_count = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
+        return op.Greater(open_count, enough), {**chosen, **decoded}, [written]
 
-    found, (written,) = _loop(op, STEPS, op.Sub(steps, t0), carried, body, ["written"])
-    return found, written
+    after, (written,) = _loop(op, STEPS, op.Sub(steps, t0), carried, body, ["written"])
+    return after, written
 
 
 Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]
@@ -182,10 +182,10 @@ def _loop(
     outputs = [ir.Value(name=f"{name}.{key}.next", type=ir.TensorType(dtype)) for key, dtype in types.items()]
     graph = op.builder.subgraph(traced, inputs, outputs, name=name)
     starts = [entry.start for entry in carried.values()]
-    found = op.Loop(most, True, *starts, body=graph, _outputs=len(carried) + len(stacked))
-    for value, entry in zip(found, carried.values(), strict=False):
+    outputs = op.Loop(most, True, *starts, body=graph, _outputs=len(carried) + len(stacked))
+    for value, entry in zip(outputs, carried.values(), strict=False):
         value.type, value.shape = ir.TensorType(entry.dtype), ir.Shape(entry.axes)
-    return dict(zip(carried, found, strict=False)), list(found[len(carried) :])
+    return dict(zip(carried, outputs, strict=False)), list(outputs[len(carried) :])
 
 
 def _value(name: str, dtype: ir.DataType, axes: tuple[str | int, ...] = ()) -> ir.Value:

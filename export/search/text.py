@@ -57,16 +57,16 @@ class TextOps:
         """`UserError` for a tokenizer that isn't of this project's making or doesn't fit the model."""
         Translator(config, Tokenizer(tokenizer), list)
         specification = json.loads(tokenizer)
-        ours = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE).to_json())
-        if SPLIT_PATTERN != EXPECTED or _kind(specification) != _kind(ours):
+        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE).to_json())
+        if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
             raise UserError("tokenizer.json: text in a graph needs a tokenizer that `train` made; export without text")
         self.size = config.vocab_size
         self.vocabulary: dict[str, int] = specification["model"]["vocab"]
         self.spelling = self._spelling()
         # The pieces come in split, so each is one whole here; without an expression the operator takes GPT-2's. No
         # token is looked for before the merges: the text "</s>" is four characters.
-        whole = {"type": "Split", "pattern": {"Regex": "[\\s\\S]+"}, "behavior": "Isolated", "invert": False}
-        split = {"type": "Sequence", "pretokenizers": [whole, specification["pre_tokenizer"]["pretokenizers"][1]]}
+        unsplit = {"type": "Split", "pattern": {"Regex": "[\\s\\S]+"}, "behavior": "Isolated", "invert": False}
+        split = {"type": "Sequence", "pretokenizers": [unsplit, specification["pre_tokenizer"]["pretokenizers"][1]]}
         changed = {"pre_tokenizer": split, "post_processor": None, "added_tokens": []}
         self.merges = json.dumps({**specification, **changed})
 
@@ -83,9 +83,9 @@ class TextOps:
         config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
         padded = op.HfJsonTokenizer(pieces, tokenizer_config=config, tokenizer_vocab=self.merges, _domain=TEXT_DOMAIN)
         padded.type, padded.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["pieces", "piece_length"])
-        there = op.Cast(padded, to=ir.DataType.BOOL)  # PAD is 0
-        tokens = op.GatherND(padded, op.Transpose(op.NonZero(op.Slice(there, [0], [-1], [0])), perm=[1, 0]))  # (N,)
-        before = op.CumSum(op.ReduceSum(op.Cast(there, to=ir.DataType.INT64), [1], keepdims=0), 0, exclusive=1)
+        is_token = op.Cast(padded, to=ir.DataType.BOOL)  # PAD is 0
+        tokens = op.GatherND(padded, op.Transpose(op.NonZero(op.Slice(is_token, [0], [-1], [0])), perm=[1, 0]))  # (N,)
+        before = op.CumSum(op.ReduceSum(op.Cast(is_token, to=ir.DataType.INT64), [1], keepdims=0), 0, exclusive=1)
         starts = op.Gather(before, first)  # (B+1,): tokens before each line
         start, end = op.Slice(starts, [0], [-1], [0]), op.Slice(starts, [1], [END], [0])  # (B,)
         count = op.Sub(end, start)
@@ -100,14 +100,14 @@ class TextOps:
         ids (B, n, T) --> their bytes, one stream (N,), rows apart --> UTF-8 made valid --> rows, each joined (B, n)
         """
         shape = op.Shape(sequences, start=0, end=2)  # (2,): B, n
-        shown = op.Where(op.Unsqueeze(blank, [1, 2]), PAD, sequences)
-        apart = op.Expand(self.size, op.Concat(shape, [1], axis=0))
-        tokens = op.Concat(shown, apart, axis=2)
+        without_blank = op.Where(op.Unsqueeze(blank, [1, 2]), PAD, sequences)
+        separator = op.Expand(self.size, op.Concat(shape, [1], axis=0))
+        tokens = op.Concat(without_blank, separator, axis=2)
         tokens = op.Reshape(tokens, op.Concat([-1], op.Shape(tokens, start=2), axis=0))  # (B*n, T+1)
         spelled = op.Gather(table(op, "text.bytes", lambda: self.spelling), tokens)  # (B*n, T+1, longest)
-        there = op.GreaterOrEqual(spelled, 0)
-        count = op.ReduceSum(op.Cast(there, to=ir.DataType.INT64), [1, 2], keepdims=0)  # (B*n,)
-        stream = op.GatherND(spelled, op.Transpose(op.NonZero(there), perm=[1, 0]))
+        is_byte = op.GreaterOrEqual(spelled, 0)
+        count = op.ReduceSum(op.Cast(is_byte, to=ir.DataType.INT64), [1, 2], keepdims=0)  # (B*n,)
+        stream = op.GatherND(spelled, op.Transpose(op.NonZero(is_byte), perm=[1, 0]))
         codes = utf8.well_formed(op, op.Cast(stream, to=ir.DataType.INT64))
         codes, _ = rows_of(op, codes, op.Sub(op.CumSum(count, 0), count), count, utf8.NOTHING)
         characters = op.Gather(strings(op, "text.characters", utf8.texts()), codes)
@@ -118,11 +118,11 @@ class TextOps:
         """(size + 1, longest) int16: the bytes of each token, -1 after them, and a row for the separator."""
         bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
         tokens = [(id, token) for token, id in self.vocabulary.items() if id >= SPECIAL]
-        found = np.full((self.size + 1, max(len(token) for _, token in tokens)), -1, np.int16)
+        spelling = np.full((self.size + 1, max(len(token) for _, token in tokens)), -1, np.int16)
         for id, token in tokens:
-            found[id, : len(token)] = [bytes_of[letter] for letter in token]
-        found[-1, 0] = utf8.SEPARATOR
-        return found
+            spelling[id, : len(token)] = [bytes_of[letter] for letter in token]
+        spelling[-1, 0] = utf8.SEPARATOR
+        return spelling
 
 
 def byte_letters() -> str:
@@ -133,8 +133,8 @@ def byte_letters() -> str:
     return "".join(chr(byte if byte in visible else next(others)) for byte in range(256))
 
 
-def _kind(specification: dict[str, Any]) -> list[Any]:
-    """All that decides what a tokenizer does, but its vocabulary and merges."""
+def _behaviour(specification: dict[str, Any]) -> list[Any]:
+    """All settings that decide what a tokenizer does, without its vocabulary and merges."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
     return [model, *(specification.get(name) for name in names)]
@@ -142,12 +142,12 @@ def _kind(specification: dict[str, Any]) -> list[Any]:
 
 def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:
     """Pieces (W,), their ends, and the first piece of each text (B+1,)."""
-    given = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
-    found = op.StringRegexSplitWithOffsets(text, *given, _domain=TEXT_DOMAIN, _outputs=4)
+    patterns = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
+    outputs = op.StringRegexSplitWithOffsets(text, *patterns, _domain=TEXT_DOMAIN, _outputs=4)
     types = (ir.DataType.STRING, *[ir.DataType.INT64] * 3)
-    for value, dtype in zip(found, types, strict=True):
+    for value, dtype in zip(outputs, types, strict=True):
         value.type, value.shape = ir.TensorType(dtype), ir.Shape([None])
-    return found
+    return outputs
 
 
 def rows_of(op: Op, values: ir.Value, start: ir.Value, count: ir.Value, fill: int) -> tuple[ir.Value, ir.Value]:
@@ -160,9 +160,9 @@ def rows_of(op: Op, values: ir.Value, start: ir.Value, count: ir.Value, fill: in
 def strings(op: Op, name: str, values: list[str] | list[bytes]) -> ir.Value:
     """A constant vector of strings or bytes, by its name."""
     root = op.builder.root
-    found = root.graph.initializers.get(name)
-    if found is None:
+    constant = root.graph.initializers.get(name)
+    if constant is None:
         data = [value.encode() if isinstance(value, str) else value for value in values]
         proto = onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(data)], string_data=data, name=name)
-        found = root.initializer(ir.from_proto(proto), name, qualify=False)
-    return found
+        constant = root.initializer(ir.from_proto(proto), name, qualify=False)
+    return constant

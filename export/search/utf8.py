@@ -43,17 +43,17 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
 
 def leads() -> np.ndarray:
     """(3, 257): bytes that must follow each byte (-1: it can't begin a character), and the range of the next one."""
-    found = np.zeros((3, SEPARATOR + 1), np.int64)
-    needs, low, high = found
+    table = np.zeros((3, SEPARATOR + 1), np.int64)
+    needs, low, high = table
     needs[0x80:0xC2] = needs[0xF5:0x100] = -1
     needs[0xC2:0xE0], needs[0xE0:0xF0], needs[0xF0:0xF5] = 1, 2, 3
     low[:], high[:] = 0x80, 0xBF
     low[0xE0], high[0xED], low[0xF0], high[0xF4] = 0xA0, 0x9F, 0x90, 0x8F
-    return found
+    return table
 
 
 def texts() -> list[bytes]:
-    """What each code stands for."""
+    """The bytes that each code stands for."""
     return [bytes([byte]) for byte in range(256)] + [b"", "\ufffd".encode(), b""]
 
 

@@ -58,8 +58,8 @@ def export_search(
     """
     chosen = target_of(target)
     if not chosen.search:
-        there = ", ".join(name for name, entry in TARGETS.items() if entry.search)
-        raise UserError(f"search in the graph: target {target!r} has none; choose one of {there}")
+        targets = ", ".join(name for name, entry in TARGETS.items() if entry.search)
+        raise UserError(f"search in the graph: target {target!r} has none; choose one of {targets}")
     (precision,) = check_precisions(precision)
     chosen.check_precisions([precision])
     multiplied = check_activations(activations, [precision])
@@ -101,7 +101,7 @@ def export_search(
 
 
 def _source(file: Path) -> str | None:
-    """The digest of the weights that a file of ours was made from."""
+    """The digest of the weights that a file of this project was made from."""
     try:
         model = onnx.load(file, load_external_data=False)
     except Exception:  # protobuf's errors have no public name
