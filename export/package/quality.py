@@ -24,6 +24,7 @@ from export.precision.table import PRECISIONS, Limits
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def gate_text(
 
 def _corpus(file: Path) -> str | None:
     try:
-        corpus = json.loads(file.read_text(encoding="utf-8"))["recipe"]["data"]["corpus"]
-    except (OSError, ValueError, KeyError, TypeError):
+        corpus = read_json(file)["recipe"]["data"]["corpus"]
+    except (UserError, LookupError, TypeError):
         return None
     return corpus if isinstance(corpus, str) and corpus.startswith("cldr:") else None
 
@@ -162,7 +163,7 @@ def judge(folder: Path, plain: Path, precisions: Sequence[str], text: Text) -> l
 
 def record(folder: Path, qualities: Sequence[Quality]) -> None:
     """Write each quality into a package's mlx_transformer.json, beside its precision's suffix."""
-    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    spec = read_json(folder / SPEC)
     for quality in qualities:
         spec["precisions"][quality.precision]["quality"] = quality.to_dict()
     (folder / SPEC).write_text(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -170,7 +171,7 @@ def record(folder: Path, qualities: Sequence[Quality]) -> None:
 
 def recorded(folder: Path) -> list[Quality]:
     """The qualities that `record` wrote into a package."""
-    precisions = json.loads((folder / SPEC).read_text(encoding="utf-8"))["precisions"]
+    precisions = read_json(folder / SPEC)["precisions"]
     return [Quality(name, **entry["quality"]) for name, entry in precisions.items() if "quality" in entry]
 
 

@@ -3,6 +3,7 @@
     OUT/config.json, generation_config.json            for Optimum and transformers.js (`consumers.py`)
     OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
+    OUT/manifest.json                                  digests of these files
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
 
 All graphs of a precision share one data file, so that nothing is stored twice: model.onnx_data. Only a browser fetches
@@ -27,7 +28,7 @@ from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import Target, target_of
-from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, open_checkpoint, weights_digest
+from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, weights_digest
 from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
@@ -38,6 +39,7 @@ from mlx_transformer.spec.versions import versions
 
 from . import consumers
 from .quality import LIMITS, gate_text, judge, record
+from .source import open_source
 from .weights import fill
 
 FORMAT = 1
@@ -76,7 +78,7 @@ def export_onnx(
     precisions = check_precisions(precision)
     chosen.check_precisions(precisions)
     activations = check_activations(activations, precisions)
-    opened = open_checkpoint(checkpoint)
+    opened, tokenizer = open_source(checkpoint)
     check_integers(opened, precisions)
     out = Path(out)
     source = weights_digest(opened.folder)
@@ -91,10 +93,10 @@ def export_onnx(
     judged = [name for name in precisions if name in LIMITS]
     text = gate_text(opened, judged, gate_source, gate_reference, told)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, folder, chosen, precisions, activations, fixed_shape, external_threshold)
+        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
-                _write(opened, Path(plain), target_of("portable"), ["float32", *judged], activations)
+                _write(opened, tokenizer, Path(plain), target_of("portable"), ["float32", *judged], activations)
                 qualities = judge(folder, Path(plain), judged, text)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not force:
@@ -102,11 +104,13 @@ def export_onnx(
             record(folder, qualities)
             for quality in qualities:
                 told(str(quality))
+        write_manifest(folder)
     return out
 
 
 def _write(
     opened: Checkpoint,
+    tokenizer: str | None,
     folder: Path,
     target: Target,
     precisions: Sequence[str],
@@ -123,8 +127,7 @@ def _write(
     for precision in precisions:
         external += _write_graphs(opened, graphs, external_threshold, target, shape, precision, activations)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
-    if opened.tokenizer_path:
-        tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+    if tokenizer is not None:
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
     blocks = {"activations": activations, "blocks": target.lowering.blocks}

@@ -47,6 +47,10 @@ FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""
 
 
+READ = (SPEC, "config.json", "tokenizer.json")
+"""What is read of the files beside the graphs' folder."""
+
+
 @dataclass(frozen=True)
 class OnnxFolder:
     """`graphs`: name -> file, those that are needed to run the model and no others."""
@@ -78,8 +82,12 @@ class OnnxFolder:
         return next(iter(self.graphs.values())).parent
 
     def verify_graphs(self) -> None:
-        """`UserError` if a graph isn't as the manifest says, or anything in it is missing or of another size."""
+        """`UserError` if a graph, or what else is read, isn't as a manifest says, or anything that one lists is missing
+        or of another size."""
         verify_files(self.place, [file.name for file in self.graphs.values()])
+        if self.path != self.place:
+            listed = read_manifest(self.path) or {}
+            verify_files(self.path, [name for name in READ if name in listed])
 
     def verify_data(self) -> None:
         """The same for the contents of the precision's data files, whichever graph uses them."""

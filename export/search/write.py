@@ -13,13 +13,14 @@ import onnx_ir as ir
 
 from export.package import export_onnx
 from export.package.quality import LIMITS, gate_text
+from export.package.source import open_source
 from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.spec.checkpoint import open_checkpoint, weights_digest
+from mlx_transformer.spec.checkpoint import weights_digest
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 
@@ -66,17 +67,14 @@ def export_search(
     out = Path(out)
     if out.suffix != ".onnx" or out.is_dir():
         raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
-    opened = open_checkpoint(checkpoint)
+    opened, tokenizer = open_source(checkpoint)
     source = weights_digest(opened.folder)
     if out.exists() and not force and _source(out) != source:
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
-    tokenizer = None
-    if text:
-        if opened.tokenizer_path is None:
-            raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
-        tokenizer = opened.tokenizer_path.read_text(encoding="utf-8")
+    if text and tokenizer is None:
+        raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
     check_integers(opened, [precision])
-    model = search_model(opened.config, target, tokenizer)
+    model = search_model(opened.config, target, tokenizer if text else None)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     change(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})

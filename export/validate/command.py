@@ -75,4 +75,6 @@ def _verify(onnx: Path) -> None:
     if onnx.is_file():
         verify_file(onnx)
     else:
-        verify_files(onnx / "onnx" if (onnx / "onnx").is_dir() else onnx)
+        verify_files(onnx)
+        if (onnx / "onnx").is_dir():
+            verify_files(onnx / "onnx")

@@ -18,6 +18,7 @@ from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 from mlx_transformer.spec.manifest import MANIFEST, verify_files
 from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
 from mlx_transformer.spec.quantization import described
+from mlx_transformer.spec.tokenizer import Tokenizer
 
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
@@ -34,6 +35,7 @@ def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
+    opened.tokenizer_json()  # which says what is wrong with it
     if opened.quantization:
         facts["quantised"] = described(opened.quantization, parameter_shapes(opened.config))
     run = path / "run.json"
@@ -53,7 +55,8 @@ def _run(path: Path) -> dict[str, str]:
 
 def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
     graphs = path / "onnx" if (path / "onnx").is_dir() else path
-    verify_files(graphs)
+    for folder in {graphs, path}:
+        verify_files(folder)
     facts = {"kind": "ONNX models", "folder": str(path), "digests": _digests(graphs)}
     spec = path / SPEC
     config = None
@@ -65,6 +68,8 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
             config = TransformerConfig.from_dict(values["config"])
         except UserError as error:
             raise UserError(f"{spec}: {error}; export the model again") from error
+        if (tokenizer := path / "tokenizer.json").exists():
+            Tokenizer.load(tokenizer).check_fits(config, str(path))
     parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
     return Group(*parts, *_graphs(graph_facts(path)))
 

@@ -46,6 +46,6 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "maria
     """
     opened = open_checkpoint(checkpoint)
     check_free(Path(out), "Hugging Face folder", holds_theirs, force, opened.folder)
+    tokenizer = opened.tokenizer_json()
     config, weights = FAMILIES[family].write(opened)
-    tokenizer = opened.tokenizer_path.read_text(encoding="utf-8") if opened.tokenizer_path else None
     return write_folder(Path(out), opened.config, config, weights, tokenizer)

@@ -18,7 +18,7 @@ from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, HALVES, TOKENIZER, W
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import replace_folder
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.spec.files import open_file, read_json, read_text
 from mlx_transformer.spec.huggingface import generation_config, tokenizer_config
 from mlx_transformer.spec.tokenizer import Tokenizer
 
@@ -65,9 +65,9 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
     if not file.is_file():
         return None, [f"no tokenizer ({path} has no {TOKENIZER})"]
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         tokenizer = Tokenizer(text, str(file))
-    except (OSError, UnicodeDecodeError, UserError) as error:
+    except UserError as error:
         return None, [f"no tokenizer ({error})"]
     ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
     wrong = [
@@ -133,6 +133,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _check_types(path: Path) -> None:
     """safetensors would raise a bare TypeError for what NumPy doesn't have."""
+    with open_file(path):  # a regular file
+        pass
     try:
         with safe_open(path, framework="numpy") as file:
             types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118

@@ -13,6 +13,10 @@ import numpy as np
 
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import open_file
+from mlx_transformer.spec.memory import check_memory
+
+LONGEST_LINE = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,11 @@ def write_lines(path: str | Path, lines: list[str]) -> None:
 
 def _read(path: str | Path) -> tuple[list[str], str]:
     """Lines and the SHA-256 of the file's bytes."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; give a text file with one sentence a line") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give a text file") from None
+    data = _bytes(path)
     lines = []
     for number, line in enumerate(split_lines(data.removeprefix(b"\xef\xbb\xbf")), start=1):
+        if len(line) > LONGEST_LINE:
+            raise _too_long(path, number)
         try:
             lines.append(line.decode())
         except UnicodeDecodeError as error:
@@ -110,6 +111,22 @@ def _read(path: str | Path) -> tuple[list[str], str]:
                 "convert the file, for example with iconv -t UTF-8"
             ) from None
     return lines, hashlib.sha256(data).hexdigest()
+
+
+def _bytes(path: str | Path) -> bytes:
+    with open_file(path, hint="give a text file with one sentence a line", pipes=True) as file:
+        parts, size = [], 0
+        while part := file.read(LONGEST_LINE):
+            if len(part) == LONGEST_LINE and b"\n" not in part:  # before the rest, which may be as large as a disk
+                raise _too_long(path, 1 + sum(part.count(b"\n") for part in parts))
+            parts.append(part)
+            size += len(part)
+            check_memory(3 * size, f"{path}: its text", "give less")
+        return b"".join(parts)
+
+
+def _too_long(path: str | Path, number: int) -> UserError:
+    return UserError(f"{path}, line {number}: more than {LONGEST_LINE >> 20} MB in one line; is it text?")
 
 
 def _digest(lines: list[str]) -> str:

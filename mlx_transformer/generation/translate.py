@@ -55,12 +55,7 @@ class Translator:
             raise UserError(f"{where}: translating needs an encoder-decoder, not architecture={config.architecture!r}")
         if tokenizer is None:
             raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
-        special = (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
-        if tokenizer.vocab_size > min(config.source_vocab_size, config.vocab_size):
-            smallest = min(config.source_vocab_size, config.vocab_size)
-            raise UserError(f"{where}: tokenizer of {tokenizer.vocab_size} tokens, but the model has {smallest}")
-        if special != (config.pad_id, config.bos_id, config.eos_id):
-            raise UserError(f"{where}: the ids of pad, bos and eos differ between tokenizer {special} and config")
+        tokenizer.check_fits(config, where)
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:

@@ -66,11 +66,11 @@ def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme, for
     check_free(Path(out), "checkpoint", holds_checkpoint, force, checkpoint.folder)
     if checkpoint.quantization:
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
+    text = checkpoint.tokenizer_json()
     model = Transformer.load(checkpoint.folder)
     model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, and fast kernels want zero points
     quantize(model, scheme)
     quantization = quantization_of(model)
-    text = checkpoint.tokenizer_path.read_text(encoding="utf-8") if checkpoint.tokenizer_path else None
     save_checkpoint(out, model.config, model.weights(), text, quantization=quantization)
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
     return f"{described(quantization, parameter_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

@@ -22,8 +22,9 @@ from safetensors.numpy import save_file
 from .config import TransformerConfig, parse_object
 from .durable import check_free, previous, replace_folder
 from .errors import UserError
-from .files import read_text
+from .files import open_file, read_json, read_text
 from .manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
+from .memory import check_memory
 from .parameters import check_parameters, parameter_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 
@@ -39,7 +40,7 @@ class Checkpoint:
     """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory.
 
     A quantised one reads as a float32 model whose matrices have the values that the integers stand for; `packed` and
-    `stored` show what the file holds. Reading raises `UserError` for scales or biases that are not finite.
+    `stored` show what the file holds. Reading raises `UserError` for numbers that are not finite.
     """
 
     folder: Path
@@ -50,6 +51,16 @@ class Checkpoint:
     def tokenizer_path(self) -> Path | None:
         path = self.folder / TOKENIZER
         return path if path.exists() else None
+
+    def tokenizer_json(self) -> str | None:
+        """The text of tokenizer.json, if there is one; `UserError` if it is damaged or doesn't fit the model."""
+        if self.tokenizer_path is None:
+            return None
+        from .tokenizer import Tokenizer  # most who read weights need no text
+
+        text = read_text(self.tokenizer_path)
+        Tokenizer(text, str(self.tokenizer_path)).check_fits(self.config, str(self.folder))
+        return text
 
     def names(self) -> list[str]:
         return list(parameter_shapes(self.config))
@@ -84,14 +95,14 @@ class Checkpoint:
         if name in self.quantization:
             return self._packed(file, name).dequantised()
         array = file.get_tensor(name)
+        _check_finite(self.folder / WEIGHTS, name, array)
         return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
 
     def _packed(self, file: Any, name: str) -> Packed:
         words, *numbers = (file.get_tensor(stored) for stored in tensors_of(name))
         scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
         for stored, array in zip(tensors_of(name)[1:], (scales, biases), strict=True):
-            if not np.isfinite(array).all():
-                raise UserError(f"{self.folder / WEIGHTS}: {stored} is not finite: damaged; restore it from a copy")
+            _check_finite(self.folder / WEIGHTS, stored, array)
         return Packed(words, scales, biases, self.quantization[name])
 
 
@@ -132,7 +143,7 @@ def save_checkpoint(
 
 def holds_checkpoint(folder: Path) -> bool:
     """Whether a folder is a checkpoint of ours, whole or damaged."""
-    if any(folder.glob("*.onnx")):  # which have a manifest too
+    if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):  # which have a manifest too
         return False
     if (folder / MANIFEST).is_file():
         return True
@@ -142,8 +153,8 @@ def holds_checkpoint(folder: Path) -> bool:
 def holds_theirs(folder: Path) -> bool:
     """Whether a folder is a Hugging Face model."""
     try:
-        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        values = read_json(folder / CONFIG)
+    except UserError:
         return False
     return isinstance(values, dict) and "model_type" in values and (folder / WEIGHTS).is_file()
 
@@ -168,6 +179,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
         types = {name: entry.get_dtype() for name, entry in slices.items()}
     config, quantization = _read_config(folder / CONFIG, shapes)
     check_parameters(config, shapes, str(folder / WEIGHTS), quantization)
+    check_memory((folder / WEIGHTS).stat().st_size, f"{folder / WEIGHTS}", "use a machine with more")
     floats = FLOATS | HALVES if quantization else FLOATS
     for name, kind in types.items():
         allowed = {"U32"} if name in quantization else floats
@@ -208,12 +220,27 @@ def resolve(folder: str | Path) -> Path:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray]:
-    """All arrays of one safetensors file, strictly parsed; `UserError` if it is damaged."""
+    """All arrays of one safetensors file, strictly parsed; `UserError` if it is damaged, or has a number that is not
+    finite."""
+    found = {}
     with _open(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name in file.keys():  # noqa: SIM118
+            try:
+                found[name] = file.get_tensor(name)
+            except (SafetensorError, TypeError) as error:  # a type that NumPy doesn't have
+                raise UserError(f"{path}: {name} cannot be read ({error})") from error
+            _check_finite(path, name, found[name])
+    return found
+
+
+def _check_finite(path: Path, name: str, array: NDArray) -> None:
+    if array.dtype.kind not in "iub" and not np.isfinite(array).all():
+        raise UserError(f"{path}: {name} is not finite: damaged; restore it from a copy")
 
 
 def _open(path: Path):
+    with open_file(path):  # a regular file
+        pass
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from .errors import UserError
 from .fields import Bounds, check_fields, unknown_keys
+from .files import parse_json
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
@@ -167,10 +168,7 @@ class TransformerConfig:
 
 def parse_object(text: str) -> dict[str, Any]:
     """The JSON object in a text; `UserError` if it isn't one."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"TransformerConfig: not JSON ({error})") from error
+    values = parse_json(text, "TransformerConfig: not JSON", "restore it from a copy")
     if not isinstance(values, dict):
         raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")
     return values

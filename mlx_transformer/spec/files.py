@@ -1,43 +1,110 @@
-"""Reading the small files of a model's folder, whoever made it: regular files of a sane size, or one line of error."""
+"""Reading what somebody else may have made: regular files of a sane size, or one line of error. All that is read whole
+comes through here."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UserError
 
-LARGEST = 256 << 20
-"""Bytes. The tokenizer.json of a million tokens has a fifth of them."""
+LARGEST = 64 << 20
+"""Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
+
+DEEPEST = 64
+"""Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file; `UserError` for what can't be read, is larger than `LARGEST`, or is no file at all: a
-    pipe would be waited for, and a device read without an end."""
+@contextmanager
+def open_file(
+    path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
+) -> Iterator[BinaryIO]:
+    """A file opened to be read; `UserError` for what can't be read, has more than `largest` bytes, or is no regular
+    file: a pipe would be waited for, and a device read without an end. Errors while it is read are told the same way.
+    pipes: one that somebody writes to will do.
+    """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             found = os.fstat(file.fileno())
+            if pipes and stat.S_ISFIFO(found.st_mode):
+                yield _Written(file, f"{path}")  # type: ignore[misc]
+                return
             if not stat.S_ISREG(found.st_mode):
                 raise UserError(f"{path}: is no regular file; put a copy of its contents there")
-            if found.st_size > LARGEST:
-                raise UserError(f"{path}: {found.st_size / 1e6:,.0f} MB, more than such a file may have")
-            return file.read().decode()
+            if largest is not None and found.st_size > largest:
+                size = f"{found.st_size / 1e6:,.1f} MB, more than the {largest / 1e6:,.1f} MB that such a file may have"
+                raise UserError(f"{path}: {size}; {hint}")
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {hint}") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, MemoryError) as error:  # a name with a NUL; what the size was no sign of
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path!s}: cannot be read ({error or 'out of memory'})") from error
+
+
+def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+    """All of a file, as `open_file` has it."""
+    with open_file(path, largest) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, largest: int = LARGEST) -> str:
+    """The text of a UTF-8 file, as `open_file` has it; `UserError` too for one that isn't."""
+    try:
+        return read_bytes(path, largest).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: cannot be read (not UTF-8 at byte {error.start + 1})") from error
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: str | Path) -> Any:
     """The contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
-    text = read_text(path)
+    return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
+
+
+def parse_json(text: str, where: str, hint: str) -> Any:
+    """What a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: damaged, or not JSON ({error}); restore it from a copy") from error
+        raise UserError(f"{where} ({' '.join(str(error).split())[:200]}); {hint}") from error
+    level = [found]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return found
+    raise UserError(f"{where} (more than {DEEPEST} brackets deep); {hint}")
+
+
+class _Written:
+    """A pipe that was opened without waiting; `UserError` if nobody writes to it. Its reads wait."""
+
+    def __init__(self, file: BinaryIO, path: str):
+        try:
+            self._begin = os.read(file.fileno(), 1)
+        except BlockingIOError:  # nothing yet, but somebody who writes
+            self._begin = b""
+        else:
+            if not self._begin:
+                raise UserError(f"{path}: is a pipe that nobody writes to; give a file")
+        os.set_blocking(file.fileno(), True)
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        begin, self._begin = self._begin, b""
+        return begin + self._file.read(size - len(begin))
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .errors import UserError
-from .files import read_json
+from .files import open_file, read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -96,11 +96,8 @@ def verify_file(file: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Of a file's bytes, in hexadecimal; `UserError` if it can't be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_whole(file: Path, expected: str) -> bool:

@@ -13,13 +13,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from .errors import UserError
+from .files import parse_json, read_text
 from .process import is_panic
+
+if TYPE_CHECKING:
+    from .config import TransformerConfig
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
@@ -94,13 +98,9 @@ class Tokenizer:
         path = Path(path)
         if path.is_dir():
             path = path / "tokenizer.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read as a tokenizer ({_one_line(error)})") from None
-        return cls(text, origin=str(path))
+        if not path.exists():
+            raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one")
+        return cls(read_text(path), origin=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json` to `path` (a file name). The bytes depend on the tokenizer alone."""
@@ -159,6 +159,14 @@ class Tokenizer:
         """Number of ids, special tokens included: the embedding's row count."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def check_fits(self, config: "TransformerConfig", where: str) -> None:
+        """`UserError` unless a model of this config can take the ids; `where` names the model."""
+        special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
+        if self.vocab_size > smallest:
+            raise UserError(f"{where}: tokenizer of {self.vocab_size} tokens, but the model has {smallest}")
+        if special != (config.pad_id, config.bos_id, config.eos_id):
+            raise UserError(f"{where}: the ids of pad, bos and eos differ between tokenizer {special} and config")
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON: equal exactly when two tokenizers are the same."""
@@ -167,10 +175,7 @@ class Tokenizer:
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
-    try:
-        specification = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: not JSON ({_one_line(error)}); the file is damaged or no tokenizer.json") from None
+    specification = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
     if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
         raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
     for name in FOREIGN:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_bytes
 
 CLOCK = "clock.txt"
 
@@ -61,7 +62,7 @@ class Clock:
 
 def _read(path: Path) -> dict[int, float]:
     """Seconds by steps done. A last line that a full disk or a crash cut short is dropped, from the file too."""
-    data = path.read_bytes() if path.exists() else b""
+    data = read_bytes(path) if path.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         os.truncate(path, len(whole))

@@ -17,12 +17,13 @@ from typing import Annotated, Any
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.fields import Bounds, check_fields, unknown_keys
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.spec.files import read_json, read_text
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
 from .run import RECORD
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
@@ -160,9 +161,10 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
             names = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
             raise UserError(f"{path}: no such recipe file, and no built-in recipe of that name ({names})")
         where = str(path)
+        text = read_text(file, LARGEST).removeprefix("\ufeff")  # Notepad's mark is no TOML
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Notepad's mark is no TOML
-        except (OSError, ValueError, RecursionError) as error:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: not a TOML recipe ({error})") from error
     for table, changes in overrides.items():
         given = {key: value for key, value in changes.items() if value is not None}

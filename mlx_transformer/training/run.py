@@ -26,9 +26,10 @@ from mlx_transformer.spec import checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import clear_leftovers, remove_folder, write_text
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.spec.files import read_bytes, read_json
 from mlx_transformer.spec.versions import versions
 
+LARGEST_LOG = 1 << 30  # bytes
 RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
 PARTS = ("tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "model")  # what a run has beside its record
 OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # of a checkpoint or an export, whose tokenizer would be replaced
@@ -137,7 +138,7 @@ class Run:
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = read_bytes(path, LARGEST_LOG).decode(errors="replace").split("\n")
         kept = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
         write_text(path, "".join(line + "\n" for line in kept))
 

@@ -9,7 +9,6 @@ import pytest
 
 from mlx_transformer.spec import manifest
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import LARGEST, read_json, read_text
 from mlx_transformer.spec.manifest import verify_file, verify_files, write_manifest
 
 
@@ -86,27 +85,3 @@ def test_one_file_and_its_data(folder):
     verify_file(folder / "b")
     with pytest.raises(UserError, match="a_data: damaged"):
         verify_file(folder / "a")
-
-
-def test_only_regular_files_of_a_sane_size_are_read(tmp_path):
-    with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(LARGEST + 1)
-    with pytest.raises(UserError, match=r"sparse: 268 MB, more than such a file may have"):
-        read_text(tmp_path / "sparse")
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(UserError, match=r"pipe: is no regular file"):
-            read_json(tmp_path / "pipe")
-        (tmp_path / "zero").symlink_to("/dev/zero")
-        with pytest.raises(UserError, match=r"zero: is no regular file"):
-            read_text(tmp_path / "zero")
-    (tmp_path / "latin").write_bytes(b"a\xe9")
-    with pytest.raises(UserError, match=r"latin: cannot be read \(not UTF-8 at byte 2\)"):
-        read_text(tmp_path / "latin")
-    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\)|no regular file"):
-        read_text(tmp_path)
-    with pytest.raises(UserError, match=r"nothing: cannot be read \(No such file or directory\)"):
-        read_text(tmp_path / "nothing")
-    (tmp_path / "deep").write_text("[" * 100_000)
-    with pytest.raises(UserError, match="deep: damaged, or not JSON"):
-        read_json(tmp_path / "deep")
