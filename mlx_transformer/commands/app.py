@@ -6,13 +6,15 @@ runs, so `--help` is instant and the ONNX commands work without MLX.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Annotated, Any
 
 import typer
 
 from mlx_transformer.spec.errors import UserError
 
 from . import converting, exporting, text, training
+from .spelling import spelled, spellings
 
 ALL = {
     "quickstart": training.quickstart,
@@ -45,19 +47,38 @@ def app_of(program: str) -> typer.Typer:
     commands, help = PROGRAMS[program]
     app = typer.Typer(
         name=program,
-        help=help,
-        add_completion=False,
+        add_completion=" " not in program,  # a shell completes the arguments of one word
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback(help=help)(_program)
     for name, command in commands.items():
         app.command(name)(command)
     return app
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from mlx_transformer import __version__
+
+        print(f"mlx-transformer {__version__}")
+        raise typer.Exit()
+
+
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version, and end."),
+    ] = False,
+) -> None:
+    """The options before any command."""
+
+
 def invoke(program: str, arguments: list[str]) -> int:
     """The command's exit status. Whatever is wrong with its options is a `UserError`."""
-    command = typer.main.get_command(app_of(program))
+    command: Any = typer.main.get_command(app_of(program))
+    if "_MLX_TRANSFORMER_COMPLETE" in os.environ:
+        command.main(arguments, prog_name=program)  # a shell asks what may follow
     try:
         with command.make_context(program, arguments or ["--help"]) as context:
             command.invoke(context)
@@ -68,6 +89,12 @@ def invoke(program: str, arguments: list[str]) -> int:
     except _USAGE_ERROR as error:
         path = error.ctx.command_path if error.ctx is not None else program
         raise UserError(f"{' '.join(error.format_message().split())} (see {path} --help)") from None
+    except UserError as error:
+        chosen = command.commands.get(next((text for text in arguments if not text.startswith("-")), ""))
+        if chosen is None:
+            raise
+        error.args = (spelled(str(error), spellings(chosen.params), arguments), *error.args[1:])
+        raise
     return 0
 
 

@@ -183,8 +183,8 @@ def test_the_command_without_mlx(translating, tmp_path):
         (["translate", "{none}"], "no such folder"),
         (["translate", "{checkpoint}", "--backend", "onnx"], "not an ONNX folder; write one with"),
         (["translate", "{onnx}", "--input", "{none}"], "cannot be read"),
-        (["translate", "{onnx}", "--beam", "2", "--n-best", "3"], "n_best=3 is more than beam=2"),
-        (["translate", "{onnx}", "--threads", "0"], "threads=0"),
+        (["translate", "{onnx}", "--beam", "2", "--n-best", "3"], "--n-best 3 is more than --beam 2"),
+        (["translate", "{onnx}", "--threads", "0"], "--threads 0 must be"),
         (["build", "{none}", "{out}"], "no such folder"),
     ],
 )

@@ -123,10 +123,10 @@ def test_what_cannot_be_served(folder, capsys, tmp_path, monkeypatch):
         assert main(["serve", str(folder), "--port", port]) == 2
         assert f"127.0.0.1:{port}: can't listen there (Address already in use); choose" in capsys.readouterr().err
     for arguments, message in [
-        ([str(folder), "--max-batch", "0"], "max_batch=0 must be a whole number of at least 1"),
-        ([str(folder), "--threads", "0"], "threads=0 must be a whole number of at least 1"),
-        ([str(folder), "--max-wait-ms", "-1"], "max_wait_ms=-1.0 must be a number of at least 0 and at most 60,000"),
-        ([str(folder), "--port", "70000"], "port=70000 must be a whole number of at least 0 and at most 65,535"),
+        ([str(folder), "--max-batch", "0"], "--max-batch 0 must be a whole number of at least 1"),
+        ([str(folder), "--threads", "0"], "--threads 0 must be a whole number of at least 1"),
+        ([str(folder), "--max-wait-ms", "-1"], "--max-wait-ms -1.0 must be a number of at least 0 and at most 60,000"),
+        ([str(folder), "--port", "70000"], "--port 70000 must be a whole number of at least 0 and at most 65,535"),
         ([str(folder), "--host", "256.0.0.1"], "256.0.0.1:8000: can't listen there"),
         ([str(tmp_path)], str(tmp_path)),
     ]:

@@ -13,6 +13,7 @@ from command_line import both_models, caller, refused
 from tiny_run import COMMAND
 from waiting import PATIENCE
 
+import mlx_transformer
 from mlx_transformer.commands.app import app_of
 from mlx_transformer.spec.errors import UserError
 
@@ -38,6 +39,25 @@ def test_help_of_every_command_is_complete(call, name):
     assert not [option for option in options if option not in words]
     assert not [parameter.name for parameter in COMMANDS[name].params if not parameter.help]
     assert " ".join(COMMANDS[name].help.split()) in " ".join(out.replace("│", " ").split())
+
+
+def test_the_version(call):
+    for option in ("--version", "-V"):
+        assert call(option) == (0, f"mlx-transformer {mlx_transformer.__version__}\n", "")
+
+
+def test_a_shell_completes_commands_and_choices():
+    def completed(*words: str) -> list[str]:
+        asked = {"_MLX_TRANSFORMER_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(("mlx-transformer", *words))}
+        asked["COMP_CWORD"] = str(len(words))
+        environment = {**os.environ, **asked}
+        done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.split()
+
+    assert completed("tra") == ["train", "translate"]
+    assert completed("export", "model", "out", "--target", "c") == ["cpu", "cuda", "coreml"]
+    assert "--length-penalty" in completed("translate", "model", "--len")
 
 
 def test_help_is_quick_and_needs_no_mlx():
@@ -76,9 +96,9 @@ def test_help_is_quick_and_needs_no_mlx():
         (["train", "--out", "x", "--corpus", "cldr:xx-yy", "--steps", "3"], ["xx"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--resume"], ["nothing to resume"]),
         (["translate", "nowhere"], ["nowhere: no such folder"]),
-        (["translate", "nowhere", "--beam", "0"], ["beam=0"]),
-        (["translate", "nowhere", "--beam", "2", "--n-best", "3"], ["n_best=3 is more than beam=2"]),
-        (["translate", "nowhere", "--top-k", "3"], ["top_k=3 has an effect in sampling only"]),
+        (["translate", "nowhere", "--beam", "0"], ["--beam 0 must be"]),
+        (["translate", "nowhere", "--beam", "2", "--n-best", "3"], ["--n-best 3 is more than --beam 2"]),
+        (["translate", "nowhere", "--top-k", "3"], ["--top-k 3 has an effect in sampling only: add --sample"]),
         (["translate", "nowhere", "--overlong", "skip"], ["--overlong", "truncate"]),
         (["translate", "nowhere", "--backend", "torch"], ["--backend", "onnx"]),
         (["export", "nowhere", "x", "--target", "gpu"], ["--target", "'portable'", "'cuda'"]),
