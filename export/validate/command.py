@@ -26,7 +26,7 @@ def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
     twice = [name for name in names if names.count(name) > 1]
     if not all(names) or twice:
         what = f"{twice[0]!r} twice" if all(names) else "an empty name"
-        raise UserError(f"--runtimes {text!r}: {what}; give names separated by commas")
+        raise UserError(f"--runtimes {chosen!r}: {what}; give names separated by commas")
     return names
 
 

@@ -8,8 +8,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .errors import UserError
 
@@ -23,7 +24,7 @@ DEEPEST = 64
 @contextmanager
 def open_file(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
-) -> Iterator[BinaryIO]:
+) -> Iterator[BufferedReader]:
     """A file opened to be read; `UserError` for what can't be read, has more than `largest` bytes, or is no regular
     file: a pipe would be waited for, and a device read without an end. Errors while it is read are told the same way.
     pipes: one that somebody writes to will do.
@@ -91,7 +92,7 @@ def parse_json(text: str, where: str, hint: str) -> Any:
 class _Written:
     """A pipe that was opened without waiting; `UserError` if nobody writes to it. Its reads wait."""
 
-    def __init__(self, file: BinaryIO, path: str):
+    def __init__(self, file: BufferedReader, path: str):
         try:
             self._begin = os.read(file.fileno(), 1)
         except BlockingIOError:  # nothing yet, but somebody who writes
