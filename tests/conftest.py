@@ -1,6 +1,13 @@
 """What every test process needs before numpy, MLX or ONNX Runtime are imported; and a model that several files use."""
 
 import os
+import signal
+
+# Signals are sent to what the tests start: a suite begun by nohup or as a script's background job ignores them, and
+# so would its children. Windows has no SIGHUP.
+for name, reaction in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL), ("SIGTERM", signal.SIG_DFL)):
+    if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), reaction)
 
 # One BLAS thread a process: `make test` runs a process a core, and more threads than cores are slower than one.
 # ONNX Runtime has no such variable; sessions take their thread count from SessionOptions.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +51,19 @@ def write_recipe(folder: Path, **training) -> Path:
     return path
 
 
-def start(*arguments: object, **options) -> subprocess.Popen[str]:
+class Process(subprocess.Popen):
+    """One that is killed where a test fails: leaving its `with` would wait for an end that need not come."""
+
+    def __exit__(self, kind, *others) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *others)
+
+
+def start(*arguments: object, command: Sequence[str] = COMMAND, **options) -> Process:
     """The command line in a process of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], encoding="utf-8", **pipes)
+    return Process([*command, *map(str, arguments)], encoding="utf-8", **pipes)
 
 
 def metrics(run: Path, kind: str) -> list[dict]:

@@ -218,8 +218,7 @@ def test_interrupted_at_any_moment(made, moment):
     text.write_text("one two three\n" * 20_000)
     code = f"print(1, flush=True)\n{COMMAND[2]}"
     arguments = ["translate", made / ("onnx", "model")[moment % 2], "--input", text, "--output", os.devnull]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True, **pipes) as process:
+    with start(*arguments, command=[sys.executable, "-c", code]) as process:
         process.stdout.readline()
         time.sleep(0.05 + random.uniform(moment, moment + 1) / 6)
         process.send_signal(signal.SIGINT)

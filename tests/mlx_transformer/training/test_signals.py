@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -71,8 +70,7 @@ def test_a_terminal_that_closes_loses_nothing(tmp_path):
 def test_nohup_trains_on(tmp_path):
     recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
     code = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + COMMAND[2]
-    command = [sys.executable, "-c", code, "train", str(recipe), "--out", str(run)]
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start("train", recipe, "--out", run, command=[sys.executable, "-c", code]) as process:
         until(lambda: trained_steps(run) > 3, process)
         process.send_signal(signal.SIGHUP)
         steps = trained_steps(run)
