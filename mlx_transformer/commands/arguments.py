@@ -10,7 +10,7 @@ import typer
 
 Backend = Literal["mlx", "onnx"]
 PenaltyForm = Literal["gnmt", "length"]
-Overlong = Literal["error", "truncate", "split"]
+Overlong = Literal["error", "truncate", "split", "skip"]
 
 Model = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
@@ -60,6 +60,26 @@ class TranslateSettings(SearchSettings):
     """Sample from the likeliest tokens that hold this probability."""
     seed: int = 0
     """Seed of sampling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """Where text comes from and goes to, and in which form; arguments of `generation.files.translate_stream`."""
+
+    input: Path | None = None
+    """Text, one sentence a line; unset: stdin."""
+    output: Path | None = None
+    """Where to write; a file appears whole or not at all; unset: stdout."""
+    overlong: Overlong = "split"
+    """What to do with a line longer than the model takes: translate its pieces, its beginning, nothing, or end."""
+    scores: bool = False
+    """Write each translation's score after it, separated by a tab: log p by the length penalty."""
+    json: bool = False
+    """Write each line as JSON, with source, translations and scores."""
+    stream: bool = False
+    """Write text as it is decided, line by line."""
+    resume: bool = False
+    """Continue what was interrupted on its way to OUTPUT."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import typer
 from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
 
-from .arguments import Model, Onnx, Overlong, RuntimeSettings, SearchSettings, TranslateSettings
+from .arguments import Model, Onnx, Overlong, RuntimeSettings, SearchSettings, TextSettings, TranslateSettings
 from .settings import with_settings
 
 OverlongOption = Annotated[
@@ -26,21 +26,27 @@ OverlongOption = Annotated[
 @with_settings
 def translate(
     model: Model,
-    *,
-    input: Annotated[
-        Path | None, typer.Option("--input", help="Text, one sentence a line.", show_default="stdin")
+    text: Annotated[
+        list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Where to write.", show_default="stdout")] = None,
+    *,
+    where: TextSettings,
     search: TranslateSettings,
-    overlong: OverlongOption = "error",
-    stream: Annotated[bool, typer.Option("--stream", help="Write text as it is decided, line by line.")] = False,
     runtime: RuntimeSettings,
 ) -> None:
     """Translate text: one line in, one line out."""
-    from mlx_transformer.generation.translate import translate_stream
+    from mlx_transformer.generation.files import translate_stream
+    from mlx_transformer.spec.fingerprint import fingerprint
+    from mlx_transformer.spec.versions import versions
 
     options = search.options()  # checked before the model is read
-    translate_stream(_translator(model, runtime), input, output, overlong=overlong, stream=stream, **options)
+
+    def model_facts() -> dict[str, str]:
+        runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
+        return {"model": fingerprint(model), **runs, **versions()}
+
+    translator = _translator(model, runtime)
+    translate_stream(translator, text=text or (), model_facts=model_facts, **vars(where), **options)
 
 
 @with_settings

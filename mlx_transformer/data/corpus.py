@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_transformer.spec.durable import write_text
+from mlx_transformer.spec.encoding import without_mark
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import open_file
 from mlx_transformer.spec.memory import check_memory
@@ -100,7 +101,7 @@ def _read(path: str | Path) -> tuple[list[str], str]:
     """Lines and the SHA-256 of the file's bytes."""
     data = _bytes(path)
     lines = []
-    for number, line in enumerate(split_lines(data.removeprefix(b"\xef\xbb\xbf")), start=1):
+    for number, line in enumerate(split_lines(without_mark(data, str(path))), start=1):
         if len(line) > LONGEST_LINE:
             raise _too_long(path, number)
         try:

@@ -5,7 +5,7 @@ ids -> checked -> sorted by length -> batches within a token budget -> Greedy or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,28 @@ from .greedy import Greedy
 from .options import Hypothesis, Ids, Options, check_beam, check_ids, check_prefix, expected_tokens, length_limits
 from .steps import Batch, Model, Strategy, run
 
+Done = Callable[[float], None]
 
-def generate(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+
+def generate(
+    model: Model, ids: Ids, prefix: Ids | None = None, *, done: Done | None = None, **options: Any
+) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
-    return [hypotheses[0].ids for hypotheses in _search(model, ids, prefix, Options(**options), scored=False)]
+    return [hypotheses[0].ids for hypotheses in _search(model, ids, prefix, Options(**options), False, done)]
 
 
-def search(model: Model, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+def search(
+    model: Model, ids: Ids, prefix: Ids | None = None, *, done: Done | None = None, **options: Any
+) -> list[list[Hypothesis]]:
     """The `n_best` best outputs of each input, best first, in the order of the inputs.
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
-    options: the fields of `Options`. Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than
+    done: told the share of the inputs that is finished, batch by batch. options: the fields of `Options`. Raises
+    `UserError` for ids outside the vocabulary, empty rows, rows longer than
     the model takes, and options that contradict each other.
     """
-    return _search(model, ids, prefix, Options(**options), scored=True)
+    return _search(model, ids, prefix, Options(**options), True, done)
 
 
 def checked(
@@ -59,7 +66,9 @@ def _check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> No
     check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
 
 
-def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool) -> list[list[Hypothesis]]:
+def _search(
+    model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool, done: Done | None
+) -> list[list[Hypothesis]]:
     config = model.config
     sources, forced, limits = checked(model, ids, prefix, chosen)
     found: list[list[Hypothesis]] = [[] for _ in sources]
@@ -68,9 +77,13 @@ def _search(model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored:
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
     indices = batches(lengths, expected, limits, chosen, shared)
     work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i]) for i in indices]
+    finished = 0
     for batch, hypotheses in run_all(model, work, chosen, scored):
         for i, best in zip(batch.index, hypotheses, strict=True):
             found[i] = best
+        finished += len(batch.index)
+        if done is not None:
+            done(finished / len(found))
     for i, hypotheses in enumerate(found):
         if not hypotheses or not np.isfinite(hypotheses[0].score):
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")

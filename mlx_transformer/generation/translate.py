@@ -1,4 +1,4 @@
-"""Text in, text out, whatever runtime searches: empty lines, lines that are too long, batches of a stream.
+"""Text in, text out, whatever runtime searches: empty lines, lines that are too long.
 
 lines -> pieces that the model can take -> ids -> search -> text -> one translation a line, in order
 """
@@ -6,13 +6,9 @@ lines -> pieces that the model can take -> ids -> search -> text -> one translat
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, Literal, get_args
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -20,11 +16,9 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .options import Hypothesis
 
-Overlong = Literal["error", "truncate", "split"]
+Overlong = Literal["error", "truncate", "split", "skip"]
 """What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
-or pieces, cut at sentence ends where there are some, translated one by one and joined with spaces."""
-
-STREAM_LINES = 2000  # read, translated and written at once
+pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
 
 _SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
 _SPACE = re.compile(r"\s+")
@@ -69,14 +63,15 @@ class Translator:
         overlong: Overlong = "error",
         first_line: int = 1,
         scored: bool = True,
+        on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
         """The `n_best` translations of each line, best first; not `scored`: only the order of the scores is right.
 
-        `first_line` is the number of the first line in messages. Raises `UserError` for a line that is too long under
-        the policy "error", and for wrong options.
+        `first_line` is the number of the first line in messages, `on_overlong` is told the numbers of those that are
+        too long. Raises `UserError` for such a line under the policy "error", and for wrong options.
         """
-        owners, rows = self.rows(lines, overlong, first_line)
+        owners, rows = self.rows(lines, overlong, first_line, on_overlong)
         if scored or self.generate is None or options.get("n_best", 1) != 1:
             found = self.search(rows, **options)
         else:
@@ -84,10 +79,14 @@ class Translator:
         return self.texts(len(lines), owners, found)
 
     def rows(
-        self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1
+        self,
+        lines: Sequence[str],
+        overlong: Overlong = "error",
+        first_line: int = 1,
+        on_overlong: Callable[[int], None] | None = None,
     ) -> tuple[list[int], list[list[int]]]:
-        """What is searched for `lines`: rows of ids, and the index of the line each belongs to. An empty line has
-        none, one that is split has several."""
+        """What is searched for `lines`: rows of ids, and the index of the line each belongs to. A line that is
+        empty or skipped has none, one that is split has several."""
         if isinstance(lines, str):
             raise UserError("translate takes a list of lines, not one string")
         if overlong not in get_args(Overlong):
@@ -95,6 +94,8 @@ class Translator:
         owners, rows = [], []
         for i, ids in enumerate(self.tokenizer.encode_batch(list(lines))):
             if lines[i].strip():
+                if on_overlong is not None and len(ids) > self.config.max_positions:
+                    on_overlong(first_line + i)
                 pieces = self._fit(lines[i], ids, first_line + i, overlong)
                 owners += [i] * len(pieces)
                 rows += pieces
@@ -118,9 +119,11 @@ class Translator:
             return [[*ids[: limit - 1], self.config.eos_id]]
         if overlong == "split":
             return list(self._pieces(line, ids))
+        if overlong == "skip":
+            return []
         raise UserError(
             f"line {number}: {len(ids)} tokens, the model takes at most {limit};"
-            " shorten it or choose overlong=truncate or overlong=split"
+            " shorten it, or choose overlong=split, overlong=truncate or overlong=skip"
         )
 
     def _pieces(self, text: str, ids: list[int]) -> Iterator[list[int]]:
@@ -149,98 +152,3 @@ class Translator:
 def _joined(first: list[Translation], second: list[Translation]) -> list[Translation]:
     """The k-th best of one piece with the k-th best of the next."""
     return [Translation(f"{a.text} {b.text}", a.score + b.score) for a, b in zip(first, second, strict=False)]
-
-
-def translate_stream(
-    translator: Any,
-    input: Path | None,
-    output: Path | None,
-    *,
-    overlong: Overlong = "error",
-    stream: bool = False,
-    **options: Any,
-) -> None:
-    """Translate a file (default standard input) to a file (default standard output), one line out for each line in.
-
-    Lines end at \\n alone (a \\r before it belongs to the end). Bytes that are no UTF-8 are replaced, with a warning on
-    standard error. n_best > 1: the translations of a line stand on one line, separated by tabs. `translator` is
-    anything with `n_best` as `Translator` has it; it sees some thousand lines at a time. stream: every piece of text is
-    written as soon as it is decided, by the `stream` of `translator`.
-    """
-    with ExitStack() as stack:
-        if input is None and sys.stdin is None:
-            raise UserError("standard input is closed; give a file with --input")
-        source = stack.enter_context(_open(input, "rb")) if input else sys.stdin.buffer
-        if input and output and output.exists() and output.samefile(input):
-            raise UserError(f"{output}: is the input as well: choose another output")
-        target = _Writer(stack.enter_context(_open(output, "wb")) if output else sys.stdout.buffer, output)
-        reader, number = _Reader(source, str(input or "standard input")), 1
-        if stream:
-            for line in reader:
-                for piece in translator.stream(line, overlong=overlong, line_number=reader.number, **options):
-                    target.write(_one_line(piece, False).encode())
-                target.write(b"\n")
-            return
-        # A person at the keyboard waits for each line.
-        size = 1 if source.isatty() else STREAM_LINES
-        while lines := list(islice(reader, size)):
-            translations = translator.n_best(lines, overlong=overlong, first_line=number, scored=False, **options)
-            target.write(b"".join(_row(found).encode() + b"\n" for found in translations))
-            number += len(lines)
-
-
-def _open(path: Path, mode: str) -> BinaryIO:
-    try:
-        return path.open(mode, buffering=0 if mode == "wb" else -1)  # type: ignore[return-value]
-    except OSError as error:
-        verb = "read" if mode == "rb" else "written"
-        raise UserError(f"{path}: cannot be {verb} ({error.strerror})") from error
-
-
-class _Reader(Iterator[str]):
-    def __init__(self, stream: BinaryIO, name: str):
-        self.stream, self.name, self.number, self.warned = stream, name, 0, False
-
-    def __next__(self) -> str:
-        line = self.stream.readline()
-        if not line:
-            raise StopIteration
-        self.number += 1
-        if line.endswith(b"\n"):
-            line = line[:-1].removesuffix(b"\r")
-        if self.number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        try:
-            return line.decode()
-        except UnicodeDecodeError:
-            if not self.warned:
-                print(f"{self.name}, line {self.number}: not UTF-8, bad bytes are replaced", file=sys.stderr)
-                self.warned = True
-            return line.decode(errors="replace")
-
-
-class _Writer:
-    """Every write goes out at once, so that closing has nothing left to fail at."""
-
-    def __init__(self, stream: BinaryIO, path: Path | None):
-        self.stream, self.name = stream, str(path or "standard output")
-
-    def write(self, data: bytes) -> None:
-        """`UserError` names what has no room for it; who reads no more is the caller's matter."""
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[self.stream.write(left) :]
-            self.stream.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise UserError(f"{self.name}: could not be written ({error.strerror}); look for free space") from error
-
-
-def _row(found: Sequence[Translation]) -> str:
-    return "\t".join(_one_line(translation.text, len(found) > 1) for translation in found)
-
-
-def _one_line(text: str, tabs_separate: bool) -> str:
-    return re.sub(r"[\n\t]" if tabs_separate else r"\n", " ", text)

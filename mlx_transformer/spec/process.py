@@ -64,7 +64,8 @@ def _status(name: str, command: Callable[[], int | None], interrupts: _Interrupt
         return done.code if isinstance(done.code, int) else 0 if done.code is None else FAULT
     except BaseException as error:
         if interrupts.raised or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
-            return _failed(name, "interrupted", INTERRUPTED)
+            hint = str(error) if isinstance(error, KeyboardInterrupt) else ""
+            return _failed(name, f"interrupted; {hint}" if hint else "interrupted", INTERRUPTED)
         return _explained(name, error)
 
 

@@ -22,12 +22,12 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.spec.progress import Reporter, duration
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 
 from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches, train_tokenizer
 from .plan import check_fits, ends_inside_warm_up, plan_lines
-from .progress import Reporter, duration
 from .recipe import Recipe
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate

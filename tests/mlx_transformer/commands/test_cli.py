@@ -99,7 +99,7 @@ def test_help_is_quick_and_needs_no_mlx():
         (["translate", "nowhere", "--beam", "0"], ["--beam 0 must be"]),
         (["translate", "nowhere", "--beam", "2", "--n-best", "3"], ["--n-best 3 is more than --beam 2"]),
         (["translate", "nowhere", "--top-k", "3"], ["--top-k 3 has an effect in sampling only: add --sample"]),
-        (["translate", "nowhere", "--overlong", "skip"], ["--overlong", "truncate"]),
+        (["translate", "nowhere", "--overlong", "cut"], ["--overlong", "truncate"]),
         (["translate", "nowhere", "--backend", "torch"], ["--backend", "onnx"]),
         (["export", "nowhere", "x", "--target", "gpu"], ["--target", "'portable'", "'cuda'"]),
         (["export", "nowhere", "x", "--precision", "int2"], ["--precision", "'int8'", "'packed'"]),

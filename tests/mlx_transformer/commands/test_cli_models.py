@@ -8,7 +8,7 @@ import os
 import pytest
 from command_line import LINES, TEXT, both_models, caller, refused
 from tiny_run import start
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from export import OnnxTransformer
 from export.package.facts import graph_facts
@@ -34,7 +34,7 @@ def test_both_backends_print_the_same(call, made):
     options = ["--beam", 3, "--n-best", 2, "--length-penalty", 0.2, "--early-stopping", "--max-new-tokens", 8]
     mlx, onnx = (call("translate", made / name, *options, stdin=TEXT) for name in ("model", "onnx"))
     assert mlx == onnx
-    assert [line.count("\t") for line in mlx[1].split("\n")[:-1]] == [1, 0, 1, 0, 1]
+    assert [line.count("\t") for line in mlx[1].split("\n")[:-1]] == [1] * 5
     sampled = ["--sample", "--temperature", 0.7, "--top-k", 9, "--top-p", 0.9]
     first, again, other = (
         call("translate", made / "model", *sampled[:2], seed, *sampled[3:], stdin=TEXT) for seed in "334"
@@ -53,12 +53,64 @@ def test_translate_files(call, made, tmp_path):
     refused(call("translate", made / "model", "--output", tmp_path / "no" / "x"), "cannot be written")
 
 
-def test_lines_that_are_too_long(call, made):
+def test_lines_that_are_too_long(call, made, tmp_path):
     long = "one " * 100
-    refused(call("translate", made / "model", stdin=f"x\n{long}\n"), "line 2: ", "at most 40")
-    for policy in ("truncate", "split"):
-        status, out, said = call("translate", made / "model", "--overlong", policy, stdin=f"{long}\nx\n")
-        assert (status, out.count("\n"), said) == (0, 2, "")
+    refused(call("translate", made / "model", "--overlong", "error", stdin=f"x\n{long}\n"), "line 2: ", "at most 40")
+    asked = [[], *(["--overlong", policy] for policy in ("split", "truncate", "skip"))]
+    results = [call("translate", made / "model", *policy, stdin=f"{long}\nx\n") for policy in asked]
+    assert results[0] == results[1]
+    for status, out, said in results:
+        assert (status, out.count("\n")) == (0, 2)
+        assert said.startswith("standard input: 1 of 2 lines, the first of them line 1: longer than the model takes, ")
+    assert results[3][1].startswith("\n")
+    (tmp_path / "in").write_text(f"{long}\nx\n")
+    files = ["--source", tmp_path / "in", "--reference", tmp_path / "in"]
+    refused(call("evaluate", made / "onnx", *files), "line 1: ", "choose --overlong split")
+
+
+def test_scores_and_json(call, made):
+    arguments = ["--beam", 3, "--n-best", 2]
+    plain = call("translate", made / "onnx", *arguments, stdin=TEXT)[1].split("\n")[:-1]
+    scored = call("translate", made / "onnx", *arguments, "--scores", stdin=TEXT)[1].split("\n")[:-1]
+    rows = [
+        json.loads(line) for line in call("translate", made / "onnx", *arguments, "--json", stdin=TEXT)[1].splitlines()
+    ]
+    for line, cells, row, source in zip(plain, scored, rows, LINES, strict=True):
+        cells = cells.split("\t")
+        assert (cells[::2], len(cells)) == (line.split("\t"), 4)
+        assert row["source"] == source
+        assert [t["text"] for t in row["translations"]] == [text for text in cells[::2] if source.strip()] or [""]
+        assert [f"{t['score']:.4f}" for t in row["translations"]] == [score for score in cells[1::2] if score]
+
+
+def test_text_as_an_argument(call, made):
+    expected = call("translate", made / "onnx", stdin="one two\nthree\n")[1]
+    assert call("translate", made / "onnx", "one two", "three") == (0, expected, "")
+    refused(call("translate", made / "onnx", "one", "--input", "x"), "text is given twice")
+    refused(call("translate", made / "onnx", "one", "--resume"), "--resume continues a file: it needs")
+
+
+def test_a_killed_translation_is_continued(made, tmp_path):
+    source = tmp_path / "in"
+    source.write_text("one two three\nfour five\n" * 2500)
+    options = ["--input", source, "--max-new-tokens", 2, "--threads", 1]
+    with start("translate", made / "onnx", *options, "--output", tmp_path / "whole") as process:
+        assert process.wait(timeout=PATIENCE) == 0
+    arguments = ["translate", made / "onnx", *options, "--output", tmp_path / "out"]
+    with start(*arguments) as process:
+        until(lambda: (tmp_path / "out.partial.json").exists() or process.poll() is not None)
+        process.kill()
+    assert not (tmp_path / "out").exists()
+    with start(*arguments) as process:
+        assert process.wait(timeout=PATIENCE) == 2
+        assert "go on with --resume" in process.stderr.read()
+    with start(*arguments, "--resume", "--beam", 2) as process:
+        assert process.wait(timeout=PATIENCE) == 2
+        assert "--beam 1 before, now 2" in process.stderr.read()
+    with start(*arguments, "--resume") as process:
+        assert process.wait(timeout=PATIENCE) == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "whole"}
 
 
 def test_bytes_that_are_no_text_are_replaced_with_a_warning(call, made):

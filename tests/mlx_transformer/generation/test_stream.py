@@ -154,7 +154,7 @@ def test_command_line(text_folder, capsysbinary, monkeypatch, text_model):
         assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     assert main(["translate", str(text_folder / "onnx"), "--stream", "--beam", "2"]) == 2
-    assert b"stream with beam=1" in capsysbinary.readouterr().err
+    assert b"stream with --beam 1" in capsysbinary.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import sys
-from types import SimpleNamespace
-
 import pytest
+from upper_case import TOKENIZER, translator
 
-from mlx_transformer.generation.options import Hypothesis
-from mlx_transformer.generation.translate import Translator, translate_stream
+from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
-
-TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
-
-
-def translator(max_positions=64, calls=None, **config):
-    """Translates by upper-casing; its n-th best output has n exclamation marks."""
-
-    def search(rows, n_best=1, **options):
-        if calls is not None:
-            calls.append(rows)
-        assert all(len(row) <= max_positions and row[-1] == 2 for row in rows)
-        texts = [TOKENIZER.decode(row).upper() for row in rows]
-        return [[Hypothesis(TOKENIZER.encode(t + "!" * n)[:-1], -1.0 - n) for n in range(n_best)] for t in texts]
-
-    sizes = {"vocab_size": 280, "max_positions": max_positions, "d_model": 8, "heads": 1}
-    return Translator(TransformerConfig(**{**sizes, **config}), TOKENIZER, search)
 
 
 def test_lines_stay_aligned():
@@ -80,7 +59,7 @@ def test_ten_thousand_tokens_are_split_quickly():
 def test_refusals():
     with pytest.raises(UserError, match="list of lines"):
         translator().translate("one")
-    with pytest.raises(UserError, match="overlong='cut' is not one of error, truncate, split"):
+    with pytest.raises(UserError, match="overlong='cut' is not one of error, truncate, split, skip"):
         translator().translate(["one"], overlong="cut")
     with pytest.raises(UserError, match="tokenizer of 280 tokens, but the model has 270"):
         translator(vocab_size=270)
@@ -92,37 +71,8 @@ def test_refusals():
         Translator(TransformerConfig(vocab_size=280), None, lambda rows: [], "folder")
 
 
-def test_a_file_keeps_its_lines(tmp_path, capsys):
-    source, target = tmp_path / "in", tmp_path / "out"
-    source.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\x85\xffthree\nfour\rfive")
-    translate_stream(translator(), source, target)
-    assert target.read_bytes() == "ONE\n\nTWO\ufffd\ufffdTHREE\nFOUR\rFIVE\n".encode()
-    assert "line 3: not UTF-8" in capsys.readouterr().err
-    translate_stream(translator(), source, target, n_best=2)
-    assert target.read_bytes().split(b"\n")[0] == b"ONE\tONE!"
-    with pytest.raises(UserError, match="is the input as well"):
-        translate_stream(translator(), source, source)
-    with pytest.raises(UserError, match="cannot be read"):
-        translate_stream(translator(), tmp_path / "none", target)
-    with pytest.raises(UserError, match="cannot be written"):
-        translate_stream(translator(), source, tmp_path / "none" / "out")
-
-
-def test_standard_streams_and_newlines_in_outputs(monkeypatch):
-    out = io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one\ntwo\n")))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out))
-    model = translator()
-    model.search = lambda rows, **options: [[Hypothesis(TOKENIZER.encode("a\nb")[:-1], 0.0)] for _ in rows]
-    translate_stream(model, None, None)
-    assert out.getvalue() == b"a b\na b\n"
-
-
-def test_a_long_stream_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("mlx_transformer.generation.translate.STREAM_LINES", 3)
-    calls, source = [], tmp_path / "in"
-    source.write_text("one\n" * 7 + "xyz" * 40 + "\n")
-    with pytest.raises(UserError, match="line 8: "):
-        translate_stream(translator(calls=calls), source, tmp_path / "out")
-    assert [len(rows) for rows in calls] == [3, 3]
-    assert (tmp_path / "out").read_text() == "ONE\n" * 6
+def test_a_long_line_is_skipped_on_request():
+    told = []
+    found = translator(10).n_best(["x" * 30, "one"], overlong="skip", first_line=5, on_overlong=told.append)
+    assert [line[0].text for line in found] == ["", "ONE"]
+    assert told == [5]

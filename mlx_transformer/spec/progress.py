@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
@@ -21,14 +22,17 @@ class Reporter:
     read of it any more: a closed terminal or pipe is no error.
     """
 
-    def __init__(self, title: str, log_seconds: float = 10.0):
-        self.title, self.log_seconds = title, log_seconds
+    def __init__(self, title: str, log_seconds: float = 10.0, brief: bool = False):
+        """brief: of work that may take no time: no bar stays on a terminal, and a log is told nothing before
+        `log_seconds` have passed."""
+        self.title, self.log_seconds, self.brief = title, log_seconds, brief
         self.file = cast(IO[str], _Lossy(sys.stderr))
         self.console = Console(file=self.file)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._first: tuple[float, float] | None = None  # when, at which share
-        self._last: float | None = None
+        self._last: float | None = time.monotonic() if brief else None
+        self._told = not brief
 
     def __enter__(self) -> Reporter:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
@@ -43,6 +47,8 @@ class Reporter:
                 TextColumn("left"),
                 TimeRemainingColumn(compact=not elapsed),
                 console=self.console,
+                transient=self.brief,
+                redirect_stdout=not self.brief,
             )
             self._task = self._progress.add_task(self.title, total=1.0, status="")
             self._progress.start()
@@ -59,9 +65,10 @@ class Reporter:
         now = time.monotonic()
         if self._first is None:
             self._first = (now, share)
-        if share < 1 and self._last is not None and now - self._last < self.log_seconds:
+        soon = self._last is not None and now - self._last < self.log_seconds
+        if soon and (share < 1 or not self._told):
             return
-        self._last = now
+        self._last, self._told = now, True
         begin, share_then = self._first  # a resumed run begins with a share that took no time
         done = share - share_then
         left = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
@@ -72,6 +79,16 @@ class Reporter:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=self.file, flush=True)
+
+
+@contextmanager
+def quiet_progress(title: str | None) -> Iterator[Callable[[float, str], None]]:
+    """`update` of a brief `Reporter`; without a title nothing is shown."""
+    if title is None:
+        yield lambda share, status: None
+        return
+    with Reporter(title, brief=True) as reporter:
+        yield reporter.update
 
 
 class _Lossy:

@@ -1,0 +1,210 @@
+"""A file translated to a file, or a stream to a stream: one line out for each line in, in memory that doesn't grow.
+
+check the whole input -> parts of some thousand lines -> translations -> written; what is written is never begun anew
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlx_transformer.spec.encoding import without_mark
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.progress import quiet_progress
+
+from .lines import PART_LINES, Layout, LineReader, one_line
+from .output import Progress, Writer, writer
+from .translate import Overlong
+
+BLOCK = 1 << 20  # bytes
+DONE_WITH = {
+    "split": "translated in pieces",
+    "truncate": "translated as far as it takes",
+    "skip": "left empty",
+}
+
+
+def translate_stream(
+    translator: Any,
+    input: Path | None = None,
+    output: Path | None = None,
+    *,
+    text: Sequence[str] = (),
+    overlong: Overlong = "error",
+    scores: bool = False,
+    json: bool = False,
+    stream: bool = False,
+    resume: bool = False,
+    model_facts: Callable[[], Mapping[str, str]] = dict,
+    **options: Any,
+) -> None:
+    """Translate a file (default: `text`, or else standard input) to a file (default: standard output), one line out for
+    each line in.
+
+    Lines and their translations are as in `lines.py`. A file is read once before it is translated, so that what is
+    wrong with a line of it is found before the first translation, not after the last hour; OUTPUT appears whole or not
+    at all, and an interrupted one is continued by `resume` (`output.py`), with the same bytes in the end. How many
+    lines were too long for the model is said on standard error, as is, for a file, how far it is.
+
+    translator: anything with `n_best` as `Translator` has it. stream: every piece of text is written as soon as it is
+    decided, by the translator's `stream`. model_facts: what must not change between an interrupted translation and the
+    one that continues it, by name, beside input and options. `UserError` for what can't be read, written or continued.
+    """
+    if stream and (scores or json or resume):
+        raise UserError("stream=True writes bare text as it is decided: without scores, json and resume")
+    if text and input is not None:
+        raise UserError("text is given twice: as an argument, and as a file (input)")
+    if resume and (input is None or output is None):
+        raise UserError("resume=True continues a file: it needs input and output")
+    layout = Layout(n_best=options.get("n_best", 1), scores=scores, json=json)
+    if input is not None and output is not None and output.exists() and input.exists() and output.samefile(input):
+        raise UserError(f"{output}: is the input as well: choose another output")
+    with ExitStack() as stack:
+        source, name = _source(stack, input, text)
+        known = _checked(input, translator, overlong) if input is not None and input.is_file() else None
+
+        def facts() -> Mapping[str, str]:
+            assert known is not None
+            settings = {**options, "overlong": overlong, "scores": scores, "json": json}
+            return {"input": known.digest, **{key: str(value) for key, value in settings.items()}, **model_facts()}
+
+        target = writer(output, None if known is None or stream else facts, resume)
+        stack.callback(target.close)
+        aside = output is not None or not sys.stdout.isatty()
+        lines = known.lines if known and aside else None
+        _Job(translator, source, name, target, layout, overlong, lines, options).run(stream)
+
+
+@dataclass(frozen=True)
+class _Input:
+    lines: int
+    digest: str
+
+
+@dataclass
+class _Job:
+    translator: Any
+    source: BinaryIO
+    name: str
+    target: Writer
+    layout: Layout
+    overlong: Overlong
+    lines: int | None
+    """Of the input, where that is known and progress is shown."""
+    options: Mapping[str, Any]
+
+    def run(self, stream: bool) -> None:
+        self.progress = replace(getattr(self.target, "progress", Progress()))
+        if self.progress.read:
+            self.source.seek(self.progress.read)
+        reader = LineReader(self.source, self.name, self.progress.lines, self.progress.read)
+        try:
+            self._stream(reader) if stream else self._parts(reader)
+            self.target.finish()
+        except (UserError, KeyboardInterrupt) as error:
+            if kept := getattr(self.target, "progress", Progress()).lines:
+                what = f"{error}; " if str(error) else ""
+                error.args = (f"{what}{kept:,} lines are done: go on with --resume",)
+            raise
+        self._tell()
+
+    def _parts(self, reader: LineReader) -> None:
+        # A person at the keyboard waits for each line.
+        size = 1 if self.source.isatty() else PART_LINES
+        with quiet_progress("translate" if self.lines else None) as report:
+            for lines in reader.parts(size):
+                if self.progress.lines:
+                    self.target.save(replace(self.progress))
+                found = self.translator.n_best(
+                    lines,
+                    overlong=self.overlong,
+                    first_line=self.progress.lines + 1,
+                    scored=self.layout.scored,
+                    on_overlong=self._count,
+                    **self._watched(len(lines), report),
+                    **self.options,
+                )
+                rows = (self.layout.line(*pair) + "\n" for pair in zip(lines, found, strict=True))
+                data = "".join(rows).encode(errors="replace")
+                self.target.write(data)
+                self.progress.lines, self.progress.read = reader.number, reader.position
+                self.progress.written += len(data)
+
+    def _stream(self, reader: LineReader) -> None:
+        for line in reader:
+            pieces = self.translator.stream(
+                line, overlong=self.overlong, line_number=reader.number, on_overlong=self._count, **self.options
+            )
+            for piece in pieces:
+                self.target.write(one_line(piece).encode(errors="replace"))
+            self.target.write(b"\n")
+            self.progress.lines = reader.number
+
+    def _watched(self, lines: int, report: Callable[[float, str], None]) -> dict[str, Any]:
+        """What tells `report` of the search in these lines, where there is something to report."""
+        if not self.lines:
+            return {}
+        before, all_lines = self.progress.lines, self.lines
+
+        def done(share: float) -> None:
+            now = before + round(share * lines)
+            report(now / all_lines, f"{now:,} of {all_lines:,} lines")
+
+        return {"done": done}
+
+    def _count(self, line: int) -> None:
+        self.progress.first_overlong = self.progress.first_overlong or line
+        self.progress.overlong += 1
+
+    def _tell(self) -> None:
+        if count := self.progress.overlong:
+            lines = (
+                f"{count:,} of {self.progress.lines:,} lines, the first of them line {self.progress.first_overlong:,}"
+            )
+            print(f"{self.name}: {lines}: longer than the model takes, {DONE_WITH[self.overlong]}", file=sys.stderr)
+
+
+def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[BinaryIO, str]:
+    if text:
+        return io.BytesIO("".join(f"{part}\n" for part in text).encode(errors="surrogateescape")), "text"
+    if input is None:
+        if sys.stdin is None:
+            raise UserError("standard input is closed; give a file with --input")
+        return sys.stdin.buffer, "standard input"
+    return stack.enter_context(_open(input)), str(input)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
+    """The lines and the SHA-256 of a file; `UserError` for a line that would end its translation."""
+    digest, lines, last = hashlib.sha256(), 0, b"\n"
+    with _open(path) as file:
+        try:
+            while block := file.read(BLOCK):
+                if not lines:
+                    without_mark(block, str(path))
+                digest.update(block)
+                lines += block.count(b"\n")
+                last = block[-1:]
+            file.seek(0)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        rows = getattr(getattr(translator, "translator", translator), "rows", None)
+        if overlong == "error" and rows is not None:
+            reader, first = LineReader(file, str(path), quiet=True), 1
+            for part in reader.parts():
+                rows(part, overlong, first)
+                first += len(part)
+    return _Input(lines + (last != b"\n"), digest.hexdigest())

@@ -1,0 +1,93 @@
+"""Lines of text from a stream of bytes, and lines of translations for one."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from mlx_transformer.spec.encoding import without_mark
+from mlx_transformer.spec.errors import UserError
+
+from .translate import Translation
+
+PART_LINES, PART_BYTES = 2000, 4 << 20
+"""Read, translated and written at once: so many lines, or fewer of so many bytes together."""
+
+
+class LineReader(Iterator[str]):
+    """Lines end at \\n alone (a \\r before it belongs to the end). Bytes that are no UTF-8 are replaced, with one
+    warning on standard error; another encoding that says so is a `UserError`.
+
+    number: of lines that were read. position: bytes that were read.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str, number: int = 0, position: int = 0, quiet: bool = False):
+        self.stream, self.name, self.number, self.position, self.warned = stream, name, number, position, quiet
+
+    def __next__(self) -> str:
+        try:
+            line = self.stream.readline()
+        except OSError as error:
+            raise UserError(f"{self.name}: cannot be read ({error.strerror})") from error
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.position += len(line)
+        if self.number == 1:
+            line = without_mark(line, self.name)
+        if line.endswith(b"\n"):
+            line = line[:-1].removesuffix(b"\r")
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            if not self.warned:
+                print(f"{self.name}, line {self.number}: not UTF-8, bad bytes are replaced", file=sys.stderr)
+                self.warned = True
+            return line.decode(errors="replace")
+
+    def parts(self, lines: int = PART_LINES) -> Iterator[list[str]]:
+        """All that is left, so many lines at a time. Where a part ends depends on the text alone."""
+        part, begin = [], self.position
+        for line in self:
+            part.append(line)
+            if len(part) == lines or self.position - begin >= PART_BYTES:
+                yield part
+                part, begin = [], self.position
+        if part:
+            yield part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the translations of a line are written: on one line, n_best of them separated by tabs, with `scores` each
+    followed by its score; or as JSON, {"source": ..., "translations": [{"text": ..., "score": ...}, ...]}.
+
+    Every line has the same columns; what there is no translation for is empty.
+    """
+
+    n_best: int = 1
+    scores: bool = False
+    json: bool = False
+
+    @property
+    def scored(self) -> bool:
+        return self.scores or self.json
+
+    def line(self, source: str, found: Sequence[Translation]) -> str:
+        if self.json:
+            translations = [{"text": t.text, "score": t.score} for t in found]
+            return json.dumps({"source": source, "translations": translations}, ensure_ascii=False)
+        cells: list[str] = []
+        for i in range(self.n_best):
+            cells.append(one_line(found[i].text, self.n_best > 1 or self.scores) if i < len(found) else "")
+            if self.scores:
+                cells.append(f"{found[i].score:.4f}" if i < len(found) else "")
+        return "\t".join(cells)
+
+
+def one_line(text: str, tabs_separate: bool = False) -> str:
+    return re.sub(r"[\n\t]" if tabs_separate else r"\n", " ", text)

@@ -1,0 +1,168 @@
+"""Where translations go: standard output, or a file that appears whole or not at all.
+
+While OUTPUT is being made it is OUTPUT.partial, and OUTPUT.partial.json says how far that is trusted and what it is a
+translation of; at the end it takes its name. What was OUTPUT before stays until then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from mlx_transformer.spec.durable import write_text
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
+
+FORMAT = 1
+DIGEST = 64  # characters of a fact that nobody can read
+
+
+@dataclass
+class Progress:
+    """How far a translation has come. read: bytes of the input, written: of the output. overlong: lines that were, and
+    the first of them."""
+
+    lines: int = 0
+    read: int = 0
+    written: int = 0
+    overlong: int = 0
+    first_overlong: int = 0
+
+
+class Writer:
+    """Every write goes out at once, so that closing has nothing left to fail at."""
+
+    def __init__(self, stream: BinaryIO, name: str):
+        self.stream, self.name = stream, name
+
+    def write(self, data: bytes) -> None:
+        """`UserError` names what has no room for it; who reads no more is the caller's matter."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self.stream.write(left) :]
+            self.stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise UserError(f"{self.name}: could not be written ({error.strerror}); look for free space") from error
+
+    def save(self, progress: Progress) -> None:
+        """A part is written."""
+
+    def finish(self) -> None:
+        """All is written."""
+
+    def close(self) -> None:
+        """After `finish`, or after an error."""
+
+
+class Device(Writer):
+    """A pipe or a device by its name."""
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class Partial(Writer):
+    """OUTPUT.partial, beside the file that it becomes."""
+
+    def __init__(self, path: Path, facts: Callable[[], Mapping[str, str]] | None, resume: bool):
+        """facts: what a translation must have in common with the one that it continues, as it is told; None: it can't
+        be continued. `UserError` where one can't be begun, or not be resumed."""
+        self.path = Path(os.path.realpath(path))  # a link stays a link
+        self.partial = self.path.with_name(f"{self.path.name}.partial")
+        self.record = self.path.with_name(f"{self.partial.name}.json")
+        self.shown = path.with_name(self.partial.name)
+        self.facts, self.progress, self.finished = facts, Progress(), False
+        earlier = self.partial.exists() and self.record.exists()
+        if resume:
+            self._read(earlier)
+        elif earlier:
+            raise UserError(
+                f"{self.shown}: holds what an interrupted translation has done; go on with --resume, or remove the file"
+            )
+        try:
+            stream = open(self.partial, "r+b" if self.progress.lines else "wb", buffering=0)  # noqa: SIM115 - see close
+            stream.truncate(self.progress.written)
+            stream.seek(self.progress.written)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+        super().__init__(stream, str(path))
+
+    def _read(self, earlier: bool) -> None:
+        if not earlier:
+            if self.record.exists() and self.path.exists():  # killed between the last two steps
+                self.record.unlink()
+            return
+        values = read_json(self.record)
+        try:
+            begun, progress = dict(values["facts"]), Progress(**values["progress"])
+            whole = values["format"] == FORMAT and progress.written <= self.partial.stat().st_size
+        except (LookupError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise UserError(f"{self.record}: damaged; remove it and {self.shown}, and begin anew")
+        now = self.known
+        changed = [
+            f"{name} is another than before"
+            if len(now.get(name, "")) == DIGEST
+            else f"{name}={begun.get(name)} before, now {now.get(name)}"
+            for name in {**begun, **now}
+            if begun.get(name) != now.get(name)
+        ]
+        if changed:
+            raise UserError(f"{self.shown}: {'; '.join(changed)}; give what it was begun with, or remove the file")
+        self.progress = progress
+
+    @cached_property
+    def known(self) -> dict[str, str]:
+        assert self.facts is not None
+        return dict(self.facts())
+
+    def save(self, progress: Progress) -> None:
+        if self.facts is None:
+            return
+        os.fsync(self.stream.fileno())
+        self.progress = progress
+        record = {"format": FORMAT, "progress": asdict(progress), "facts": self.known}
+        write_text(self.record, json.dumps(record, indent=2) + "\n")
+
+    def finish(self) -> None:
+        try:
+            os.fsync(self.stream.fileno())
+            self.stream.close()
+            os.replace(self.partial, self.path)
+        except OSError as error:
+            raise UserError(f"{self.name}: could not be written ({error.strerror}); look for free space") from error
+        self.finished = True
+        with suppress(OSError):
+            self.record.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """What can be continued stays."""
+        self.stream.close()
+        if not self.finished and not self.progress.lines:
+            with suppress(OSError):
+                self.partial.unlink(missing_ok=True)
+
+
+def writer(output: Path | None, facts: Callable[[], Mapping[str, str]] | None, resume: bool) -> Writer:
+    """For standard output, a file, or what is no file, such as a pipe, which is written to as it is."""
+    if output is None:
+        return Writer(sys.stdout.buffer, "standard output")
+    if output.is_file() or not output.exists():
+        return Partial(output, facts, resume)
+    if resume:
+        raise UserError(f"{output}: is no file, so nothing of it was kept; leave out --resume")
+    try:
+        return Device(open(output, "wb", buffering=0), str(output))
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written ({error.strerror})") from error
