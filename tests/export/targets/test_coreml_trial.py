@@ -13,7 +13,17 @@ from random_models import write_model
 from export import OnnxTransformer, export_onnx
 from export.runtime import sessions as opening
 from export.targets.coreml import trial
-from export.targets.coreml.trial import MAX, NATURAL_MAX, NATURAL_RMS, OPTIONS, PROVIDER, RMS, asked, difference, inputs
+from export.targets.coreml.trial import (
+    MAX,
+    NATURAL_MAX,
+    NATURAL_RMS,
+    OPTIONS,
+    PROVIDER,
+    RMS,
+    difference,
+    inputs,
+    with_options,
+)
 from export.validate.engines import open_engine
 from export.validate.rule import BUDGETS, UNIT
 from mlx_transformer.spec.checkpoint import open_checkpoint
@@ -94,10 +104,10 @@ def test_what_computes_right_is_used_in_the_form_that_does(written, coreml, caps
 
 def test_options_that_are_given_stay():
     given = [(PROVIDER, {"MLComputeUnits": "CPUOnly", "RequireStaticInputShapes": "1"}), CPU, ("Other", {"a": 1})]
-    (name, options), *others = asked(given)
+    (name, options), *others = with_options(given)
     assert (name, others) == (PROVIDER, given[1:])
     assert options == {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly", "RequireStaticInputShapes": "1"}
-    assert asked([CPU, PROVIDER]) == [CPU, (PROVIDER, OPTIONS)]
+    assert with_options([CPU, PROVIDER]) == [CPU, (PROVIDER, OPTIONS)]
 
 
 def half(name, value, feeds):
