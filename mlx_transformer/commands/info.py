@@ -16,7 +16,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 from mlx_transformer.spec.manifest import MANIFEST, verify_files
-from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
+from mlx_transformer.spec.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.spec.quantization import described
 from mlx_transformer.spec.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ def _checkpoint(path: Path) -> RenderableType:
     facts["digests"] = _digests(opened.folder)
     opened.tokenizer_json()  # which says what is wrong with it
     if opened.quantization:
-        facts["quantised"] = described(opened.quantization, parameter_shapes(opened.config))
+        facts["quantised"] = described(opened.quantization, quantizable_shapes(opened.config))
     run = path / "run.json"
     if run.is_file():
         facts |= _run(run)

@@ -10,8 +10,8 @@ import numpy as np
 from mlx_transformer.spec.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
 from mlx_transformer.spec.durable import check_free
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.quantization import Scheme, described, quantizable
+from mlx_transformer.spec.parameters import quantizable_shapes
+from mlx_transformer.spec.quantization import Scheme, described
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .model import Transformer
@@ -35,7 +35,7 @@ def quantize(model: Transformer, scheme: Scheme) -> None:
     """
     if quantization_of(model):
         raise UserError("the model is quantised already; quantise the one that it was made from")
-    shapes = quantizable(parameter_shapes(model.config))
+    shapes = quantizable_shapes(model.config)
     chosen = {name: scheme for name, shape in shapes.items() if scheme.divides(shape)}
     if not chosen:
         widths = ", ".join(map(str, sorted({width for _, width in shapes.values()})))
@@ -73,4 +73,4 @@ def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme, for
     quantization = quantization_of(model)
     save_checkpoint(out, model.config, model.weights(), text, quantization=quantization)
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
-    return f"{described(quantization, parameter_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"
+    return f"{described(quantization, quantizable_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

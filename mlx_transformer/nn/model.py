@@ -23,7 +23,9 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import (
     check_parameters,
+    embedding_names,
     output_weight_name,
+    position_table_names,
     source_embedding_name,
     target_embedding_name,
 )
@@ -263,11 +265,10 @@ def initialise(model: Transformer) -> None:
     """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
     matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
     normal, xavier = nn.init.normal(std=model.config.d_model**-0.5), nn.init.glorot_uniform()
-    fresh = []
+    tables, fresh = embedding_names(model.config) | position_table_names(model.config), []
     for name, value in named_parameters(model):
         if value.ndim == 2:
-            table = "embedding" in name or name.endswith("positions.weight")
-            fresh.append((name, normal(value) if table else xavier(value, 1.0)))
+            fresh.append((name, normal(value) if name in tables else xavier(value, 1.0)))
         elif name.endswith("_proj.bias"):
             fresh.append((name, mx.zeros_like(value)))
     model.load_weights(fresh, strict=False)

@@ -25,7 +25,7 @@ from .errors import UserError
 from .files import open_file, read_json, read_text
 from .manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
 from .memory import check_memory
-from .parameters import check_parameters, parameter_shapes
+from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -196,7 +196,7 @@ def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, 
         values = parse_object(text)
         quantized = values.pop(KEY, None)
         config = TransformerConfig.from_dict(values)
-        return config, {} if quantized is None else from_config(quantized, stored, parameter_shapes(config))
+        return config, {} if quantized is None else from_config(quantized, stored, quantizable_shapes(config))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

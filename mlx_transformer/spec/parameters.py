@@ -54,6 +54,24 @@ def output_weight_name(config: TransformerConfig) -> str:
     }[config.tie_embeddings]
 
 
+def embedding_names(config: TransformerConfig) -> set[str]:
+    """Tables that are read by token; a classifier that is tied to one multiplies by it too."""
+    source = {source_embedding_name(config)} if config.has_encoder else set()
+    return source | ({target_embedding_name(config)} if config.has_decoder else set())
+
+
+def position_table_names(config: TransformerConfig) -> set[str]:
+    """Tables that are read by position, learned positions and T5's buckets: nothing is multiplied by them."""
+    stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
+    return {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+
+
+def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
+    """The matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
+    others = position_table_names(config)
+    return {name: s for name, s in parameter_shapes(config).items() if len(s) == 2 and name not in others}
+
+
 def check_parameters(
     config: TransformerConfig, found: Mapping[str, Shape], where: str, quantization: Quantization | None = None
 ) -> None:
@@ -92,11 +110,15 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
         yield "output_proj.bias", (c.vocab_size,)
 
 
-def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
+def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Shape]]:
     if c.positions == "learned":
-        yield f"{name}.positions.weight", (c.max_positions, c.d_model)
+        yield f"{stack}.positions.weight", (c.max_positions, c.d_model)
     if c.positions == "relative":
-        yield f"{name}.positions.weight", (c.relative_buckets, c.heads)
+        yield f"{stack}.positions.weight", (c.relative_buckets, c.heads)
+
+
+def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
+    yield from _position_tables(c, name)
     for i in range(layers):
         layer = f"{name}.layers.{i}"
         yield from _attention(c, f"{layer}.self_attention")

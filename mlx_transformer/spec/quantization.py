@@ -24,7 +24,7 @@ from .errors import UserError
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 KEY = "quantization"
-"""Of config.json."""
+"""The key in config.json."""
 
 Shape = tuple[int, ...]
 
@@ -57,11 +57,6 @@ def tensors_of(name: str) -> tuple[str, str, str]:
     return name, f"{path}.scales", f"{path}.biases"
 
 
-def quantizable(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Those of a parameter table that MLX's layers can hold quantised: matrices of linear maps and embeddings."""
-    return {name: s for name, s in shapes.items() if len(s) == 2 and not name.endswith("positions.weight")}
-
-
 def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> dict[str, Shape]:
     """A parameter table, its quantised matrices replaced by what is stored of them."""
     found: dict[str, Shape] = {}
@@ -82,21 +77,20 @@ def to_config(quantization: Quantization) -> dict[str, Any]:
     return {**asdict(common), "mode": "affine", **others}
 
 
-def from_config(values: Any, names: Iterable[str], shapes: Mapping[str, Shape]) -> dict[str, Scheme]:
+def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]) -> dict[str, Scheme]:
     """{parameter: scheme} of config.json's entry for the tensors stored in a file (`names`).
 
-    As in mlx-lm a matrix is quantised if its scales are there. `shapes` is the parameter table. Raises `UserError`
-    listing every problem.
+    As in mlx-lm a matrix is quantised if its scales are there. `matrices`: those that can be quantised
+    (`parameters.quantizable_shapes`). Raises `UserError` listing every problem.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{KEY}: expected an object with group_size and bits, found {type(values).__name__}")
-    known = quantizable(shapes)
     layers = {f"{path}.weight": value for path, value in values.items() if path not in ("group_size", "bits", "mode")}
     default = _scheme(values)
-    problems = [f"unknown layer {name.removesuffix('.weight')!r}" for name in layers if name not in known]
+    problems = [f"unknown layer {name.removesuffix('.weight')!r}" for name in layers if name not in matrices]
     found: dict[str, Scheme] = {}
     stored = set(names)
-    for name, shape in known.items():
+    for name, shape in matrices.items():
         wanted = layers.get(name, default)
         if tensors_of(name)[1] not in stored:
             continue
@@ -115,9 +109,9 @@ def from_config(values: Any, names: Iterable[str], shapes: Mapping[str, Shape]) 
     return found
 
 
-def described(quantization: Quantization, shapes: Mapping[str, Shape]) -> str:
-    """In words: which schemes, how many matrices of the parameter table, how much of it they are."""
-    sizes = {name: shape[0] * shape[1] for name, shape in quantizable(shapes).items()}
+def described(quantization: Quantization, matrices: Mapping[str, Shape]) -> str:
+    """In words: which schemes there are, and how many of the `matrices` and of their parameters have each."""
+    sizes = {name: shape[0] * shape[1] for name, shape in matrices.items()}
     parts = []
     for scheme, count in Counter(quantization.values()).most_common():
         share = sum(size for name, size in sizes.items() if quantization.get(name) == scheme)

@@ -23,8 +23,8 @@ from mlx_transformer.nn.loading import dense_weights, quantize, quantize_checkpo
 from mlx_transformer.nn.quantize import quantization_of
 from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.quantization import Packed, Scheme, from_config, quantizable, stored_shapes, to_config
+from mlx_transformer.spec.parameters import parameter_shapes, quantizable_shapes
+from mlx_transformer.spec.quantization import Packed, Scheme, from_config, stored_shapes, to_config
 
 pytestmark = pytest.mark.gpu_path
 
@@ -66,16 +66,16 @@ def test_any_words_unpack_to_the_integers_of_mlx(scheme, count, groups, seed):
 
 
 def test_config_says_what_mlx_lm_says():
-    shapes = parameter_shapes(wide())
-    usual = {name: Scheme(32, 4) for name in quantizable(shapes)}
+    shapes, matrices = parameter_shapes(wide()), quantizable_shapes(wide())
+    usual = {name: Scheme(32, 4) for name in matrices}
     assert to_config(usual) == {"group_size": 32, "bits": 4, "mode": "affine"}
     mixed = {**usual, "embedding.weight": Scheme(64, 8)}
     said = to_config(mixed)
     assert said["embedding"] == {"group_size": 64, "bits": 8}
-    assert from_config(json.loads(json.dumps(said)), stored_shapes(shapes, mixed), shapes) == mixed
+    assert from_config(json.loads(json.dumps(said)), stored_shapes(shapes, mixed), matrices) == mixed
     unless = {**said, "embedding": False}
     plain = {name: scheme for name, scheme in usual.items() if name != "embedding.weight"}
-    assert from_config(unless, stored_shapes(shapes, plain), shapes) == plain
+    assert from_config(unless, stored_shapes(shapes, plain), matrices) == plain
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_config_says_what_mlx_lm_says():
     ],
 )
 def test_nonsense_in_the_config_is_refused(values, said):
-    shapes = parameter_shapes(wide())
-    stored = stored_shapes(shapes, {name: Scheme(32, 4) for name in quantizable(shapes)})
+    shapes, matrices = parameter_shapes(wide()), quantizable_shapes(wide())
+    stored = stored_shapes(shapes, {name: Scheme(32, 4) for name in matrices})
     with pytest.raises(UserError, match=said):
-        from_config(values, stored, shapes)
+        from_config(values, stored, matrices)
     with pytest.raises(UserError, match="no matrix has scales"):
-        from_config({"group_size": 32, "bits": 4}, shapes, shapes)
+        from_config({"group_size": 32, "bits": 4}, shapes, matrices)
 
 
 @pytest.mark.parametrize("name", ["paper", "odd widths", "two vocabularies", "untied, decoder", "modern, encoder"])
@@ -108,7 +108,7 @@ def test_saved_loaded_and_run(name, tmp_path):
     save_checkpoint(tmp_path / "plain", config, random_weights(config))
     quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(32, 6))
     opened = open_checkpoint(tmp_path / "q")
-    divided = {n for n, shape in quantizable(parameter_shapes(config)).items() if shape[1] % 32 == 0}
+    divided = {n for n, shape in quantizable_shapes(config).items() if shape[1] % 32 == 0}
     assert opened.quantization.keys() == divided
     loaded = Transformer.load(tmp_path / "q")
     assert quantization_of(loaded) == opened.quantization
