@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return attention(q, k, v, mask, self.scale)
 
     def weights(self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None) -> mx.array:
-        """What each head looks at, for display: (B, H, T, S), each row a distribution over the keys."""
+        """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys."""
         return attention_weights(self.queries(x, rotation), k, mask, self.scale)
 
 

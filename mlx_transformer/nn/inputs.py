@@ -32,8 +32,8 @@ def as_ids(ids: Ids, vocab_size: int, name: str) -> mx.array:
 def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, causal: bool = False) -> mx.array | None:
     """Boolean (B, L), True on tokens, or None if it hides nothing; `causal`: padding to the right of it hides nothing.
 
-    (A causal model's real positions never look to the right, so right padding needs no mask there.) Only a mask that is
-    given as lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the ids.
+    (A causal model's real positions never attend to the right, so right padding needs no mask there.) Only a mask
+    of lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the ids.
     """
     if mask is None:
         return None

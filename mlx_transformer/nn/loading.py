@@ -46,14 +46,14 @@ def quantize(model: Transformer, scheme: Scheme) -> None:
 def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
     """As `model.weights()`, with the values of quantised matrices in the table's shapes."""
     quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
-    found = {}
+    weights = {}
     for name, array in model.weights().items():
         path, _, part = name.rpartition(".")
         if path not in quantized or part == "bias":
-            found[name] = array
+            weights[name] = array
         elif part == "weight":
-            found[name] = np.array(matrix(quantized[path]).astype(mx.float32))
-    return found
+            weights[name] = np.array(matrix(quantized[path]).astype(mx.float32))
+    return weights
 
 
 def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False) -> str:

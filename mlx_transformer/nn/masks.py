@@ -1,8 +1,8 @@
-"""Masks, built once at the model's boundary: one merged mask an attention, True where a query may look.
+"""Masks, built once at the model's boundary: one merged mask an attention, True where a query may attend.
 
 Shapes: B batch, T queries, S keys. A mask is None (everything is allowed), the word "causal" (no key after the query,
 last query aligned with last key; the fused kernels' own form), or an array that broadcasts to (B, H, T, S): boolean,
-or numbers to add to the scores, minus infinity where nobody may look.
+or numbers to add to the scores, minus infinity where no query may attend.
 No row of an array mask hides everything: what softmax makes of such a row differs from kernel to kernel.
 """
 

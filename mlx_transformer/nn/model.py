@@ -46,7 +46,7 @@ class Transformer(nn.Module):
 
     Ids are (B, L) integers: lists, NumPy (checked, `UserError`) or `mx.array` (believed). Masks are boolean (B, L),
     True on tokens and False on padding, on either side; None means no padding. In float16 or bfloat16 (`set_dtype`)
-    everything stays in that type. `tap(name, array)`, if given, sees every named point of the network (`taps.py`).
+    everything stays in that type. `tap(name, array)`, if there is one, is called at every named point (`taps.py`).
     """
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
@@ -151,7 +151,7 @@ class Transformer(nn.Module):
     def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
         """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
 
-        `last`: of the final position only (B, 1, V), which is all that a prompt's continuation needs.
+        `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs.
         """
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
@@ -219,7 +219,7 @@ class Transformer(nn.Module):
     ) -> Transformer:
         """A model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ.
 
-        `quantization`: of the matrices that `weights` holds as integers, scales and biases.
+        `quantization`: the schemes of the matrices that `weights` holds as integers, scales and biases.
         """
         shapes = {name: tuple(array.shape) for name, array in weights.items()}
         check_parameters(config, shapes, "weights", quantization)

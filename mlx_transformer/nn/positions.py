@@ -57,7 +57,7 @@ class Placed(NamedTuple):
     rotation: Rotation
     """Rotary angles, the same for all layers."""
     mask: Mask
-    """Whom self-attention may look at, the same for all layers."""
+    """Mask of self-attention, the same for all layers."""
 
 
 class Positions(nn.Module):

@@ -21,17 +21,17 @@ Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
 def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
     """Put MLX's quantised layers in the place of those whose weight is named; they hold the same values, rounded."""
 
-    def wanted(path: str, module: nn.Module) -> bool | dict[str, object]:
+    def scheme_of(path: str, module: nn.Module) -> bool | dict[str, object]:
         scheme = quantization.get(f"{path}.weight")
         return False if scheme is None else {"group_size": scheme.group_size, "bits": scheme.bits, "mode": "affine"}
 
-    nn.quantize(model, class_predicate=wanted)
+    nn.quantize(model, class_predicate=scheme_of)
 
 
 def quantization_of(model: nn.Module) -> dict[str, Scheme]:
     """{parameter: scheme} of the quantised layers."""
-    found = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
-    return {f"{path}.weight": Scheme(m.group_size, m.bits) for path, m in sorted(found.items())}
+    layers = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
+    return {f"{path}.weight": Scheme(m.group_size, m.bits) for path, m in sorted(layers.items())}
 
 
 def matrix(layer: nn.Module) -> mx.array:

@@ -1,4 +1,5 @@
-"""Taps: named looks at the tensors inside a forward pass. The ONNX side and the reference use the same names.
+"""Taps: named points inside a forward pass, whose tensors can be observed. The ONNX side and the reference use the same
+names.
 
 encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
 decoder.embedding   decoder.layers.0.cross_attention  ...                             decoder.norm       logits
@@ -14,7 +15,7 @@ Tap = Callable[[str, mx.array], None]
 
 
 def no_tap(name: str, value: mx.array) -> None:
-    """The default: nobody looks."""
+    """The default tap: the value as it is, nothing is observed."""
 
 
 def within(tap: Tap, scope: str) -> Tap:
