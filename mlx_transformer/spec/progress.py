@@ -1,4 +1,4 @@
-"""What long work shows: a rich progress bar on a terminal, plain lines in a log. Always on standard error."""
+"""Progress of long work: a rich progress bar on a terminal, plain lines in a log. Always on standard error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Reporter:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, error_type: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.stop()
 
@@ -71,8 +71,8 @@ class Reporter:
         self._last, self._told = now, True
         begin, share_then = self._first  # a resumed run begins with a share that took no time
         done = share - share_then
-        left = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
-        self.line(f"{self.title} {100 * min(1.0, share):3.0f} %  {status}{left}")
+        remaining = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
+        self.line(f"{self.title} {100 * min(1.0, share):3.0f} %  {status}{remaining}")
 
     def line(self, text: str) -> None:
         if self._progress is not None:

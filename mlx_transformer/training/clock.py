@@ -45,7 +45,7 @@ class Clock:
                 self._file = self._file or self.path.open("ab", buffering=0)
                 self._file.write(f"{done} {seconds!r}\n".encode())
             except OSError as error:
-                message = f"{self.path}: could not be written ({error}); mend that and continue with --resume"
+                message = f"{self.path}: could not be written ({error}); fix that and continue with --resume"
                 raise UserError(message) from error
         return seconds
 
@@ -63,12 +63,12 @@ class Clock:
 def _read(path: Path) -> dict[int, float]:
     """Seconds by steps done. A last line that a full disk or a crash cut short is dropped, from the file too."""
     data = read_bytes(path) if path.exists() else b""
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    found: dict[int, float] = {}
-    for line in whole.splitlines():
+    complete_lines = data[: data.rfind(b"\n") + 1]
+    if len(complete_lines) < len(data):
+        os.truncate(path, len(complete_lines))
+    seconds_at: dict[int, float] = {}
+    for line in complete_lines.splitlines():
         with suppress(ValueError):
             done, seconds = line.split()
-            found[int(done)] = float(seconds)
-    return {done: seconds for done, seconds in found.items() if math.isfinite(seconds)}
+            seconds_at[int(done)] = float(seconds)
+    return {done: seconds for done, seconds in seconds_at.items() if math.isfinite(seconds)}

@@ -66,9 +66,9 @@ def make_batches(
     `UserError`, which says `name`, when the text has no pair that fits `max_length`, or one that doesn't fit the
     recipe's batch (with `grow` the batch is made to fit).
     """
-    kind = TokenBatches if choices().few_shapes else SortedBatches
+    make = TokenBatches if choices().few_shapes else SortedBatches
     try:
-        return kind(
+        return make(
             tokenizer.encode_batch(text.source),
             tokenizer.encode_batch(text.target),
             batch_tokens=recipe.data.batch_tokens,

@@ -88,7 +88,7 @@ class TrainingOptions:
     clip_norm: Annotated[float, Bounds(at_least=0, at_most=1e30)] = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
     seed: Count = 1
-    """Of the data's order, the first weights and dropout; below 2^32."""
+    """Decides the data's order, the first weights and dropout; below 2^32."""
     valid_every: Count = 0
     """Steps between validations; 0: once an epoch."""
     valid_sentences: Count = 200
@@ -134,9 +134,9 @@ class Recipe:
             model = values.get("model", {})
             preset = model.pop("preset", "small")
             for table, kind in (("data", DataOptions), ("training", TrainingOptions)):
-                given, known = values.get(table, {}), {field.name for field in dataclasses.fields(kind)}
-                problems += unknown_keys(given, kind, f"unknown key {table}.{{}}")
-                values[table] = kind(**{key: value for key, value in given.items() if key in known})
+                entries, known = values.get(table, {}), {field.name for field in dataclasses.fields(kind)}
+                problems += unknown_keys(entries, kind, f"unknown key {table}.{{}}")
+                values[table] = kind(**{key: value for key, value in entries.items() if key in known})
                 problems += check_fields(values[table], f"{table}.{{}} = {{}}")
         if problems:
             raise UserError(f"{where}: " + "; ".join(problems))
@@ -167,12 +167,12 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: not a TOML recipe ({error})") from error
     for table, changes in overrides.items():
-        given = {key: value for key, value in changes.items() if value is not None}
+        flags = {key: value for key, value in changes.items() if value is not None}
         if isinstance(values.get(table), dict):
-            for name in _displaced(given, path is None):
+            for name in _displaced(flags, path is None):
                 values[table].pop(name, None)
         if isinstance(values.setdefault(table, {}), dict):
-            values[table].update(given)
+            values[table].update(flags)
     return Recipe.from_dict(values, where)
 
 
@@ -190,13 +190,13 @@ def _recorded(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: damaged (no recipe in it); give the recipe again or restore it") from error
 
 
-def _displaced(given: dict[str, Any], resumed: bool) -> tuple[str, ...]:
+def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
     """Keys that flags displace: a corpus and files exclude each other, and who resumes for longer means only that."""
-    if "corpus" in given:
+    if "corpus" in flags:
         return "source", "target", "valid_source", "valid_target"
-    if given.keys() & {"source", "target"}:
+    if flags.keys() & {"source", "target"}:
         return "corpus", "train_pairs"
-    return LENGTHS if resumed and given.keys() & set(LENGTHS) else ()
+    return LENGTHS if resumed and flags.keys() & set(LENGTHS) else ()
 
 
 def _problems(recipe: Recipe) -> Iterator[str]:

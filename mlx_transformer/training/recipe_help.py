@@ -27,14 +27,14 @@ TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 class Key:
     name: str
     default: Any
-    """None: unset."""
-    kind: str
+    """The default; None where the key is unset."""
+    type_name: str
     meaning: str
 
     def lines(self) -> Iterator[str]:
-        shown = "" if self.default is None else " " + json.dumps(self.default)
-        text = textwrap.wrap(f"{self.meaning} ({self.kind})", WIDTH - COLUMN - 2)
-        for left, right in itertools.zip_longest([f"# {self.name} ={shown}"], text, fillvalue=""):
+        default = "" if self.default is None else " " + json.dumps(self.default)
+        text = textwrap.wrap(f"{self.meaning} ({self.type_name})", WIDTH - COLUMN - 2)
+        for left, right in itertools.zip_longest([f"# {self.name} ={default}"], text, fillvalue=""):
             yield f"{left:{COLUMN}}# {right}"
 
 
@@ -56,10 +56,14 @@ def recipe_help() -> str:
 
 
 def _keys(options: type) -> list[Key]:
-    """The fields of a dataclass."""
+    """The keys of a table, from the fields of a dataclass."""
     meanings = meanings_of(options)
-    found = {
+    type_names = {
         name: ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
         for name, kind in kinds_of(options).items()
     }
-    return [Key(f.name, f.default, found[f.name], meanings.get(f.name, "")) for f in fields(options) if f.name in found]
+    return [
+        Key(f.name, f.default, type_names[f.name], meanings.get(f.name, ""))
+        for f in fields(options)
+        if f.name in type_names
+    ]

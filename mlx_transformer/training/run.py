@@ -54,14 +54,14 @@ def check_folder(folder: Path, resume: bool, force: bool = False) -> None:
         raise UserError(f"{folder}: is a file; --out needs a folder")
     if resume and force:
         raise UserError("--resume goes on with a run, --force begins it anew: choose one")
-    there = (folder / RECORD).exists()
-    if there and not resume and not force:
+    has_record = (folder / RECORD).exists()
+    if has_record and not resume and not force:
         raise UserError(
             f"{folder}: already holds a run; continue it with --resume, choose another --out, or --force to replace it"
         )
-    if resume and not there:
+    if resume and not has_record:
         raise UserError(f"{folder}: nothing to resume (no {RECORD}); start it without --resume")
-    if foreign := [name for name in (*OTHERS, *PARTS) if not there and _holds(folder / name)]:
+    if foreign := [name for name in (*OTHERS, *PARTS) if not has_record and _holds(folder / name)]:
         raise UserError(f"{folder}: holds {foreign[0]} of something else than a run; choose another --out")
 
 
@@ -98,7 +98,7 @@ class Run:
             write_text(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def _clear(self) -> None:
-        """Remove all of a run but its record, which the new one replaces."""
+        """Remove all files of a run except its record, which the new run replaces."""
         for path in (self.folder / name for name in PARTS):
             if path.is_dir():
                 remove_folder(path)
@@ -126,7 +126,7 @@ class Run:
             line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
             self._metrics.write(line.encode())
         except OSError as error:
-            raise UserError(f"{path}: could not be written ({error}); mend that and continue with --resume") from error
+            raise UserError(f"{path}: could not be written ({error}); fix that and continue with --resume") from error
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
@@ -139,8 +139,8 @@ class Run:
         if not path.exists():
             return
         lines = read_bytes(path, LARGEST_LOG).decode(errors="replace").split("\n")
-        kept = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
-        write_text(path, "".join(line + "\n" for line in kept))
+        earlier = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
+        write_text(path, "".join(line + "\n" for line in earlier))
 
     def save(
         self,
@@ -161,8 +161,8 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Checkpoint folders, oldest first."""
-        found = (self.folder / "checkpoints").glob("step-*")
-        numbers = {int(p.name.removeprefix("step-")): p for p in found if re.fullmatch(r"step-\d+", p.name)}
+        folders = (self.folder / "checkpoints").glob("step-*")
+        numbers = {int(p.name.removeprefix("step-")): p for p in folders if re.fullmatch(r"step-\d+", p.name)}
         return [numbers[step] for step in sorted(numbers)]
 
     def newest(self) -> Newest | None:
@@ -176,7 +176,7 @@ class Run:
                 if not (path / checkpoint.MANIFEST).exists():
                     raise UserError(f"{path / checkpoint.MANIFEST} is missing")
                 opened = checkpoint.open_checkpoint(path)
-                found = opened, checkpoint.read_tensors(path / OPTIMIZER), read_json(path / STATE)
+                contents = opened, checkpoint.read_tensors(path / OPTIMIZER), read_json(path / STATE)
             except (UserError, OSError) as error:
                 self.warn(f"{path.name} is damaged, trying the one before it ({error})")
                 damaged.append(path)
@@ -184,7 +184,7 @@ class Run:
             for bad in damaged:  # else it would count as the newest again when old ones are dropped
                 with suppress(OSError):
                     bad.rename(bad.with_name(f"damaged-{bad.name}"))
-            return found
+            return contents
         if damaged:
             raise UserError(f"{self.folder}: every checkpoint is damaged; restore one from a copy or start a new run")
         return None
@@ -222,10 +222,10 @@ class Run:
         if was == "Device(cpu, 0)":  # earlier versions' word for it
             was = old["device"] = "cpu"
         if was != now:
-            here = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
+            where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
             raise UserError(
                 f"{self.folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
-                f"continue it {here}, or start a new run with another --out"
+                f"continue it {where}, or start a new run with another --out"
             )
 
 

@@ -17,7 +17,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._asked = False
+        self._stop_requested = False
         self._before: dict[int, Callable | int | None] = {}
 
     def __enter__(self) -> StopSignal:
@@ -39,8 +39,8 @@ class StopSignal:
             self.received = number
         if number == HANGUP:
             drop_hung_up()
-        elif not self._asked:
-            self._asked = True
+        elif not self._stop_requested:
+            self._stop_requested = True
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:

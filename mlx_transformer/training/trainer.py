@@ -178,8 +178,11 @@ class Trainer:
         """What is left of the run, from the time and share since `FORECAST_AFTER` - 1 steps ago."""
         done = self._progress()
         if share < done < 1:
-            left = (1 - done) / (done - share)
-            steps, time_left = self.state.step + left * (FORECAST_AFTER - 1), left * (self.state.seconds - seconds)
+            remaining = (1 - done) / (done - share)
+            steps, time_left = (
+                self.state.step + remaining * (FORECAST_AFTER - 1),
+                remaining * (self.state.seconds - seconds),
+            )
             self.reporter.line(f"at this speed: {steps:,.0f} steps in all, {duration(time_left)} from now")
             if self.options.minutes is not None:
                 for line in ends_inside_warm_up(self.options, round(steps)):
@@ -190,8 +193,8 @@ class Trainer:
         self.state.skipped_steps += 1
         self.files.metric("skipped", self.state.step, loss=str(loss.item()))
         if in_a_row >= self.options.stop_after_bad_steps:
-            kept = self.files.checkpoints()
-            last = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+            checkpoints = self.files.checkpoints()
+            last = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "no checkpoint was written yet"
             raise UserError(
                 f"{in_a_row} steps in a row had a gradient that is not finite; {last}; "
                 "lower learning_rate or raise warmup_steps"
@@ -214,12 +217,12 @@ class Trainer:
         if count:
             source, reference = self.data.valid.source[:count], self.data.valid.target[:count]
             translated = MlxTranslator(self.model, self.tokenizer).translate(source, overlong="truncate")
-            found = score(translated, reference)
-            values |= {"bleu": found["bleu"], "chrf": found["chrf"], "exact_match": found["exact_match"]}
+            scores = score(translated, reference)
+            values |= {"bleu": scores["bleu"], "chrf": scores["chrf"], "exact_match": scores["exact_match"]}
         self.model.train()
         self.files.metric("valid", self.state.step, epoch=round(self.state.epoch, 3), **values)
-        shown = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
-        self.reporter.line(f"valid  step {self.state.step:,}  epoch {self.state.epoch:.2f}  {shown}")
+        summary = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
+        self.reporter.line(f"valid  step {self.state.step:,}  epoch {self.state.epoch:.2f}  {summary}")
         return values
 
     def save(self) -> None:
@@ -230,12 +233,12 @@ class Trainer:
         self._saved_step = self.state.step
 
     def _restore(self) -> None:
-        found = self.files.newest()
-        if found is None:
+        newest = self.files.newest()
+        if newest is None:
             self.files.rewind(0)
             self.reporter.line(f"{self.out}: no checkpoint yet, starting from the first step")
             return
-        opened, optimizer, state = found
+        opened, optimizer, state = newest
         expected = {name: tuple(value.shape) for name, value in _flat(self.step.optimizer.state)}
         if opened.config != self.config or {name: a.shape for name, a in optimizer.items()} != expected:
             raise UserError(f"{opened.folder}: its config or optimizer differs from the run's; start a new run")
@@ -283,7 +286,7 @@ class _Speed:
 
     @property
     def recent(self) -> float:
-        """Of about the last 20 steps."""
+        """Tokens a second over about the last 20 steps."""
         return self._recent_tokens / max(self._recent_seconds, 1e-9)
 
     def since_asked(self) -> float:
