@@ -1,4 +1,4 @@
-"""Published checkpoints to ours and back: one module a model family, each a dict of names and what goes with it.
+"""Published checkpoints to this project's and back: one module a model family, with tables of names and fields.
 
 A family's module has `MODEL_TYPE` (config.json's `model_type`), `read(folder) -> (config, weights, notes)` and
 `write(checkpoint) -> (config.json, weights)`, which writes what `read` would read back equal and refuses the rest;
@@ -20,19 +20,19 @@ FAMILIES = {family.MODEL_TYPE: family for family in (marian,)}
 
 
 def import_huggingface(folder: str | Path, out: str | Path, force: bool = False) -> list[str]:
-    """Write the model of a Hugging Face folder (config.json, model.safetensors) as our checkpoint folder `out`.
+    """Write the model of a Hugging Face folder (config.json, model.safetensors) as this project's checkpoint `out`.
 
     Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a checkpoint that is
     replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no
-    family in `FAMILIES`, and for whatever of it we can't express.
+    family in `FAMILIES`, and for whatever in it our config can't express.
     """
     folder, out = Path(folder), Path(out)
     check_free(out, "checkpoint", holds_checkpoint, force, folder)
-    theirs = read_folder(folder)
-    kind = theirs.config.get("model_type")
-    if kind not in list(FAMILIES):
-        raise UserError(f"{folder}: model_type is {kind!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
-    config, weights, notes = FAMILIES[kind].read(theirs)
+    source = read_folder(folder)
+    model_type = source.config.get("model_type")
+    if model_type not in list(FAMILIES):
+        raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
+    config, weights, notes = FAMILIES[model_type].read(source)
     tokenizer, note = read_tokenizer(folder, config)
     save_checkpoint(out, config, weights, tokenizer)
     return [*notes, *note]

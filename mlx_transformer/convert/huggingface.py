@@ -60,7 +60,7 @@ def read_folder(path: Path) -> Folder:
 
 
 def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, list[str]]:
-    """The text of tokenizer.json if it is one of ours and fits the model; else None and a note with the reason."""
+    """The text of tokenizer.json if `Tokenizer` reads it and it fits the model; else None and a note of the reason."""
     file = path / TOKENIZER
     if not file.is_file():
         return None, [f"no tokenizer ({path} has no {TOKENIZER})"]
@@ -71,9 +71,9 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
         return None, [f"no tokenizer ({error})"]
     ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
     wrong = [
-        f"{name} is {theirs} in the tokenizer and {ours} in the model"
-        for name, (theirs, ours) in ids.items()
-        if theirs != ours
+        f"{name} is {in_tokenizer} in the tokenizer and {in_model} in the model"
+        for name, (in_tokenizer, in_model) in ids.items()
+        if in_tokenizer != in_model
     ]
     if tokenizer.vocab_size > min(config.vocab_size, config.source_vocab_size):
         wrong.append(f"{tokenizer.vocab_size} tokens, more than the model has")
@@ -81,11 +81,11 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
 
 
 def check_read_back(
-    ours: TransformerConfig, fields: Mapping[str, Any], problems: Sequence[str], family: str, where: Path
+    expected: TransformerConfig, fields: Mapping[str, Any], problems: Sequence[str], family: str, where: Path
 ) -> None:
-    """`UserError` unless what a family's reader makes of the config.json to be written is `ours`, field by field.
+    """`UserError` unless what a family's reader makes of the config.json to be written is `expected`, field by field.
 
-    `fields` of a config and `problems`: what the reader makes of it. A new field of ours needs nothing here.
+    `fields` of a config and `problems`: what the reader makes of it. A new field of the config needs no change here.
     """
     refused: list[str] = []
     try:
@@ -96,7 +96,7 @@ def check_read_back(
         refused = [str(error)]
     differing = [
         f"{name}={value!r}, {family} has {back[name]!r}"
-        for name, value in ours.to_dict().items()
+        for name, value in expected.to_dict().items()
         if name in back and back[name] != value
     ]
     if reasons := [*differing, *problems] or refused:
@@ -105,17 +105,17 @@ def check_read_back(
 
 def write_folder(
     out: Path,
-    ours: TransformerConfig,
+    model_config: TransformerConfig,
     config: Mapping[str, Any],
     weights: Mapping[str, NDArray],
     tokenizer: str | None,
 ) -> Path:
     """Write all files, durably, in place of what is there. `UserError` if the disk refuses."""
-    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(ours)}
+    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config)}
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-            texts["tokenizer_config.json"] = tokenizer_config(ours, tokenizer)
+            texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer)
         for name, values in texts.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         stored = {name: np.asarray(array, order="C") for name, array in weights.items()}  # safetensors takes the bytes
@@ -140,5 +140,5 @@ def _check_types(path: Path) -> None:
             types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error})") from error
-    if wrong := [f"{name} is {kind}" for name, kind in types.items() if kind not in FLOATS | HALVES]:
+    if wrong := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS | HALVES]:
         raise UserError(f"{path}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS | HALVES))}")

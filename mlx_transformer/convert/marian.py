@@ -59,7 +59,11 @@ TYPES: dict[type, tuple[str, ...]] = {
     ),
     int: ("decoder_vocab_size", "bos_token_id", "num_hidden_layers", "num_beams", "max_length"),
 }
-THEIR_ACTIVATIONS = {**{theirs: ours for ours, theirs in ACTIVATIONS.items()}, "swish": "silu", "gelu_new": "gelu_tanh"}
+MARIAN_ACTIVATIONS = {
+    **{marian_name: name for name, marian_name in ACTIVATIONS.items()},
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+}
 
 # Our module within a layer: (Marian's, the side of it that is d_model wide). Attention biases lie on the other side.
 READS, WRITES, NORM = "reads", "writes", "norm"
@@ -108,34 +112,36 @@ def channels(d_model: int) -> NDArray[np.intp]:
 def read(folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[str]]:
     """Config and weights of a Marian folder. The attention's biases, or the logits', are left out if all are zero."""
     config, ties = _config(folder)
-    taken: set[str] = set()
+    used: set[str] = set()
     stored: dict[str, NDArray] = {}
     problems: list[str] = []
     for name, shape in parameter_shapes(config).items():
-        theirs, _ = _names(name, ties)
-        found = [other for other in theirs if other in folder.tensors]
-        taken.update(found)
-        if theirs == (BIAS,) and not found:  # which transformers makes zeros of
+        marian_names, _ = _names(name, ties)
+        present = [other for other in marian_names if other in folder.tensors]
+        used.update(present)
+        if marian_names == (BIAS,) and not present:  # which transformers makes zeros of
             stored[name] = np.zeros(shape, np.float32)
             continue
-        if not found:
-            problems.append(f"missing {theirs[0]} {shape}")
+        if not present:
+            problems.append(f"missing {marian_names[0]} {shape}")
             continue
-        array = folder.tensors[found[0]]
+        array = folder.tensors[present[0]]
         if name == "output_proj.bias" and array.shape[:1] == (1,):
             array = array[0]
         if array.shape != shape:
-            problems.append(f"{found[0]} is {array.shape}, expected {shape}")
+            problems.append(f"{present[0]} is {array.shape}, expected {shape}")
             continue
-        copies = [other for other in found[1:] if not np.array_equal(folder.tensors[other], folder.tensors[found[0]])]
-        problems += [f"{other} differs from {found[0]}, which config.json ties it to" for other in copies]
+        copies = [
+            other for other in present[1:] if not np.array_equal(folder.tensors[other], folder.tensors[present[0]])
+        ]
+        problems += [f"{other} differs from {present[0]}, which config.json ties it to" for other in copies]
         stored[name] = array
     for side in ("encoder", "decoder"):
         table = f"model.{side}.embed_positions.weight"
-        taken.add(table)
+        used.add(table)
         if table in folder.tensors and not _is_sinusoidal(folder.tensors[table], config):
             problems.append(f"{table} holds no sinusoids: its positions are not Marian's")
-    problems += [f"unknown {name} {array.shape}" for name, array in folder.tensors.items() if name not in taken]
+    problems += [f"unknown {name} {array.shape}" for name, array in folder.tensors.items() if name not in used]
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UserError(f"{folder.path}: weights don't fit config.json: {'; '.join(problems[:8])}{more}")
@@ -147,25 +153,25 @@ def read(folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[st
 def write(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, NDArray]]:
     """config.json and weights of the Marian that computes what `checkpoint` does. Biases we don't have become zeros."""
     c = dataclasses.replace(checkpoint.config, **BIASES)
-    ties = next((marians for marians, ours in TIES.items() if ours == c.tie_embeddings), (True, True))
+    ties = next((marians for marians, tied in TIES.items() if tied == c.tie_embeddings), (True, True))
     values = _values(c, ties)
     fields, _, problems = _fields(values, {})
     check_read_back(c, fields, problems, "Marian", checkpoint.folder)
     order = channels(c.d_model)
     weights = {}
-    ours = dict(checkpoint.tensors())
-    kind = ours[f"encoder.layers.0.{next(iter(LAYER))}.weight"].dtype
+    tensors = dict(checkpoint.tensors())
+    dtype = tensors[f"encoder.layers.0.{next(iter(LAYER))}.weight"].dtype
     for name, shape in parameter_shapes(c).items():
-        (theirs, *_), side = _names(name, ties)
-        array = _permuted(ours[name] if name in ours else np.zeros(shape, kind), side, order)
-        weights[theirs] = array[None] if theirs == BIAS else array
-    return {**values, "torch_dtype": str(kind)}, weights
+        (marian_name, *_), side = _names(name, ties)
+        array = _permuted(tensors[name] if name in tensors else np.zeros(shape, dtype), side, order)
+        weights[marian_name] = array[None] if marian_name == BIAS else array
+    return {**values, "torch_dtype": str(dtype)}, weights
 
 
 def _values(c: TransformerConfig, ties: tuple[bool, bool]) -> dict[str, Any]:
     """config.json, but for the type of the weights."""
     share, tie = ties
-    values = {theirs: getattr(c, name) for name, (theirs, _) in FIELDS.items()}
+    values = {key: getattr(c, name) for name, (key, _) in FIELDS.items()}
     values |= {second: values[first] for first, second in TWINS.items()}
     return {
         "architectures": ["MarianMTModel"],
@@ -194,20 +200,20 @@ def _config(folder: Folder) -> tuple[TransformerConfig, tuple[bool, bool]]:
         raise UserError(f"{folder.path / 'config.json'}: {error}") from error
 
 
-def _fields(theirs: dict[str, Any], generation: dict[str, Any]) -> tuple[dict[str, Any], tuple[bool, bool], list[str]]:
-    """Of config.json and generation_config.json: fields of our config, what is tied, and what isn't Marian's."""
+def _fields(config: dict[str, Any], generation: dict[str, Any]) -> tuple[dict[str, Any], tuple[bool, bool], list[str]]:
+    """Fields of our config from config.json and generation_config.json, what is tied, and what isn't Marian's."""
 
     def value(key: str, default: Any) -> Any:
-        return next((source[key] for source in (theirs, generation) if source.get(key) is not None), default)
+        return next((source[key] for source in (config, generation) if source.get(key) is not None), default)
 
     fields = {name: value(key, default) for name, (key, default) in FIELDS.items()}
     problems = [
-        f"{key}={theirs[key]!r:.60} must be {'true or false' if kind is bool else 'a whole number'}"
-        for kind, keys in TYPES.items()
+        f"{key}={config[key]!r:.60} must be {'true or false' if expected is bool else 'a whole number'}"
+        for expected, keys in TYPES.items()
         for key in keys
-        if theirs.get(key) is not None and type(theirs[key]) is not kind
+        if config.get(key) is not None and type(config[key]) is not expected
     ]
-    problems += [f"{key} is on" for key in OTHER_NETWORKS if theirs.get(key)]
+    problems += [f"{key} is on" for key in OTHER_NETWORKS if config.get(key)]
     for first, second in TWINS.items():
         default = next(default for key, default in FIELDS.values() if key == first)
         if value(first, default) != value(second, default):
@@ -216,13 +222,13 @@ def _fields(theirs: dict[str, Any], generation: dict[str, Any]) -> tuple[dict[st
     if isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads:
         problems.append(f"d_model={width} is not a multiple of encoder_attention_heads={heads}")
     activation = value("activation_function", "gelu")
-    if activation in list(THEIR_ACTIVATIONS):
-        activation = THEIR_ACTIVATIONS[activation]
+    if activation in list(MARIAN_ACTIVATIONS):
+        activation = MARIAN_ACTIVATIONS[activation]
     else:
-        problems.append(f"activation_function={activation!r} is not one of {', '.join(THEIR_ACTIVATIONS)}")
-    if theirs.get("is_encoder_decoder") is False:
+        problems.append(f"activation_function={activation!r} is not one of {', '.join(MARIAN_ACTIVATIONS)}")
+    if config.get("is_encoder_decoder") is False:
         problems.append("is_encoder_decoder is off")
-    if "quantization_config" in theirs:
+    if "quantization_config" in config:
         problems.append("its weights are quantised")
     ties = bool(value("share_encoder_decoder_embeddings", True)), bool(value("tie_word_embeddings", True))
     size = fields["source_vocab_size"]
@@ -253,9 +259,9 @@ def _names(name: str, ties: tuple[bool, bool]) -> tuple[tuple[str, ...], str]:
     if name in MATRICES[ties]:
         return MATRICES[ties][name], READS
     side, _, i, module = name.split(".", 3)  # encoder.layers.0.feed_forward.up_proj.weight
-    module, _, kind = module.rpartition(".")
-    theirs, wide = LAYER[module]
-    return (f"model.{side}.layers.{i}.{theirs}.{kind}",), wide
+    module, _, parameter = module.rpartition(".")
+    marian_module, wide = LAYER[module]
+    return (f"model.{side}.layers.{i}.{marian_module}.{parameter}",), wide
 
 
 def _permuted(array: NDArray, side: str, order: NDArray[np.intp]) -> NDArray:
@@ -277,7 +283,7 @@ def _left_behind(folder: Folder, c: TransformerConfig) -> list[str]:
     settings = {**folder.config, **folder.generation}
     banned = []
     for key in ("bad_words_ids", "suppress_tokens"):
-        given = settings.get(key)
-        own = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
-        banned += [ids for ids in given if ids not in own] if isinstance(given, list) else []
+        value = settings.get(key)
+        never_generated = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
+        banned += [ids for ids in value if ids not in never_generated] if isinstance(value, list) else []
     return [f"banned tokens left behind: {banned}"] if banned else []
