@@ -81,14 +81,14 @@ class TokenBatches:
         self._source, self._target = _Ragged(source), _Ragged(target)
 
         lengths = np.stack([self._source.lengths, self._target.lengths], axis=1)  # (pairs, 2)
-        kept = np.flatnonzero((lengths <= max_length).all(axis=1) & (lengths > 0).all(axis=1))
-        self.dropped = len(lengths) - len(kept)
-        if not len(kept):
+        usable = np.flatnonzero((lengths <= max_length).all(axis=1) & (lengths > 0).all(axis=1))
+        self.dropped = len(lengths) - len(usable)
+        if not len(usable):
             raise UserError(f"no pair has 1 to {max_length} tokens a side (of {len(lengths)}); raise max_length")
-        rounded = np.maximum(-(-lengths[kept] // length_multiple) * length_multiple, min_length)
+        rounded = np.maximum(-(-lengths[usable] // length_multiple) * length_multiple, min_length)
         least = int(rounded.max()) * row_multiple
         if batch_tokens is None:
-            batch_tokens, grow = fitting_batch(int(lengths[kept, 1].sum())), True
+            batch_tokens, grow = fitting_batch(int(lengths[usable, 1].sum())), True
         if batch_tokens < least and not grow:
             raise UserError(
                 f"batch_tokens is {batch_tokens}; {row_multiple} rows of {rounded.max()} tokens, as the longest pairs "
@@ -102,7 +102,7 @@ class TokenBatches:
         merged = _merge(cells, np.bincount(cell_of, minlength=len(cells)), rows, max_shapes)
         used, bucket_of = np.unique(merged[cell_of], return_inverse=True)
         self.shapes: list[Shape] = [(int(rows[c]), int(cells[c, 0]), int(cells[c, 1])) for c in used]
-        self._members = [kept[bucket_of == b] for b in range(len(used))]  # pair indices of each bucket
+        self._members = [usable[bucket_of == b] for b in range(len(used))]  # pair indices of each bucket
         self._plan_sizes()
 
     def _plan_sizes(self) -> None:
@@ -166,8 +166,8 @@ class TokenBatches:
         target_in = np.full_like(target_out, self.pad_id)
         target_in[:, 1:] = target_out[:, :-1]
         count = self._target.lengths[members]
-        inside = count < target_length  # eos moves out of target_in: its place becomes padding
-        target_in[np.flatnonzero(inside), count[inside]] = self.pad_id
+        is_shorter = count < target_length  # eos moves out of target_in: its place becomes padding
+        target_in[np.flatnonzero(is_shorter), count[is_shorter]] = self.pad_id
         target_in[: len(members), 0] = self.bos_id
         return Batch(source, target_in, target_out, int(count.sum()))
 
@@ -207,9 +207,9 @@ class _Ragged:
     def padded(self, members: np.ndarray, rows: int, length: int, pad: int) -> np.ndarray:
         """(rows, length) int32: the sequences `members`, then rows of padding."""
         columns = np.arange(length)
-        inside = columns < self.lengths[members][:, None]
+        is_token = columns < self.lengths[members][:, None]
         out = np.full((rows, length), pad, dtype=np.int32)
-        out[: len(members)][inside] = self.flat[(self.starts[members][:, None] + columns)[inside]]
+        out[: len(members)][is_token] = self.flat[(self.starts[members][:, None] + columns)[is_token]]
         return out
 
 

@@ -53,9 +53,9 @@ class ParallelText:
 
         Evaluation keeps every pair, so that output and reference stay aligned.
         """
-        kept = [i for i, (s, t) in enumerate(zip(self.source, self.target, strict=True)) if s.strip() and t.strip()]
-        dropped = len(self) - len(kept)
-        return (self.select(kept), dropped) if dropped else (self, 0)
+        usable = [i for i, (s, t) in enumerate(zip(self.source, self.target, strict=True)) if s.strip() and t.strip()]
+        dropped = len(self) - len(usable)
+        return (self.select(usable), dropped) if dropped else (self, 0)
 
     def write(self, source: str | Path, target: str | Path) -> None:
         """Write both sides as UTF-8 files with `\\n` line ends. UserError for a line that holds a `\\n` itself."""

@@ -22,20 +22,20 @@ class SortedBatches(TokenBatches):
 
     def __init__(self, source, target, *, row_multiple: int = 2, **options):
         super().__init__(source, target, row_multiple=row_multiple, max_shapes=1, **options)
-        self._kept = np.concatenate(self._members)
-        order = np.lexsort((self._source.lengths[self._kept], self._target.lengths[self._kept]))
-        self._kept = self._kept[order]
-        source_lengths, target_lengths = self._source.lengths[self._kept], self._target.lengths[self._kept]
+        self._usable = np.concatenate(self._members)
+        order = np.lexsort((self._source.lengths[self._usable], self._target.lengths[self._usable]))
+        self._usable = self._usable[order]
+        source_lengths, target_lengths = self._source.lengths[self._usable], self._target.lengths[self._usable]
         cuts = [0]
-        while cuts[-1] < len(self._kept):
+        while cuts[-1] < len(self._usable):
             begin = cuts[-1]
-            most = min(len(self._kept) - begin, self.batch_tokens // int(target_lengths[begin]))
+            most = min(len(self._usable) - begin, self.batch_tokens // int(target_lengths[begin]))
             longest = np.maximum.accumulate(np.maximum(source_lengths, target_lengths)[begin : begin + most])
             padded_rows = -(-np.arange(1, most + 1) // row_multiple) * row_multiple
             fits = np.flatnonzero(longest * padded_rows <= self.batch_tokens)
             rows = int(fits[-1]) + 1 if len(fits) else 1
-            whole = rows // row_multiple * row_multiple
-            cuts.append(begin + (whole if whole and begin + rows < len(self._kept) else rows))
+            full_rows = rows // row_multiple * row_multiple
+            cuts.append(begin + (full_rows if full_rows and begin + rows < len(self._usable) else rows))
         self._cuts = cuts
         self.shapes = [
             (-(-(b - a) // row_multiple) * row_multiple, int(source_lengths[a:b].max()), int(target_lengths[a:b].max()))
@@ -48,7 +48,8 @@ class SortedBatches(TokenBatches):
     def batches(self, epoch: int) -> EpochBatches:
         """The batches of one epoch; order and contents follow from (seed, epoch) alone."""
         random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, epoch))))
-        kept = self._kept[random.permutation(len(self._kept))]
-        order = kept[np.lexsort((self._source.lengths[kept], self._target.lengths[kept]))]  # stable: ties stay shuffled
+        shuffled = self._usable[random.permutation(len(self._usable))]
+        # A stable sort: ties stay shuffled.
+        order = shuffled[np.lexsort((self._source.lengths[shuffled], self._target.lengths[shuffled]))]
         plan = [(i, order[self._cuts[i] : self._cuts[i + 1]]) for i in range(len(self))]
         return EpochBatches(self, [plan[i] for i in random.permutation(len(plan))])

@@ -63,7 +63,7 @@ class _Pool:
         return True
 
     def phrases(self) -> list[Phrase]:
-        """All but those whose source turned up with a second target."""
+        """All phrases except those whose source was drawn with a second target."""
         return [phrase for phrase in self.kind_of if phrase[0] not in self._ambiguous]
 
 
@@ -97,26 +97,26 @@ def build(
     for kind, phrases in (("territory", used.territories), ("language", used.languages)):
         for phrase in phrases:
             pool.add(kind, phrase)
-    alone = set(pool.kind_of)
+    name_phrases = set(pool.kind_of)
 
     randoms = {kind: Random(f"{seed}:{kind}") for kind in quotas}
     sizes = {"valid": valid_per_kind, "held-out": held_out_per_kind}
-    wanted = {kind: quota + valid_per_kind + held_out_per_kind for kind, quota in quotas.items()}
+    needed = {kind: quota + valid_per_kind + held_out_per_kind for kind, quota in quotas.items()}
     while True:
         for kind in quotas:
             missed = 0
-            while pool.count[kind] < wanted[kind] and missed < PATIENCE:
+            while pool.count[kind] < needed[kind] and missed < PATIENCE:
                 missed = 0 if pool.add(kind, draws[kind](randoms[kind])) else missed + 1
-        train, valid, held_out = _divide(pool, alone, list(quotas), sizes, seed, spec)
+        train, valid, held_out = _divide(pool, name_phrases, list(quotas), sizes, seed, spec)
         missing = train_pairs - len(train)
         if missing <= 0:
             break
         # Kinds that are exhausted, and phrases that proved ambiguous, are made up for by the others.
-        plentiful = {kind: quotas[kind] for kind in quotas if pool.count[kind] >= wanted[kind]}
+        plentiful = {kind: quotas[kind] for kind in quotas if pool.count[kind] >= needed[kind]}
         if not plentiful:
             raise UserError(f"corpus {spec}: only {len(train)} different training pairs exist; ask for fewer")
         for kind, more in _shares(missing, plentiful).items():
-            wanted[kind] = pool.count[kind] + more
+            needed[kind] = pool.count[kind] + more
     Random(f"{seed}:order").shuffle(train)
     sets = [
         ParallelText([s for s, _ in phrases], [t for _, t in phrases], [pool.kind_of[phrase] for phrase in phrases])
@@ -139,7 +139,7 @@ def write(corpus: CldrCorpus, folder: str | Path) -> list[Path]:
 
 
 def _draws(pair: Pair, used: names.Names) -> dict[str, Draw]:
-    """What draws a phrase of each kind."""
+    """{kind: the function that draws a phrase of it}"""
     return {
         "date": times.dates(pair),
         "time": times.times(pair),
@@ -192,7 +192,7 @@ def _choose_names(pair: Pair, quotas: dict[str, int], seed: int) -> names.Names:
 
 
 def _divide(
-    pool: _Pool, alone: set[Phrase], kinds: list[str], sizes: dict[str, int], seed: int, spec: str
+    pool: _Pool, name_phrases: set[Phrase], kinds: list[str], sizes: dict[str, int], seed: int, spec: str
 ) -> tuple[list[Phrase], list[Phrase], list[Phrase]]:
     """train, valid and held-out phrases, the last two with as many of each kind, kinds taking turns.
 
@@ -202,17 +202,17 @@ def _divide(
     targets = Counter(target for _, target in phrases)
     candidates: dict[str, list[Phrase]] = {kind: [] for kind in kinds}
     for phrase in phrases:
-        if targets[phrase[1]] == 1 and phrase not in alone:
+        if targets[phrase[1]] == 1 and phrase not in name_phrases:
             candidates[pool.kind_of[phrase]].append(phrase)
     aside = sum(sizes.values())
-    for kind, found in candidates.items():
-        if len(found) < aside:
+    for kind, phrases_of_kind in candidates.items():
+        if len(phrases_of_kind) < aside:
             raise UserError(
-                f"corpus {spec}: kind {kind} has {len(found)} different phrases to set aside, {aside} are needed; "
-                f"ask for fewer or give {kind} the weight 0"
+                f"corpus {spec}: kind {kind} has {len(phrases_of_kind)} different phrases to set aside, "
+                f"{aside} are needed; ask for fewer or give {kind} the weight 0"
             )
-        Random(f"{seed}:aside:{kind}").shuffle(found)
+        Random(f"{seed}:aside:{kind}").shuffle(phrases_of_kind)
     turns = [candidates[kind][turn] for turn in range(aside) for kind in kinds]
     valid, held_out = turns[: sizes["valid"] * len(kinds)], turns[sizes["valid"] * len(kinds) :]
-    taken = set(turns)
-    return [phrase for phrase in phrases if phrase not in taken], valid, held_out
+    set_aside = set(turns)
+    return [phrase for phrase in phrases if phrase not in set_aside], valid, held_out

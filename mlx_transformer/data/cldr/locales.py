@@ -76,15 +76,15 @@ def fields(pattern: str) -> frozenset[str]:
     The era is left out, since all dates here are of one era. Week numbers count differently by country and have
     no name in FIELDS: they come out as the letter, which no other pattern determines.
     """
-    found = set()
-    for kind, value in tokenize_pattern(pattern):
-        if kind == "field":
+    names = set()
+    for token_type, value in tokenize_pattern(pattern):
+        if token_type == "field":
             letter, width = value
             name = FIELDS.get(letter, letter)
-            found.add("year of century" if name == "year" and width == 2 else name)
-    if {"hour of 12", "half of day"} <= found:
-        found.add("hour")
-    return frozenset(found - {"era"})
+            names.add("year of century" if name == "year" and width == 2 else name)
+    if {"hour of 12", "half of day"} <= names:
+        names.add("hour")
+    return frozenset(names - {"era"})
 
 
 def determines(source: frozenset[str], target: frozenset[str]) -> bool:
@@ -135,11 +135,11 @@ class Styles(Generic[Value, Style]):
         return self._render(random.choices(styles, weights)[0], value) if styles else None
 
     def _choose(self, value: Value) -> tuple[list[Style], list[float]]:
-        seen: dict[str, str] = {}
+        target_of: dict[str, str] = {}
         usable = []
         for style, weight in self._styles:
             source, target = self._render(style, value)
-            if source and target and seen.setdefault(source, target) == target:
+            if source and target and target_of.setdefault(source, target) == target:
                 usable.append((style, weight))
         return [style for style, _ in usable], [weight for _, weight in usable]
 
@@ -160,18 +160,18 @@ def join_list(items: list[str], style: str, locale: Locale) -> str:
     """
 
     def pattern(part: str) -> str:
-        return next(found for name in LIST_FALLBACKS[style] if (found := locale.list_patterns.get(name, {}).get(part)))
+        return next(entry for name in LIST_FALLBACKS[style] if (entry := locale.list_patterns.get(name, {}).get(part)))
 
-    def put(part: str, first: str, second: str) -> str:
+    def join(part: str, first: str, second: str) -> str:
         before, between, after = re.split(r"\{[01]\}", pattern(part))
         return f"{before}{first}{between}{second}{after}"
 
     if len(items) <= 2:
-        return put("2", *items) if len(items) == 2 else "".join(items)
-    text = put("start", items[0], items[1])
+        return join("2", *items) if len(items) == 2 else "".join(items)
+    text = join("start", items[0], items[1])
     for item in items[2:-1]:
-        text = put("middle", text, item)
-    return put("end", text, items[-1])
+        text = join("middle", text, item)
+    return join("end", text, items[-1])
 
 
 def common_names(source: dict[str, str], target: dict[str, str], skip: Iterable[str] = ()) -> list[Phrase]:

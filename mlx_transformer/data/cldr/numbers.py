@@ -33,12 +33,12 @@ def random_decimal(random: Random, max_digits: int, max_fraction: int) -> Decima
 
     So the shown number is the number that CLDR's plural rules see.
     """
-    whole = random.randrange(10 ** random.randint(1, max_digits))
+    integer = random.randrange(10 ** random.randint(1, max_digits))
     fraction = random.randint(0, max_fraction)
     if not fraction or random.random() < 0.4:
-        return Decimal(whole)
+        return Decimal(integer)
     digits = random.randrange(10 ** (fraction - 1)) * 10 + random.randint(1, 9)
-    return Decimal(whole) + Decimal(digits).scaleb(-fraction)
+    return Decimal(integer) + Decimal(digits).scaleb(-fraction)
 
 
 def choose(random: Random, draws: list[tuple[Draw, float]]) -> Phrase | None:
@@ -144,9 +144,9 @@ def _distinct(pair: Pair, codes: list[str]) -> list[str]:
 
     names = {source for source, _ in common_names(named(pair.source), named(pair.target))}
     symbols = [get_currency_symbol(code, pair.source) for code in codes]
-    kept = []
+    distinct = []
     for code in codes:
         symbol = get_currency_symbol(code, pair.source)
         if named(pair.source).get(code) in names and code in pair.target.currencies and symbols.count(symbol) == 1:
-            kept.append(code)
-    return kept
+            distinct.append(code)
+    return distinct

@@ -74,8 +74,8 @@ def common_pattern(pair: Pair, skeleton: str) -> Phrase | None:
 
 def _skeletons(pair: Pair, weights: dict[str, float]) -> list[tuple[Phrase, float]]:
     """Patterns of those skeletons that can be used."""
-    found = [(common_pattern(pair, skeleton), weight) for skeleton, weight in weights.items()]
-    return [(patterns, weight) for patterns, weight in found if patterns]
+    styles = [(common_pattern(pair, skeleton), weight) for skeleton, weight in weights.items()]
+    return [(patterns, weight) for patterns, weight in styles if patterns]
 
 
 def _determined(styles: list[tuple[Phrase, float]]) -> list[tuple[Phrase, float]]:
@@ -86,24 +86,24 @@ def _render(pair: Pair, style: Phrase, value: datetime.date) -> Phrase:
     return apply_pattern(style[0], value, pair.source), apply_pattern(style[1], value, pair.target)
 
 
-def _look(value: datetime.date) -> tuple:
+def _date_key(value: datetime.date) -> tuple:
     """What decides whether two date styles look alike: the names, and whether zero padding shows."""
     return value.month, value.weekday(), value.day < 10
 
 
-def _timed_look(value: datetime.datetime) -> tuple:
-    return *_look(value), value.hour
+def _moment_key(value: datetime.datetime) -> tuple:
+    return *_date_key(value), value.hour
 
 
 def dates(pair: Pair) -> Draw:
     """Calendar dates: "Tuesday, March 5, 2024", "3/5/24", "Mar 5", "3rd quarter 1987"."""
-    styles = Styles(date_styles(pair), partial(_render, pair), key=_look)
+    styles = Styles(date_styles(pair), partial(_render, pair), key=_date_key)
     return lambda random: styles.draw(random, random_date(random))
 
 
 def times(pair: Pair) -> Draw:
     """Times of day, alone, with a weekday or with a date: "3:05 PM", "Fri 17:20", "Mar 5, 2024, 3:05 PM"."""
-    styles = Styles(_clock_styles(pair), partial(_render, pair), key=_timed_look)
+    styles = Styles(_clock_styles(pair), partial(_render, pair), key=_moment_key)
     return lambda random: styles.draw(random, random_moment(random))
 
 
@@ -132,9 +132,9 @@ def intervals(pair: Pair) -> Draw:
     for case, weight in cases:
         by_difference.setdefault(case[2], []).append((case, weight))
     totals = [sum(weight for _, weight in group) for group in by_difference.values()]
-    looks: dict[str, Callable[[tuple], Hashable]] = {"clock": _hours}
+    keys: dict[str, Callable[[tuple], Hashable]] = {"clock": _hours}
     groups: dict[str, Styles] = {
-        difference: Styles(group, render, key=looks.get(difference, _ends_look))
+        difference: Styles(group, render, key=keys.get(difference, _ends_key))
         for difference, group in by_difference.items()
     }
 
@@ -166,7 +166,7 @@ def _render_clock(pair: Pair, skeletons: Phrase, ends: tuple[datetime.time, date
     )
 
 
-def _ends_look(ends: tuple[datetime.date, datetime.date]) -> tuple:
+def _ends_key(ends: tuple[datetime.date, datetime.date]) -> tuple:
     return ends[0].month, ends[1].month, ends[0].day < 10, ends[1].day < 10
 
 
@@ -204,8 +204,8 @@ def _usable_interval(pair: Pair, names: Phrase, source_difference: str, target_d
     parts = (formats[0].get(source_difference, ()), formats[1].get(target_difference, ()))
     if len(parts[0]) != 2 or len(parts[1]) != 2:
         return False
-    told = [frozenset().union(*(fields(part) for part in side)) for side in parts]
-    if {"hour of 12", "half of day"} <= told[0]:  # "9 – 11 AM": one half of the day for both ends
-        told[0] |= {"hour"}
+    known = [frozenset().union(*(fields(part) for part in side)) for side in parts]
+    if {"hour of 12", "half of day"} <= known[0]:  # "9 – 11 AM": one half of the day for both ends
+        known[0] |= {"hour"}
     weekdays = [sum("weekday" in fields(part) for part in side) for side in parts]
-    return determines(told[0], told[1]) and weekdays[0] >= weekdays[1]
+    return determines(known[0], known[1]) and weekdays[0] >= weekdays[1]
