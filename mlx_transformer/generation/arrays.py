@@ -55,7 +55,7 @@ class Arrays(Protocol):
 
 
 class NumpyArrays:
-    """NumPy: nothing is queued, so finished rows are seen, and dropped, at once."""
+    """NumPy: nothing is queued, so finished rows are noticed, and dropped, at once."""
 
     check_every = 1
     lazy = False
@@ -88,8 +88,8 @@ class NumpyArrays:
     def logsumexp(self, x: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
         largest = np.max(x, axis=axis, keepdims=True)
         shifted = x - largest
-        found = np.log(np.sum(np.exp(shifted, out=shifted), axis=axis, keepdims=True)) + largest
-        return found if keepdims else np.squeeze(found, axis)
+        result = np.log(np.sum(np.exp(shifted, out=shifted), axis=axis, keepdims=True)) + largest
+        return result if keepdims else np.squeeze(result, axis)
 
     def full(self, shape: Sequence[int], value: float) -> np.ndarray:
         return np.full(shape, value, np.float32)
@@ -118,12 +118,12 @@ def top_k(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:
 
 def _rounds(xp: Arrays, x: Array, count: int) -> Array:
     position = xp.arange(x.shape[1])[None]
-    found = []
+    indices = []
     for i in range(count):
-        found.append(xp.argmax(x, axis=1))
+        indices.append(xp.argmax(x, axis=1))
         if i + 1 < count:
-            x = xp.where(position == found[-1][:, None], -np.inf, x)
-    return xp.stack(found, axis=1)
+            x = xp.where(position == indices[-1][:, None], -np.inf, x)
+    return xp.stack(indices, axis=1)
 
 
 def first_of(xp: Arrays, x: Array, count: int) -> tuple[Array, Array]:

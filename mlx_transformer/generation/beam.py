@@ -47,7 +47,7 @@ class Beam:
         return self.advance(*self.candidates(logits, t), t)
 
     def advance(self, values: Array, parent: Array, token: Array, t: int) -> tuple[Array, Array]:
-        """Of the candidates (B, C) take the finished ones out, and go on with the K best others."""
+        """Take the finished ones out of the candidates (B, C), and go on with the K best others."""
         xp, k, size = self.xp, self.width, len(self.live)
         eos = token == self.config.eos_id
         at_limit = self.limits <= t + 1
@@ -80,8 +80,8 @@ class Beam:
         fits = ends[:, :k] & (values[:, :k] > DEAD) & ~self.done[:, None]
         new = xp.where(fits, values[:, :k] / float(self.options.penalty(t + 1)), BANNED)
         self.scores, pick = first_of(xp, xp.concatenate([self.scores, new], axis=1), k)
-        found = {"step": xp.where(fits, t, 0), "slot": parent[:, :k], "token": token[:, :k]}
-        for name, x in found.items():
+        ended = {"step": xp.where(fits, t, 0), "slot": parent[:, :k], "token": token[:, :k]}
+        for name, x in ended.items():
             self.ends[name] = xp.take_along_axis(xp.concatenate([self.ends[name], x], axis=1), pick, axis=1)
 
     def _decided(self, length: int) -> Array:
@@ -111,11 +111,11 @@ class Beam:
         self._put_aside()
         self.index = self.index[live]
         self.rules.keep(live)
-        kept = take_sentences(
+        arrays = take_sentences(
             self.xp, live, self.limits, self.limit_penalty, self.done, self.live, self.scores, *self.ends.values()
         )
-        self.limits, self.limit_penalty, self.done, self.live, self.scores = kept[:5]
-        self.ends = dict(zip(self.ends, kept[5:], strict=True))
+        self.limits, self.limit_penalty, self.done, self.live, self.scores = arrays[:5]
+        self.ends = dict(zip(self.ends, arrays[5:], strict=True))
 
     def _put_aside(self) -> None:
         self.tokens.close(self.index)
@@ -126,20 +126,20 @@ class Beam:
     def results(self) -> list[list[Hypothesis]]:
         self._put_aside()
         tokens, parents = self.tokens.numpy(0), self.parents.numpy(0)  # (T, B, K)
-        wanted = self.options.n_best
-        step, slot, last = (np.asarray(self.aside[name][:, :wanted], np.int64) for name in ("step", "slot", "token"))
+        count = self.options.n_best
+        step, slot, last = (np.asarray(self.aside[name][:, :count], np.int64) for name in ("step", "slot", "token"))
         paths = np.zeros((*step.shape, len(tokens)), np.int64)
         sentence = np.arange(len(step))[:, None]
         for t in reversed(range(len(tokens))):
             before = t < step
             paths[..., t] = np.where(before, tokens[t][sentence, slot], last)
             slot = np.where(before, parents[t][sentence, slot], slot)
-        found = []
-        for i, scores in enumerate(self.aside["score"][:, :wanted]):
+        results = []
+        for i, scores in enumerate(self.aside["score"][:, :count]):
             # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
             ended = [
                 (paths[i, j, : step[i, j] + 1].tolist(), float(score)) for j, score in enumerate(scores) if score > DEAD
             ]
             eos = self.config.eos_id
-            found.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in ended])
-        return found
+            results.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in ended])
+        return results

@@ -71,12 +71,12 @@ class Greedy:
         self._put_aside()
         tokens = self.history.numpy(self.config.pad_id).T  # (B, T)
         lengths = (tokens != self.config.pad_id).sum(axis=1)  # pad is never generated, it only follows the end
-        found = []
+        results = []
         for row, length, total in zip(tokens, lengths, self.scores, strict=True):
             ids = row[:length].tolist()
             score = float(total / self.options.penalty(int(length)))
-            found.append([Hypothesis(ids[:-1] if ids[-1:] == [self.config.eos_id] else ids, score)])
-        return found
+            results.append([Hypothesis(ids[:-1] if ids[-1:] == [self.config.eos_id] else ids, score)])
+        return results
 
     def _put_aside(self) -> None:
         self.history.close(self.index)

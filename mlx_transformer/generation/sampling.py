@@ -35,8 +35,8 @@ def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
         scores = xp.where(scores < falling[:, -1:], BANNED, scores)
     if options.top_p < 1:
         p = xp.softmax(falling, axis=1)
-        inside = (xp.cumsum(p, axis=1) - p) < options.top_p
-        last = xp.sum(xp.where(inside, 1, 0), axis=1, keepdims=True) - 1
+        in_nucleus = (xp.cumsum(p, axis=1) - p) < options.top_p
+        last = xp.sum(xp.where(in_nucleus, 1, 0), axis=1, keepdims=True) - 1
         scores = xp.where(scores < xp.take_along_axis(falling, last, axis=1), BANNED, scores)
     return scores
 

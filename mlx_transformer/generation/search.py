@@ -71,7 +71,7 @@ def _search(
 ) -> list[list[Hypothesis]]:
     config = model.config
     sources, forced, limits = checked(model, ids, prefix, chosen)
-    found: list[list[Hypothesis]] = [[] for _ in sources]
+    results: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
     lengths = np.array([len(row) for row in sources], int)
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
@@ -80,14 +80,14 @@ def _search(
     finished = 0
     for batch, hypotheses in run_all(model, work, chosen, scored):
         for i, best in zip(batch.index, hypotheses, strict=True):
-            found[i] = best
+            results[i] = best
         finished += len(batch.index)
         if done is not None:
-            done(finished / len(found))
-    for i, hypotheses in enumerate(found):
+            done(finished / len(results))
+    for i, hypotheses in enumerate(results):
         if not hypotheses or not np.isfinite(hypotheses[0].score):
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
-    return found
+    return results
 
 
 def run_all(
@@ -103,12 +103,13 @@ def run_all(
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:
-    """The model's own way to search this batch (one that leaves the first look at the logits to the graph), or ours."""
-    own = getattr(model, "strategy", None)
-    if own is not None:
-        return own(batch, options, scored)
-    given = model.arrays, batch, options, model.config
-    return Beam(*given) if options.beam > 1 else Greedy(*given, scored)
+    """The model's own strategy for this batch (one that leaves the choice among the logits to the graph), or else
+    `Beam` or `Greedy`."""
+    of_model = getattr(model, "strategy", None)
+    if of_model is not None:
+        return of_model(batch, options, scored)
+    arguments = model.arrays, batch, options, model.config
+    return Beam(*arguments) if options.beam > 1 else Greedy(*arguments, scored)
 
 
 def batches(

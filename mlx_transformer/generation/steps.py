@@ -21,7 +21,7 @@ from .options import Hypothesis, Options
 BANNED = -1e9
 DEAD = BANNED / 2
 EXCLUDED = 3
-"""Tokens that may be banned at most, forced prefixes apart: padding, start and, while it is too early, end."""
+"""Most tokens that may be banned, besides forced prefixes: padding, start and, while it is too early, end."""
 
 
 class Decoder(Protocol):
@@ -122,10 +122,10 @@ def run(model: Model, batch: Batch, strategy: Strategy) -> list[list[Hypothesis]
                 break
             if running <= xp.drop_below * len(finished):
                 live = np.flatnonzero(~finished)
-                kept = (live[:, None] * strategy.width + np.arange(strategy.width)).reshape(-1).astype(np.int32)
+                kept_rows = (live[:, None] * strategy.width + np.arange(strategy.width)).reshape(-1).astype(np.int32)
                 strategy.keep(live)
-                decoder.keep(xp.asarray(kept))
-                ids = xp.take(ids, xp.asarray(kept), axis=0)
+                decoder.keep(xp.asarray(kept_rows))
+                ids = xp.take(ids, xp.asarray(kept_rows), axis=0)
         logits = decoder.step(ids)
     return strategy.results()
 
@@ -186,9 +186,9 @@ class History:
     def numpy(self, fill: int) -> np.ndarray:
         """All steps (T, B, ...), `fill` where a sentence was no longer there."""
         length = sum(len(part) for _, part in self.parts)
-        whole = np.full((length, self.size, *self.parts[0][1].shape[2:]), fill, np.int64)
+        joined = np.full((length, self.size, *self.parts[0][1].shape[2:]), fill, np.int64)
         t = 0
         for index, part in self.parts:
-            whole[t : t + len(part), index] = part
+            joined[t : t + len(part), index] = part
             t += len(part)
-        return whole
+        return joined

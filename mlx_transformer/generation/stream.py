@@ -87,13 +87,13 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int]) -> Iterat
     that is dropped, half a character); for sentences that is a small part of a decoder's step.
     """
     so_far: list[int] = []
-    given, text = 0, ""
+    emitted, text = 0, ""
     for id in ids:
         so_far.append(id)
         text = decode(so_far)
-        whole = len(text.rstrip(REPLACEMENT))  # the end may yet become a character
-        if whole > given:
-            yield text[given:whole]
-            given = whole
-    if given < len(text):
-        yield text[given:]
+        complete = len(text.rstrip(REPLACEMENT))  # the end may yet become a character
+        if complete > emitted:
+            yield text[emitted:complete]
+            emitted = complete
+    if emitted < len(text):
+        yield text[emitted:]
