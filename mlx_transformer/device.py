@@ -47,7 +47,7 @@ CPU = Choices(compiles=False, few_shapes=False, shortest=1, exp_as_power=True, c
 GPU = Choices(compiles=True, few_shapes=True, shortest=16, exp_as_power=False, check_every=8, drop_below=0.5)
 _CHOICES = {"cpu": CPU, "gpu": GPU}
 
-_told: list[str] = []
+_overrides: list[str] = []
 _tf32: list[bool] = []
 
 
@@ -67,26 +67,26 @@ _use_device()
 
 
 def choices() -> Choices:
-    """Those of MLX's default device, unless told otherwise. `UserError` if the variable names none."""
-    told = _told[-1] if _told else os.environ.get(VARIABLE, "")
-    if told and told not in _CHOICES:
-        raise UserError(f"{VARIABLE}={told}: choose cpu or gpu, or unset it")
-    if told == "gpu" and not _on_gpu() and not _told:
+    """The choices of MLX's default device, unless overridden. `UserError` if the variable names no device."""
+    kind = _overrides[-1] if _overrides else os.environ.get(VARIABLE, "")
+    if kind and kind not in _CHOICES:
+        raise UserError(f"{VARIABLE}={kind}: choose cpu or gpu, or unset it")
+    if kind == "gpu" and not _on_gpu() and not _overrides:
         _set_fusing(False)
-    return _CHOICES[told or ("gpu" if _on_gpu() else "cpu")]
+    return _CHOICES[kind or ("gpu" if _on_gpu() else "cpu")]
 
 
 @contextmanager
 def deciding_as(kind: str) -> Iterator[None]:
     """Decide as for a "cpu" or a "gpu" in this block, in every thread, whatever MLX's default device is."""
-    _told.append(kind)
+    _overrides.append(kind)
     rehearsed = kind == "gpu" and not _on_gpu()
     if rehearsed:
         _set_fusing(False)
     try:
         yield
     finally:
-        _told.pop()
+        _overrides.pop()
         if rehearsed:
             _set_fusing(True)
 
@@ -100,9 +100,9 @@ def device_kind() -> str:
 
 def device_record() -> str:
     """The device as a run's record has it: with another one's choices it is another one."""
-    own = GPU if _on_gpu() else CPU
-    told = next(kind for kind, one in _CHOICES.items() if one == choices())
-    return device_kind() if choices() == own else f"{device_kind()}, deciding as a {told}"
+    device_choices = GPU if _on_gpu() else CPU
+    kind = next(kind for kind, one in _CHOICES.items() if one == choices())
+    return device_kind() if choices() == device_choices else f"{device_kind()}, deciding as a {kind}"
 
 
 def gradient_device(queries: int) -> mx.Device:
@@ -132,8 +132,8 @@ def check_float32(device: mx.Device) -> None:
     """`UserError` where a product of this device isn't float32's. In TF32's 10 bits 1 + 2^-12 is 1."""
     with mx.stream(device):
         ones = mx.ones((256, 256))
-        found = ((1 + 2.0**-12) * ones @ ones)[0, 0].item()
-    if found != 256 + 2.0**-4:
+        product = ((1 + 2.0**-12) * ones @ ones)[0, 0].item()
+    if product != 256 + 2.0**-4:
         raise UserError(
             f"MLX multiplies in TF32 on {device} in this process: set MLX_ENABLE_TF32=0 before its first product"
         )
