@@ -25,7 +25,7 @@ MOST_NOTED = 1000  # of one runtime: a broken one disagrees everywhere
 
 @dataclass
 class _Noted:
-    """`sentences`: rows. `tokens`: valid positions. `parted`: (how far apart, in words) where choices differ."""
+    """`sentences`: rows. `tokens`: valid positions. `parted`: (gap of the logits, message) where choices differ."""
 
     sentences: int = 0
     tokens: int = 0

@@ -45,7 +45,7 @@ def is_foreign(path: Path) -> bool:
 
 
 class ForeignEngine:
-    """ONNX Runtime on the CPU over somebody else's files."""
+    """ONNX Runtime on the CPU over files that this project didn't export."""
 
     name, precision, device = "onnxruntime", "float32", "cpu"
     logits_only = True

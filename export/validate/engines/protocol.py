@@ -60,7 +60,7 @@ class Placement:
 
     @property
     def fallback(self) -> dict[str, int]:
-        """{operator: nodes} that another provider ran than the one asked for: what nobody is told otherwise."""
+        """{operator: nodes} that another provider ran than the requested one, which nothing else reports."""
         return dict(Counter(node.operator for node in self.nodes if node.provider != self.device))
 
     @property

@@ -16,7 +16,7 @@ from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_i
 from mlx_transformer.spec.quantization import Packed
 
 RoundTrip = Callable[[NDArray], NDArray]
-"""A parameter -> what is left of it after quantising and back."""
+"""A parameter -> its values after quantising and dequantising."""
 
 
 def restored(
