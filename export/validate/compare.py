@@ -138,7 +138,7 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
             Runtime(
                 *(e.name, e.precision, e.device, budget_of(e), e.details(), arithmetic(e.precision, activations_of(e))),
                 logits_only=getattr(e, "logits_only", False),
-                unseen=getattr(e, "missing_taps", ()),
+                missing_taps=getattr(e, "missing_taps", ()),
                 search_only=getattr(e, "search_only", False),
             )
             for e in engines

@@ -22,7 +22,7 @@ class Runtime:
     """What it multiplies, in a few words."""
     logits_only: bool = False
     """Somebody else's ONNX file: nothing inside it has a name that could be compared."""
-    unseen: tuple[str, ...] = ()
+    missing_taps: tuple[str, ...] = ()
     """Taps that aren't values of its graphs."""
     search_only: bool = False
     """One file with the search inside: it returns tokens and scores."""
@@ -72,7 +72,7 @@ class Parting:
     sentence: int
     got: tuple[str, ...]
     expected: tuple[str, ...]
-    said: str
+    summary: str
     problem: bool
 
 

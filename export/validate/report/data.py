@@ -73,9 +73,9 @@ class ReportData:
             if r.search_only
         ]
         fused = [
-            f"{r.name}: not compared, because the fused graphs have no such value: {', '.join(_brief(r.unseen))}"
+            f"{r.name}: not compared, because the fused graphs have no such value: {', '.join(_brief(r.missing_taps))}"
             for r in self.runtimes
-            if r.unseen
+            if r.missing_taps
         ]
         return logits_only + search_only + fused
 

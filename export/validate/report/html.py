@@ -181,7 +181,7 @@ def _parting(check: Tokens) -> str:
         rows = [["computed", _row(p.got, first)], ["reference", _row(p.expected, first)]]
         cards.append(
             f'<div class="card"><h3>{escape(check.runtime)}, {escape(check.search)}, sentence {p.sentence}{tie}</h3>'
-            f'<p class="key">{escape(p.said)}</p>{_table((), rows)}</div>'
+            f'<p class="key">{escape(p.summary)}</p>{_table((), rows)}</div>'
         )
     return "".join(cards)
 

@@ -36,7 +36,7 @@ def test_every_kind_of_model(name, architecture, tmp_path):
     config = config_of(name, architecture)
     shown = {point.tap for point in report.points if point.runtime == "onnxruntime" and point.path == "tapped"}
     assert shown == set(tap_names(config))
-    assert [runtime.unseen for runtime in report.runtimes] == [(), ()]
+    assert [runtime.missing_taps for runtime in report.runtimes] == [(), ()]
     assert len(report.structures) == 2
     longest = SHAPE[architecture].split("x")[1]
     assert any(said.startswith(f"longest ({longest}") for said in report.inputs)

@@ -72,7 +72,7 @@ def test_every_precision_and_what_is_said(tmp_path):
     for runtime, note in zip(report.runtimes[1:], report.notes, strict=True):
         shown = {p.tap for p in report.points if (p.runtime, p.path) == (runtime.name, "tapped")}
         assert {"encoder.embedding", "encoder.layers.1", "decoder.layers.1", "logits"} <= shown
-        assert shown == set(taps) - set(runtime.unseen)
+        assert shown == set(taps) - set(runtime.missing_taps)
         assert note.startswith(f"{runtime.name}: not compared, because the fused graphs have no such value: ")
         assert "decoder.layers.*.self_attention" in note
         searches = {t.search: t.tokens for t in report.tokens if t.runtime == runtime.name}
