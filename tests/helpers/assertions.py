@@ -49,7 +49,7 @@ class Reader:
 
     files: dict[str, ast.Module]
     file: str
-    inside: tuple[Function, ...]
+    functions: tuple[Function, ...]
 
     def asserts(self, body: Sequence[ast.stmt]) -> bool:
         return any(self._statement(node) for node in body)
@@ -81,15 +81,15 @@ class Reader:
     def _call(self, called: ast.expr) -> bool:
         if ast.unparse(called).startswith(CALLS):
             return True
-        found = self._definition(self.file, called.id) if isinstance(called, ast.Name) else None
-        if found is None or found[1] in self.inside:
+        definition = self._definition(self.file, called.id) if isinstance(called, ast.Name) else None
+        if definition is None or definition[1] in self.functions:
             return False
-        file, function = found
-        return Reader(self.files, file, (*self.inside, function)).asserts(function.body)
+        file, function = definition
+        return Reader(self.files, file, (*self.functions, function)).asserts(function.body)
 
     def _definition(self, file: str, name: str) -> tuple[str, Function] | None:
         """A function inside the one that is read, of its file, or of the file it is imported from."""
-        for place in (self.inside[-1], self.files[file]):
+        for place in (self.functions[-1], self.files[file]):
             for node in ast.walk(place):
                 if isinstance(node, Function) and node.name == name:
                     return file, node

@@ -53,10 +53,10 @@ def caller(capfd, monkeypatch):
 
 def refused(result, *parts: str) -> None:
     """One line on standard error that holds `parts`, exit 2, nothing on standard output."""
-    status, out, said = result
-    assert status == 2, said
+    status, out, error = result
+    assert status == 2, error
     assert out == ""
-    assert said.count("\n") == 1, said
-    assert said.startswith("mlx-transformer: ")
+    assert error.count("\n") == 1, error
+    assert error.startswith("mlx-transformer: ")
     for part in parts:
-        assert part in said
+        assert part in error

@@ -32,8 +32,8 @@ class Block:
 
 def blocks(text: str) -> list[Block]:
     """Every fenced block, in order."""
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(text.count("\n", 0, match.start()) + 1, match[1], match[2]) for match in found]
+    matches = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(text.count("\n", 0, match.start()) + 1, match[1], match[2]) for match in matches]
 
 
 class Reader:

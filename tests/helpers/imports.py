@@ -37,24 +37,24 @@ def resolve_from(node: ast.ImportFrom, module: str) -> str:
 
 def imports_of(source: str, module: str) -> list[Import]:
     """Every import statement and every import_module("constant") of a module, those for type checkers included."""
-    found: list[Import] = []
+    imports: list[Import] = []
 
     def visit(node: ast.AST, lazy: bool) -> None:
         if isinstance(node, ast.Import):
-            found.extend(Import(alias.name, node.lineno, lazy) for alias in node.names)
+            imports.extend(Import(alias.name, node.lineno, lazy) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = resolve_from(node, module)
             # Always the longest name: whether it is a module or a value, the rules below look at prefixes.
-            found.extend(Import(f"{base}.{alias.name}", node.lineno, lazy) for alias in node.names)
+            imports.extend(Import(f"{base}.{alias.name}", node.lineno, lazy) for alias in node.names)
         elif isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             first = node.args[0] if node.args else None
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
-                found.append(Import(str(first.value), node.lineno, lazy))
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                imports.append(Import(str(first.value), node.lineno, lazy))
+        is_lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for_types = node.body if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING") else []
         for child in ast.iter_child_nodes(node):
-            visit(child, inside or child in for_types)
+            visit(child, is_lazy or child in for_types)
 
     visit(ast.parse(source), False)
-    return found
+    return imports

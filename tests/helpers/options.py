@@ -50,11 +50,13 @@ def fitted(values: Mapping[str, Any]) -> Values:
 def completed(named: Mapping[str, Values], of: type = TransformerConfig) -> dict[str, Values]:
     """`named`, and one more for each value of an option that none of them has, so named."""
     defaults = {field.name: field.default for field in dataclasses.fields(of)}
-    found = dict(named)
+    choices = dict(named)
     for name, values in options_of(of).items():
         held = {chosen.get(name, defaults[name]) for chosen in named.values()}
-        found |= {f"{name}={value}": {name: value} for value in values if name != "architecture" and value not in held}
-    return found
+        choices |= {
+            f"{name}={value}": {name: value} for value in values if name != "architecture" and value not in held
+        }
+    return choices
 
 
 def factors_of(by_hand: Factors, of: type = TransformerConfig) -> Factors:

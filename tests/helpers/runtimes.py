@@ -43,8 +43,10 @@ def mlx_gpu() -> bool:
 
 def providers() -> list[str]:
     """Execution providers other than the CPU's that really load, by the names that `--runtimes` takes."""
-    found = [provider for provider in ort.get_available_providers() if provider not in NO_DEVICE and _loads(provider)]
-    return [NAMES.get(provider, provider) for provider in found]
+    available = [
+        provider for provider in ort.get_available_providers() if provider not in NO_DEVICE and _loads(provider)
+    ]
+    return [NAMES.get(provider, provider) for provider in available]
 
 
 def strict() -> list[str]:

@@ -45,10 +45,10 @@ def alone(name: str, architecture: str) -> TransformerConfig:
 
 def configs() -> dict[str, TransformerConfig]:
     """Every choice in every architecture."""
-    found = {name: encoder_decoder(name) for name in CHOICES}
+    named = {name: encoder_decoder(name) for name in CHOICES}
     for architecture in ("encoder", "decoder"):
-        found |= {f"{name}, {architecture}": alone(name, architecture) for name in CHOICES}
-    return found
+        named |= {f"{name}, {architecture}": alone(name, architecture) for name in CHOICES}
+    return named
 
 
 def random_weights(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:

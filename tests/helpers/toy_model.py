@@ -95,7 +95,7 @@ def allowed_tokens(toy, step, min_new, prefix):
 
 def exhaustive(toy, row, limit, alpha, min_new=0, prefix=(), form="gnmt"):
     """Every possible output (ids, score), best first: all endings by eos, and all of `limit` tokens without it."""
-    eos, found = toy.config.eos_id, []
+    eos, outputs = toy.config.eos_id, []
     normal = [id for id in range(toy.config.vocab_size) if id not in {eos, toy.config.pad_id, toy.config.bos_id}]
     for length in range(1, limit + 1):
         for body in itertools.product(normal, repeat=length - 1):
@@ -104,8 +104,8 @@ def exhaustive(toy, row, limit, alpha, min_new=0, prefix=(), form="gnmt"):
                 if any(id not in allowed_tokens(toy, t, min_new, prefix) for t, id in enumerate(ids)):
                     continue
                 total = sum(toy.log_probabilities(row, ids[:t])[id] for t, id in enumerate(ids))
-                found.append((ids[:-1] if last == eos else ids, total / penalty(length, alpha, form)))
-    return sorted(found, key=lambda pair: -pair[1])
+                outputs.append((ids[:-1] if last == eos else ids, total / penalty(length, alpha, form)))
+    return sorted(outputs, key=lambda pair: -pair[1])
 
 
 def plain_beam(toy, row, k, limit, alpha, min_new=0, prefix=(), early=False, form="gnmt"):
@@ -131,8 +131,8 @@ def plain_beam(toy, row, k, limit, alpha, min_new=0, prefix=(), early=False, for
     return [(ids[:-1] if ids[-1] == eos else ids, score) for score, ids in finished]
 
 
-def close(found, expected):
+def close(hypotheses, expected):
     """Same ids in the same order, scores to float32."""
-    assert [h.ids for h in found] == [ids for ids, _ in expected]
-    for h, (_, score) in zip(found, expected, strict=True):
+    assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
+    for h, (_, score) in zip(hypotheses, expected, strict=True):
         assert math.isclose(h.score, score, rel_tol=1e-4, abs_tol=1e-4)

@@ -44,10 +44,10 @@ def session(path: Path | bytes) -> ort.InferenceSession:
 
 
 def run(opened: ort.InferenceSession, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-    wanted = {entry.name for entry in opened.get_inputs()}
+    inputs = {entry.name for entry in opened.get_inputs()}
     outputs = [entry.name for entry in opened.get_outputs()]
-    found = opened.run(outputs, {name: value for name, value in feeds.items() if name in wanted})
-    return dict(zip(outputs, found, strict=True))
+    values = opened.run(outputs, {name: value for name, value in feeds.items() if name in inputs})
+    return dict(zip(outputs, values, strict=True))
 
 
 def as_past(presents: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -81,17 +81,19 @@ def test_encoder_decoder(models, name):
     (ids, mask), target_ids = source(model.config), target(model.config)
     expected = np.array(model.mlx(ids, target_ids, mask))
     memory = model.run("encoder_model", input_ids=ids, attention_mask=mask)["last_hidden_state"]
-    given = dict(encoder_hidden_states=memory, encoder_attention_mask=mask)
+    inputs = dict(encoder_hidden_states=memory, encoder_attention_mask=mask)
 
-    full = model.run("decoder_model", input_ids=target_ids, **given)
+    full = model.run("decoder_model", input_ids=target_ids, **inputs)
     np.testing.assert_allclose(full["logits"], expected, **CLOSE)
 
-    first = model.run("decoder_model", input_ids=target_ids[:, :2], **given)
+    first = model.run("decoder_model", input_ids=target_ids[:, :2], **inputs)
     past = as_past(first)
     for part in (slice(2, 3), slice(3, 6)):  # one token, then several at once
-        found = model.run("decoder_with_past_model", input_ids=target_ids[:, part], encoder_attention_mask=mask, **past)
-        np.testing.assert_allclose(found["logits"], expected[:, part], **CLOSE)
-        past |= as_past(found)
+        outputs = model.run(
+            "decoder_with_past_model", input_ids=target_ids[:, part], encoder_attention_mask=mask, **past
+        )
+        np.testing.assert_allclose(outputs["logits"], expected[:, part], **CLOSE)
+        past |= as_past(outputs)
     for key, value in as_past(full).items():
         np.testing.assert_allclose(past[key], value, **CLOSE)
 
@@ -103,14 +105,16 @@ def test_merged_decoder(models, name):
     expected = np.array(model.mlx(ids, target_ids, mask))
     memory = model.run("encoder_model", input_ids=ids, attention_mask=mask)["last_hidden_state"]
     flag, graph = np.array([False]), "decoder_model_merged"
-    given = dict(encoder_attention_mask=mask, **model.empty(graph, 3))
-    found = model.run(graph, input_ids=target_ids[:, :4], encoder_hidden_states=memory, use_cache_branch=flag, **given)
-    np.testing.assert_allclose(found["logits"], expected[:, :4], **CLOSE)
+    inputs = dict(encoder_attention_mask=mask, **model.empty(graph, 3))
+    outputs = model.run(
+        graph, input_ids=target_ids[:, :4], encoder_hidden_states=memory, use_cache_branch=flag, **inputs
+    )
+    np.testing.assert_allclose(outputs["logits"], expected[:, :4], **CLOSE)
 
     # The encoder's output is not read any more: its keys and values are cached.
-    given = dict(encoder_attention_mask=mask, encoder_hidden_states=memory * np.nan, use_cache_branch=~flag)
-    found = model.run(graph, input_ids=target_ids[:, 4:], **given, **as_past(found))
-    np.testing.assert_allclose(found["logits"], expected[:, 4:], **CLOSE)
+    inputs = dict(encoder_attention_mask=mask, encoder_hidden_states=memory * np.nan, use_cache_branch=~flag)
+    outputs = model.run(graph, input_ids=target_ids[:, 4:], **inputs, **as_past(outputs))
+    np.testing.assert_allclose(outputs["logits"], expected[:, 4:], **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["paper", "modern"])
@@ -122,18 +126,18 @@ def test_beams_share_the_source(models, name):
     beams = [0, 0, 0, 1, 1, 1]
     expected = np.array(model.mlx(ids[beams], target_ids, mask[beams]))
     memory = model.run("encoder_model", input_ids=ids, attention_mask=mask)["last_hidden_state"]
-    given = dict(encoder_hidden_states=memory, encoder_attention_mask=mask)
-    cross = model.run("decoder_model", input_ids=target_ids[:2], **given)
-    own = model.run(
+    inputs = dict(encoder_hidden_states=memory, encoder_attention_mask=mask)
+    cross = model.run("decoder_model", input_ids=target_ids[:2], **inputs)
+    first = model.run(
         "decoder_model",
         input_ids=target_ids[:, :5],
         encoder_hidden_states=memory[beams],
         encoder_attention_mask=mask[beams],
     )
-    past = {name: x for name, x in as_past(own).items() if ".decoder." in name}
+    past = {name: x for name, x in as_past(first).items() if ".decoder." in name}
     past |= {name: x for name, x in as_past(cross).items() if ".encoder." in name}
-    found = model.run("decoder_with_past_model", input_ids=target_ids[:, 5:], encoder_attention_mask=mask, **past)
-    np.testing.assert_allclose(found["logits"], expected[:, 5:], **CLOSE)
+    outputs = model.run("decoder_with_past_model", input_ids=target_ids[:, 5:], encoder_attention_mask=mask, **past)
+    np.testing.assert_allclose(outputs["logits"], expected[:, 5:], **CLOSE)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -148,9 +152,9 @@ def test_decoder_alone(models, name):
     np.testing.assert_allclose(full["logits"][real], expected[real], **CLOSE)
 
     p = positions(mask)
-    found = model.run("model", input_ids=ids[:, :4], attention_mask=mask[:, :4], position_ids=p[:, :4], **start)
-    found = model.run("model", input_ids=ids[:, 4:], attention_mask=mask, position_ids=p[:, 4:], **as_past(found))
-    np.testing.assert_allclose(found["logits"], expected[:, 4:], **CLOSE)
+    outputs = model.run("model", input_ids=ids[:, :4], attention_mask=mask[:, :4], position_ids=p[:, :4], **start)
+    outputs = model.run("model", input_ids=ids[:, 4:], attention_mask=mask, position_ids=p[:, 4:], **as_past(outputs))
+    np.testing.assert_allclose(outputs["logits"], expected[:, 4:], **CLOSE)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -158,9 +162,9 @@ def test_encoder_alone(models, name):
     model = models(f"{name}, encoder")
     ids, mask = source(model.config)
     real = mask.astype(bool)
-    found = model.run("model", input_ids=ids, attention_mask=mask)
-    np.testing.assert_allclose(found["logits"][real], np.array(model.mlx(ids, mask))[real], **CLOSE)
-    np.testing.assert_allclose(found["last_hidden_state"][real], np.array(model.mlx.encode(ids, mask))[real], **CLOSE)
+    outputs = model.run("model", input_ids=ids, attention_mask=mask)
+    np.testing.assert_allclose(outputs["logits"][real], np.array(model.mlx(ids, mask))[real], **CLOSE)
+    np.testing.assert_allclose(outputs["last_hidden_state"][real], np.array(model.mlx.encode(ids, mask))[real], **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["paper", "modern", "odd widths"])
@@ -168,12 +172,12 @@ def test_padding_changes_nothing(models, name):
     """A sentence alone, padded on the left, on the right: the same hidden states at its tokens."""
     model = models(name)
     ids, _ = source(model.config)
-    alone = model.run("encoder_model", input_ids=ids[:1], attention_mask=np.ones((1, 7), np.int64))
+    unpadded = model.run("encoder_model", input_ids=ids[:1], attention_mask=np.ones((1, 7), np.int64))
     for left, right in ((3, 0), (0, 3), (2, 1)):
         padded = np.pad(ids[:1], ((0, 0), (left, right)))
         mask = np.pad(np.ones((1, 7), np.int64), ((0, 0), (left, right)))
-        found = model.run("encoder_model", input_ids=padded, attention_mask=mask)["last_hidden_state"]
-        np.testing.assert_allclose(found[:, left : left + 7], alone["last_hidden_state"], **CLOSE)
+        outputs = model.run("encoder_model", input_ids=padded, attention_mask=mask)["last_hidden_state"]
+        np.testing.assert_allclose(outputs[:, left : left + 7], unpadded["last_hidden_state"], **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +225,8 @@ def test_a_position_past_the_table_is_an_error(models, name):
     memory = model.run("encoder_model", input_ids=ids[:, :most], attention_mask=mask[:, :most])["last_hidden_state"]
     with pytest.raises(Exception, match=r"(?i)gather|broadcast|shape"):
         model.run("encoder_model", input_ids=ids, attention_mask=mask)
-    given = dict(encoder_hidden_states=memory, encoder_attention_mask=mask[:, :most])
-    past = as_past(model.run("decoder_model", input_ids=ids[:, :most], **given))
+    inputs = dict(encoder_hidden_states=memory, encoder_attention_mask=mask[:, :most])
+    past = as_past(model.run("decoder_model", input_ids=ids[:, :most], **inputs))
     with pytest.raises(Exception, match=r"(?i)gather|broadcast|shape"):
         model.run("decoder_with_past_model", input_ids=ids[:, :1], encoder_attention_mask=mask[:, :most], **past)
 
@@ -235,19 +239,19 @@ def test_taps_are_those_of_mlx(models, name):
     expected = {}
     both = model.config.architecture == "encoder-decoder"
     model.mlx(*((ids, target_ids) if both else (ids,)), tap=lambda tap, x: expected.__setitem__(tap, np.array(x)))
-    found = {}
+    outputs = {}
     for graph in ("encoder_model", "decoder_model") if both else ("model",):
         path = model.folder / "onnx" / f"{graph}.onnx"
         tapped = add_taps(onnx.load(path), list(expected))  # with its data: it has no folder of its own
         feeds = dict(input_ids=ids, attention_mask=mask, position_ids=positions(mask))
         if graph == "decoder_model":
-            memory = found["last_hidden_state"]
+            memory = outputs["last_hidden_state"]
             feeds = dict(input_ids=target_ids, encoder_hidden_states=memory, encoder_attention_mask=mask)
         elif graph == "model" and model.config.has_decoder:
             feeds |= model.empty(graph, 3)
-        found |= run(session(tapped.SerializeToString()), **feeds)
+        outputs |= run(session(tapped.SerializeToString()), **feeds)
     for tap, value in expected.items():
-        np.testing.assert_allclose(found[tap], value, err_msg=tap, **CLOSE)
+        np.testing.assert_allclose(outputs[tap], value, err_msg=tap, **CLOSE)
 
 
 def test_batch_and_lengths_are_dynamic(models):
@@ -257,11 +261,11 @@ def test_batch_and_lengths_are_dynamic(models):
         ids, mask = np.full((rows, width), 7), np.ones((rows, width), np.int64)
         memory = model.run("encoder_model", input_ids=ids, attention_mask=mask)["last_hidden_state"]
         assert memory.shape == (rows, width, SIZES["d_model"])
-        given = dict(encoder_hidden_states=memory, encoder_attention_mask=mask)
-        found = model.run("decoder_model", input_ids=np.full((rows, length), 7), **given)
-        assert found["logits"].shape == (rows, length, SIZES["vocab_size"])
-        assert found["present.1.decoder.key"].shape == (rows, 2, length, 8)
-        assert found["present.1.encoder.value"].shape == (rows, 2, width, 8)
+        inputs = dict(encoder_hidden_states=memory, encoder_attention_mask=mask)
+        outputs = model.run("decoder_model", input_ids=np.full((rows, length), 7), **inputs)
+        assert outputs["logits"].shape == (rows, length, SIZES["vocab_size"])
+        assert outputs["present.1.decoder.key"].shape == (rows, 2, length, 8)
+        assert outputs["present.1.encoder.value"].shape == (rows, 2, width, 8)
 
 
 def test_fixed_axes_are_heads_and_widths_alone(models):

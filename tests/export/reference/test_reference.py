@@ -41,8 +41,8 @@ def test_sinusoids_are_the_stored_tables_bit_for_bit(layout: str, d_model: int) 
 def test_rotary_tables_are_the_stored_ones_bit_for_bit(d_k: int, base: float) -> None:
     config = TransformerConfig(vocab_size=9, d_model=128, heads=1, d_k=d_k, d_v=8, rotary_base=base)
     rows = RNG(1).integers(0, 700, (3, 40))
-    for ours, table in zip(reference.rotation(rows, d_k, base), stored.rotary_tables(700, config), strict=True):
-        assert np.array_equal(ours.view(np.uint32), table[rows].view(np.uint32))
+    for computed, table in zip(reference.rotation(rows, d_k, base), stored.rotary_tables(700, config), strict=True):
+        assert np.array_equal(computed.view(np.uint32), table[rows].view(np.uint32))
 
 
 def test_position_1_of_512_has_the_published_numbers() -> None:
@@ -116,12 +116,12 @@ def test_padding_on_either_side_changes_nothing_at_tokens(changes: dict) -> None
     model = make(**changes)
     rng = RNG(5)
     source, target = rng.integers(0, 17, (1, 5)), rng.integers(0, 17, (1, 4))
-    alone = model(source, target)
+    unpadded = model(source, target)
     for before, after in [(3, 0), (0, 3), (2, 1)]:
         padded = np.pad(source, [(0, 0), (before, after)], constant_values=6)
         mask = np.zeros(padded.shape, bool)
         mask[:, before : before + 5] = True
-        np.testing.assert_allclose(model(padded, target, mask), alone, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(model(padded, target, mask), unpadded, rtol=1e-11, atol=1e-12)
 
 
 def test_a_left_padded_prompt_of_a_decoder_gives_the_unpadded_logits() -> None:
@@ -181,10 +181,12 @@ def test_float32_stays_float32_and_near(changes: dict) -> None:
 
 
 def test_taps_come_in_the_order_of_the_data() -> None:
-    seen: list[str] = []
-    make(norm_placement="pre", encoder_layers=1, decoder_layers=1)([[3]], [[1]], tap=lambda name, _: seen.append(name))
+    observed: list[str] = []
+    make(norm_placement="pre", encoder_layers=1, decoder_layers=1)(
+        [[3]], [[1]], tap=lambda name, _: observed.append(name)
+    )
     layer = ".layers.0"
-    assert seen == [
+    assert observed == [
         *[f"encoder{s}" for s in (".embedding", f"{layer}.self_attention", f"{layer}.feed_forward", layer, ".norm")],
         *["decoder.embedding", f"decoder{layer}.self_attention", f"decoder{layer}.cross_attention"],
         *[f"decoder{layer}.feed_forward", f"decoder{layer}", "decoder.norm", "logits"],

@@ -34,10 +34,10 @@ def test_files_without_our_names_are_judged_by_their_logits(name: str, tmp_path:
     assert report.runtimes[0].details["compared"] == "logits of one full pass alone"
     console = Console(record=True, width=200)
     report.print(console)
-    for shown in (console.export_text(), page(report)):
-        assert "onnxruntime: only logits of one full pass were compared" in shown
-        assert "there are no taps" in shown
-        assert "bit for bit" not in shown.partition("The rule")[0]
+    for text in (console.export_text(), page(report)):
+        assert "onnxruntime: only logits of one full pass were compared" in text
+        assert "there are no taps" in text
+        assert "bit for bit" not in text.partition("The rule")[0]
 
 
 def test_our_own_files_have_no_such_note(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_names_are_mapped_and_unknown_ones_told(tmp_path: Path) -> None:
         compare(checkpoint, file, ["onnxruntime"], names={"logits": "nothing"})
     with pytest.raises(UserError, match="input 'src' is none of input_ids, attention_mask"):
         compare(checkpoint, file, ["onnxruntime"])
-    given = dict(runtimes=["onnxruntime"], threads=1)
-    assert validate_command(checkpoint, file, names="input_ids=src", **given) == 0
-    assert validate_command(checkpoint, file, names="input_ids", **given) == 2
+    options = dict(runtimes=["onnxruntime"], threads=1)
+    assert validate_command(checkpoint, file, names="input_ids=src", **options) == 0
+    assert validate_command(checkpoint, file, names="input_ids", **options) == 2
     command = ["validate", str(checkpoint), str(file), "--runtimes", "onnxruntime", "--threads", "1"]
     assert main([*command, "--names", "input_ids=src"]) == 0
     assert main(command) == 2

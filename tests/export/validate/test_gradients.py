@@ -20,11 +20,11 @@ CONFIGS = configs()
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_kind_of_parameter_has_the_gradient_that_differences_give(name: str) -> None:
     config = CONFIGS[name]
-    found = check_gradients(config, random_weights(config, 1), seed=2)
-    worst = list(worst_of_each(found))
+    gradients = check_gradients(config, random_weights(config, 1), seed=2)
+    worst = list(worst_of_each(gradients))
     assert {g.kind for g in worst} == {kind_of(parameter) for parameter in parameter_shapes(config)}
-    assert all(g.passed for g in found), max(worst, key=lambda g: g.error).summary
-    assert {"all of it"} < {g.direction for g in found}
+    assert all(g.passed for g in gradients), max(worst, key=lambda g: g.error).summary
+    assert {"all of it"} < {g.direction for g in gradients}
     assert sum(abs(g.expected) > 1e-4 for g in worst) > len(worst) / 2  # there is something to compare
 
 
@@ -44,8 +44,8 @@ def test_a_gradient_wrong_by_a_thousandth_is_found(part: str, monkeypatch: pytes
 def test_another_loss_has_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     config = CONFIGS["paper"]
     monkeypatch.setattr(module, "loss", lambda reference, batch: loss(reference, batch, smoothing=0.101))
-    found = check_gradients(config, random_weights(config, 1), seed=2)
-    assert max(g.error for g in found) > 10 * BUDGET
+    gradients = check_gradients(config, random_weights(config, 1), seed=2)
+    assert max(g.error for g in gradients) > 10 * BUDGET
 
 
 def test_gradients_are_part_of_a_report_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -16,19 +16,19 @@ CONFIGS = configs()
 E0 = "encoder.layers.0"
 
 
-def shown(config: TransformerConfig, inside: bool) -> list[str]:
+def names_of_a_run(config: TransformerConfig, inside: bool) -> list[str]:
     """By a run on real rows."""
-    found: list[str] = []
+    names: list[str] = []
     ids = np.array([[5, 6, 7], [8, 9, 2]])
     model = Reference(config, random_weights(config), inner_points=inside)
-    model(ids, ids[:, :2] if config.architecture == "encoder-decoder" else None, tap=lambda n, _: found.append(n))
-    return found
+    model(ids, ids[:, :2] if config.architecture == "encoder-decoder" else None, tap=lambda n, _: names.append(n))
+    return names
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_names_are_those_of_a_run(name: str) -> None:
-    assert tap_names(CONFIGS[name]) == shown(CONFIGS[name], False)
-    assert inner_names(CONFIGS[name]) == shown(CONFIGS[name], True)
+    assert tap_names(CONFIGS[name]) == names_of_a_run(CONFIGS[name], False)
+    assert inner_names(CONFIGS[name]) == names_of_a_run(CONFIGS[name], True)
     assert len(set(inner_names(CONFIGS[name]))) == len(inner_names(CONFIGS[name]))
 
 
@@ -53,9 +53,9 @@ def test_every_module_makes_a_point_but_tables_and_the_classifier(name: str) -> 
     config = CONFIGS[name]
     table = parameter_shapes(config)
     modules = {parameter.rpartition(".")[0] for parameter in table}
-    found = [module for module, _, _ in modules_between(inner_names(config), table)]
-    assert len(found) == len(set(found))
-    rest = {module for module in modules - set(found) if not module.endswith(("embedding", "positions"))}
+    makers_in_order = [module for module, _, _ in modules_between(inner_names(config), table)]
+    assert len(makers_in_order) == len(set(makers_in_order))
+    rest = {module for module in modules - set(makers_in_order) if not module.endswith(("embedding", "positions"))}
     assert rest <= {"output_proj"}
 
 
@@ -73,10 +73,10 @@ def test_modules_and_what_they_read_by_hand() -> None:
         (f"{network}_norm", f"{network}.residual", f"{network}_norm"),
     ]
     assert list(modules_between(inner_names(post), parameter_shapes(post)))[:8] == expected
-    found = {module: before for module, before, _ in modules_between(inner_names(pre), parameter_shapes(pre))}
-    assert found[f"{attention}_norm"] == ""  # the layer's own input, or the layer's before it
-    assert found[f"{network}_norm"] == f"{attention}.residual"
-    assert found["encoder.layers.1.self_attention_norm"] == found["encoder.norm"] == ""
+    read = {module: before for module, before, _ in modules_between(inner_names(pre), parameter_shapes(pre))}
+    assert read[f"{attention}_norm"] == ""  # the layer's own input, or the layer's before it
+    assert read[f"{network}_norm"] == f"{attention}.residual"
+    assert read["encoder.layers.1.self_attention_norm"] == read["encoder.norm"] == ""
 
 
 def test_an_operation_to_come_is_found_by_its_point_and_parameters() -> None:

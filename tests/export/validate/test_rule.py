@@ -45,12 +45,12 @@ def test_one_wrong_value_is_found_by_the_largest_error() -> None:
     known = truth()
     got = known.t64.copy()
     got[1, 7, 3] += 6e-6
-    found = judge(got, known)
-    assert not found.passed
-    assert found.rms_ratio < 4 < 8 < found.max_ratio
-    assert found.deviation.index == (1, 7, 3)
-    assert found.deviation.max == pytest.approx(6e-6)
-    assert found.deviation.ulp == pytest.approx(6e-6 / np.spacing(np.float32(abs(known.t64[1, 7, 3]))))
+    judged = judge(got, known)
+    assert not judged.passed
+    assert judged.rms_ratio < 4 < 8 < judged.max_ratio
+    assert judged.deviation.index == (1, 7, 3)
+    assert judged.deviation.max == pytest.approx(6e-6)
+    assert judged.deviation.ulp == pytest.approx(6e-6 / np.spacing(np.float32(abs(known.t64[1, 7, 3]))))
 
 
 def test_a_tensor_that_float32_gets_exactly_may_still_err_by_a_rounding() -> None:
@@ -65,8 +65,8 @@ def test_what_is_not_finite_is_over_any_budget(value: float) -> None:
     known = truth()
     got = known.t64.copy()
     got[0, 2, 5] = value
-    found = judge(got, known)
-    assert (found.passed, found.deviation.detail, found.deviation.index) == (False, "not finite", (0, 2, 5))
+    judged = judge(got, known)
+    assert (judged.passed, judged.deviation.detail, judged.deviation.index) == (False, "not finite", (0, 2, 5))
 
 
 def test_padding_does_not_count() -> None:
@@ -94,10 +94,10 @@ def test_gathers_are_compared_by_their_bits() -> None:
     got = known.bits.copy()
     assert judge(got, known).deviation.same_bits
     got[1, 2, 3] = np.nextafter(got[1, 2, 3], np.float32(9))
-    found = judge(got, known)
-    assert not found.passed
-    assert found.rms_ratio < 4
-    assert found.deviation.detail == "1 values differ in their bits, first [1, 2, 3]"
+    judged = judge(got, known)
+    assert not judged.passed
+    assert judged.rms_ratio < 4
+    assert judged.deviation.detail == "1 values differ in their bits, first [1, 2, 3]"
 
 
 def test_a_small_sample_leans_on_all_inputs() -> None:
@@ -142,9 +142,9 @@ def test_greedy_tokens_are_judged_one_by_one(model: Reference) -> None:
     assert [j for j in judge_greedy(model, SOURCES, outputs, 8, 1e-6) if j.problem or j.tie] == []
     changed = [list(row) for row in outputs]
     changed[1][2] = next(i for i in range(3, 20) if i != outputs[1][2])
-    found = judge_greedy(model, SOURCES, changed, 8, 1e-6)
-    assert [bool(j.problem) for j in found] == [False, True, False]
-    assert found[1].problem.startswith(f"sentence 1, token 2: {changed[1][2]}, reference {outputs[1][2]}, gap ")
+    judged = judge_greedy(model, SOURCES, changed, 8, 1e-6)
+    assert [bool(j.problem) for j in judged] == [False, True, False]
+    assert judged[1].problem.startswith(f"sentence 1, token 2: {changed[1][2]}, reference {outputs[1][2]}, gap ")
     too_long = judge_greedy(model, SOURCES, [[*row, 3] for row in outputs], 8, 1e-6)
     assert all(j.problem for j in too_long)
 
@@ -210,8 +210,8 @@ def every_hypothesis(model: Reference, source: list[int], limit: int) -> list[tu
 
 
 def test_a_beam_as_wide_as_everything_finds_the_best_of_all(model: Reference) -> None:
-    found = beam_search(model, SOURCES, beam=400, limit=3)
-    for sentence, source in zip(found, SOURCES, strict=True):
+    sentences = beam_search(model, SOURCES, beam=400, limit=3)
+    for sentence, source in zip(sentences, SOURCES, strict=True):
         score, tokens = every_hypothesis(model, source, 3)[0]
         assert sentence.finished[0][1].tokens == tokens
         assert sentence.finished[0][0] == pytest.approx(score, abs=1e-12)
@@ -220,9 +220,9 @@ def test_a_beam_as_wide_as_everything_finds_the_best_of_all(model: Reference) ->
 def test_sentences_do_not_disturb_each_other(model: Reference) -> None:
     together = beam_search(model, SOURCES, beam=3, limit=6)
     for sentence, source in zip(together, SOURCES, strict=True):
-        alone = beam_search(model, [source], beam=3, limit=6)[0]
-        assert [h.tokens for _, h in alone.finished] == [h.tokens for _, h in sentence.finished]
-        assert alone.margin == pytest.approx(sentence.margin, rel=1e-9)
+        single = beam_search(model, [source], beam=3, limit=6)[0]
+        assert [h.tokens for _, h in single.finished] == [h.tokens for _, h in sentence.finished]
+        assert single.margin == pytest.approx(sentence.margin, rel=1e-9)
 
 
 def test_a_beam_divergence_is_accepted_only_at_a_tie() -> None:
@@ -246,7 +246,7 @@ def test_one_blas_thread_for_the_time_of_a_comparison() -> None:
     import ctypes
 
     with one_blas_thread() as libraries:
-        inside = [get() for _, _, get in threads._openblas()]
+        counts = [get() for _, _, get in threads._openblas()]
     for library, name, get in threads._openblas():
         assert isinstance(library, ctypes.CDLL)
         getattr(library, name)(2)
@@ -254,6 +254,6 @@ def test_one_blas_thread_for_the_time_of_a_comparison() -> None:
             assert get() == 1
         assert get() == 2
         getattr(library, name)(1)
-    assert inside == [1] * libraries
+    assert counts == [1] * libraries
     if sys.platform == "linux" and platform.machine() == "x86_64":
         assert libraries >= 1  # NumPy's wheel brings one

@@ -53,8 +53,8 @@ def arguments(exported: tuple[Path, Path]) -> list[str]:
 def test_runtimes_of_the_command(side: str, runtimes: str, status: int, arguments: list[str], capfd) -> None:
     if status == 3 and _gpu_is_there():
         pytest.skip("the runtime that should be missing is here")
-    given = [*arguments, "--runtimes", runtimes]
-    assert ended_with(main if side == "mlx" else export_main, given) == status
+    command = [*arguments, "--runtimes", runtimes]
+    assert ended_with(main if side == "mlx" else export_main, command) == status
     out, error = capfd.readouterr()
     if status:
         assert error.count("\n") == 1, error
@@ -167,9 +167,9 @@ def test_weights_are_rounded_as_mlx_rounds_them() -> None:
 
 
 def test_a_device_without_its_own_budget_has_the_cpus_and_says_so() -> None:
-    found = budget_for("float32", "NnapiExecutionProvider")
-    assert (found.rms, found.max) == (4.0, 8.0)
-    assert found.origin == "declared; not measured on this device"
+    budget = budget_for("float32", "NnapiExecutionProvider")
+    assert (budget.rms, budget.max) == (4.0, 8.0)
+    assert budget.origin == "declared; not measured on this device"
 
 
 def test_the_provider_of_every_node_is_reported(exported: tuple[Path, Path]) -> None:

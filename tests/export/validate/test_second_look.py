@@ -33,11 +33,11 @@ def test_a_second_look_draws_float32s_own_errors_anew() -> None:
     errors = [single(*ids) - truth, *(reordered(*ids) - truth for _ in range(DRAWS))]
     sizes = [float(np.sqrt(np.mean(error**2))) for error in errors]
     assert len(set(sizes)) == len(sizes)
-    found = SecondLook(model.config, model.weights)(case, "logits")
-    assert found.rms == pytest.approx(float(np.sqrt(np.mean(np.square(sizes[1:])))))
-    assert found.max == pytest.approx(float(np.sqrt(np.mean([np.abs(error).max() ** 2 for error in errors[1:]]))))
-    assert min(sizes) < found.rms < max(sizes) < 4 * found.rms
-    assert (found.size, found.tokens) == (pytest.approx(float(np.sqrt(np.mean(truth**2)))), ids[1].size)
+    natural = SecondLook(model.config, model.weights)(case, "logits")
+    assert natural.rms == pytest.approx(float(np.sqrt(np.mean(np.square(sizes[1:])))))
+    assert natural.max == pytest.approx(float(np.sqrt(np.mean([np.abs(error).max() ** 2 for error in errors[1:]]))))
+    assert min(sizes) < natural.rms < max(sizes) < 4 * natural.rms
+    assert (natural.size, natural.tokens) == (pytest.approx(float(np.sqrt(np.mean(truth**2)))), ids[1].size)
 
 
 @pytest.mark.parametrize(("epsilon", "factor", "equal"), [(1e-5, 3, True), (1e-6, 1, False)])
@@ -50,18 +50,18 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     How lucky the pass is follows from the runtime's error, so that the runtime uses 1.4 to 2 times its budget whatever
     the kernels of this machine round: an eighth of its error over factors of 4 and 8, and a pool of one input.
     """
-    truths, looks = compare_module._truths, []
+    truths, drawn = compare_module._truths, []
 
     def lucky(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
-        found = truths(truth64, truth32, case)
-        t64, valid = found["logits"].t64, found["logits"].valid
+        taps = truths(truth64, truth32, case)
+        t64, valid = taps["logits"].t64, taps["logits"].valid
         error = Natural.of((engine.logits(case) - t64)[valid], t64[valid])
         eighth = {name: getattr(error, name) / 8 for name in ("rms", "max", "worst")}
-        return found | {"logits": replace(found["logits"], natural=replace(error, **eighth))}
+        return taps | {"logits": replace(taps["logits"], natural=replace(error, **eighth))}
 
     class Watched(SecondLook):
         def __call__(self, case: Case, tap: str) -> Natural:
-            looks.append(tap)
+            drawn.append(tap)
             return super().__call__(case, tap)
 
     class Coarse(ReferenceEngine):
@@ -79,4 +79,4 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     ragged = [case for case in grid(checkpoint.config, 1, longest=12) if case.name == "padding right"]
     report = compare_engines(checkpoint, [engine], ragged)
     assert report.equal is equal, report.failures()
-    assert looks == ["logits"]
+    assert drawn == ["logits"]

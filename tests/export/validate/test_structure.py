@@ -16,14 +16,14 @@ from mlx_transformer.spec.parameters import parameter_shapes
 CONFIGS = configs()
 
 
-def found(checkpoint: Path, exported: Path, *runtimes: str) -> list[Structure]:
+def counted(checkpoint: Path, exported: Path, *runtimes: str) -> list[Structure]:
     opened = open_checkpoint(checkpoint)
     return list(structures([open_engine(name, opened, exported, 1) for name in runtimes]))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_both_sides_have_the_operations_of_the_architecture(name: str, tmp_path: Path) -> None:
-    counts = found(*write_model(CONFIGS[name], tmp_path, 1), "mlx", "onnxruntime")
+    counts = counted(*write_model(CONFIGS[name], tmp_path, 1), "mlx", "onnxruntime")
     assert [s.runtime for s in counts] == ["mlx", "onnxruntime"]
     for s in counts:
         assert s.passed, s.problem
@@ -45,7 +45,7 @@ def test_a_parameter_without_use_and_a_product_too_many_are_told(tmp_path: Path)
     add.op_type = "Identity"
     del add.input[1]
     onnx.save(model, path)
-    (s,) = found(checkpoint, exported, "onnxruntime")
+    (s,) = counted(checkpoint, exported, "onnxruntime")
     assert s.unused == ("encoder.layers.1.feed_forward.up_proj.bias",)
     assert s.problem == "no way to the output from encoder.layers.1.feed_forward.up_proj.bias"
     assert Structure("x", 5, 1, (4, 1), 3, ()).problem.startswith("5 matrix products and 1 softmaxes, the architecture")

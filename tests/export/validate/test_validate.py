@@ -95,12 +95,12 @@ def test_the_report_as_json_and_on_the_terminal(exported: dict[str, tuple[Path, 
         *exported["decoder"], json=tmp_path / "report" / "validate.json", seed=9, console=Console(file=out, width=100)
     )
     assert status == 0
-    found = json.loads((tmp_path / "report" / "validate.json").read_text())
-    assert (found["verdict"], found["seed"], found["failures"]) == ("equal", 9, [])
-    assert found["first_over_budget"] == {"mlx": None, "onnxruntime": None}
-    assert {w["where"]: w["count"] for w in found["weights"]} == {"model in memory": 14, "model.onnx": 14}
-    assert found["versions"]["onnxruntime"]
-    assert found["runtimes"][0]["budget"] | {"origin": ""} == {"rms": 4.0, "max": 8.0, "unit": 2**-24, "origin": ""}
+    values = json.loads((tmp_path / "report" / "validate.json").read_text())
+    assert (values["verdict"], values["seed"], values["failures"]) == ("equal", 9, [])
+    assert values["first_over_budget"] == {"mlx": None, "onnxruntime": None}
+    assert {w["where"]: w["count"] for w in values["weights"]} == {"model in memory": 14, "model.onnx": 14}
+    assert values["versions"]["onnxruntime"]
+    assert values["runtimes"][0]["budget"] | {"origin": ""} == {"rms": 4.0, "max": 8.0, "unit": 2**-24, "origin": ""}
     text = out.getvalue()
     assert text.startswith("validate: equal   seed 9\n")
     assert "bits equal" in text
@@ -268,9 +268,9 @@ def test_only_valid_positions_count(exported: dict[str, tuple[Path, Path]]) -> N
     def run(spoil) -> Report:
         class Spoiled(ReferenceEngine):
             def logits(self, case: Case) -> np.ndarray:
-                found = super().logits(case)
-                found[spoil(case)] += 1e-3
-                return found
+                logits = super().logits(case)
+                logits[spoil(case)] += 1e-3
+                return logits
 
         return compare_engines(checkpoint, [Spoiled(checkpoint.config, engine.stored)], cases)  # type: ignore[attr-defined]
 
