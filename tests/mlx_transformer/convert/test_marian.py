@@ -127,14 +127,14 @@ def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
 def test_halves(tmp_path: Path) -> None:
     """float16 stays, bfloat16 is widened to the same values."""
     folder = written(tmp_path)
-    for kind, expected in ((np.float16, np.float16), (ml_dtypes.bfloat16, np.float32)):
-        edit_tensors(folder, lambda tensors, kind=kind: {name: x.astype(kind) for name, x in tensors.items()})
+    for dtype, expected in ((np.float16, np.float16), (ml_dtypes.bfloat16, np.float32)):
+        edit_tensors(folder, lambda tensors, dtype=dtype: {name: x.astype(dtype) for name, x in tensors.items()})
         import_huggingface(folder, tmp_path / "back", force=True)
         name = "encoder.layers.0.feed_forward.up_proj.bias"
-        found = open_checkpoint(tmp_path / "back").tensor(name)
-        assert found.dtype == expected
+        tensor = open_checkpoint(tmp_path / "back").tensor(name)
+        assert tensor.dtype == expected
         theirs = load_file(folder / "model.safetensors")["model.encoder.layers.0.fc1.bias"]
-        assert np.array_equal(found, theirs.astype(expected))
+        assert np.array_equal(tensor, theirs.astype(expected))
 
 
 def test_tables_and_copies_in_the_file_are_compared(tmp_path: Path) -> None:

@@ -164,10 +164,10 @@ def test_all_reasons_against_writing_a_model(name: str, tmp_path: Path) -> None:
 
 
 def test_other_architectures_and_epsilons_are_refused(tmp_path: Path) -> None:
-    alone = TransformerConfig(vocab_size=50, d_model=32, heads=4, d_ff=48, architecture="decoder", encoder_layers=0,
-                              decoder_layers=1, tie_embeddings="none")  # fmt: skip
+    single = TransformerConfig(vocab_size=50, d_model=32, heads=4, d_ff=48, architecture="decoder", encoder_layers=0,
+                               decoder_layers=1, tie_embeddings="none")  # fmt: skip
     with pytest.raises(UserError, match=r"no such model: architecture='decoder', Marian has 'encoder-decoder'$"):
-        written(tmp_path / "a", alone)
+        written(tmp_path / "a", single)
     with pytest.raises(UserError, match=r"norm_epsilon=1e-06, Marian has 1e-05$"):
         written(tmp_path / "b", dataclasses.replace(PAPER, norm_epsilon=1e-6))
     with pytest.raises(UserError, match=r"no such model: d_model=32 is not a multiple of encoder_attention_heads=5$"):

@@ -20,7 +20,7 @@ def corpus(pairs: int, seed: int = 0, longest: int = 60) -> tuple[list[list[int]
 
 def check(batches: TokenBatches, source, target, epoch: int, budget: int, longest: int) -> None:
     """Every kept pair is in exactly one row of the epoch, shifted and padded as documented."""
-    seen = []
+    used = []
     epoch_batches = batches.batches(epoch)
     for i, batch in enumerate(epoch_batches):
         members = epoch_batches.members(i)
@@ -37,10 +37,10 @@ def check(batches: TokenBatches, source, target, epoch: int, budget: int, longes
             assert batch.target_in[row].tolist() == [1, *t[:-1]] + [0] * (target_length - len(t))
         assert not batch.source[len(members) :].any()
         assert not batch.target_in[len(members) :].any()
-        seen += members.tolist()
-    kept = [i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= longest]
-    assert sorted(seen) == kept
-    assert batches.dropped == len(source) - len(kept)
+        used += members.tolist()
+    usable = [i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= longest]
+    assert sorted(used) == usable
+    assert batches.dropped == len(source) - len(usable)
 
 
 @given(

@@ -56,12 +56,12 @@ def test_same_arguments_same_bytes(corpus):
 
 
 def test_every_held_out_name_stands_alone_in_training(corpus):
-    alone = {
+    names = {
         kind: {s for s, k in zip(corpus.train.source, corpus.train.kinds, strict=True) if k == kind}
         for kind in ("territory", "language")
     }
-    territories = {code: name for code, name in EN.territories.items() if name in alone["territory"]}
-    languages = {code: name for code, name in EN.languages.items() if name in alone["language"]}
+    territories = {code: name for code, name in EN.territories.items() if name in names["territory"]}
+    languages = {code: name for code, name in EN.languages.items() if name in names["language"]}
     assert len(territories) > 200
     assert len(languages) > 300
     known = set(territories.values()) | set(languages.values())

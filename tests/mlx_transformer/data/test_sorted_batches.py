@@ -30,11 +30,11 @@ def random_pairs(count=300, longest=24, seed=0):
 
 def rows_of(batch):
     """(source, target) of every row that is no padding, without padding."""
-    found = []
+    pairs = []
     for source, target in zip(batch.source, batch.target_out, strict=True):
         if source.any():
-            found.append((source[source != 0].tolist(), target[target != 0].tolist()))
-    return found
+            pairs.append((source[source != 0].tolist(), target[target != 0].tolist()))
+    return pairs
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=60)
@@ -48,8 +48,8 @@ def test_every_pair_once_an_epoch_within_the_budget(lengths, budget, multiple, e
     corpus = SortedBatches(source, target, batch_tokens=budget, row_multiple=multiple, seed=3)
     batches = list(corpus.batches(epoch))
     assert len(batches) == len(corpus)
-    seen = [row for batch in batches for row in rows_of(batch)]
-    assert sorted(seen) == sorted(zip(source, target, strict=True))
+    all_rows = [row for batch in batches for row in rows_of(batch)]
+    assert sorted(all_rows) == sorted(zip(source, target, strict=True))
     for batch in batches:
         rows, longest_source = batch.source.shape
         longest_target = batch.target_out.shape[1]

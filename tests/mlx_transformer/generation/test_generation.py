@@ -21,12 +21,12 @@ def test_a_beam_of_everything_finds_the_best_of_all_outputs(alpha, min_new, pref
         "mlx_transformer.generation.search.check_beam", lambda *_: None
     )  # nobody may ask for so wide a one
     toy = Toy(vocab_size=5, seed=3)
-    found = search(
+    results = search(
         toy, [[3, 2]], [prefix], beam=64, n_best=20, max_new_tokens=4, min_new_tokens=min_new, length_penalty=alpha
     )
     expected = exhaustive(toy, [3, 2], 4, alpha, min_new, prefix)
-    close(found[0], expected[:20])
-    assert len(found[0]) == min(20, len(expected))
+    close(results[0], expected[:20])
+    assert len(results[0]) == min(20, len(expected))
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -35,7 +35,7 @@ def test_a_beam_of_everything_finds_the_best_of_all_outputs(alpha, min_new, pref
 def test_narrow_beams_follow_the_rules(beam, alpha, early):
     for seed in range(4):
         toy = Toy(seed=seed, eos_bias=seed - 1.0)
-        found = search(
+        results = search(
             toy,
             ROWS,
             beam=beam,
@@ -45,7 +45,7 @@ def test_narrow_beams_follow_the_rules(beam, alpha, early):
             early_stopping=early,
             min_new_tokens=seed,
         )
-        for row, hypotheses in zip(ROWS, found, strict=True):
+        for row, hypotheses in zip(ROWS, results, strict=True):
             close(hypotheses, plain_beam(toy, row, beam, 9, alpha, seed, early=early))
 
 
@@ -55,17 +55,17 @@ def test_the_penalty_may_be_a_power_of_the_length(alpha, early):
     for seed in range(4):
         toy = Toy(seed=seed, eos_bias=seed - 1.0)
         options = dict(beam=3, n_best=3, max_new_tokens=9, length_penalty=alpha, early_stopping=early)
-        found = search(toy, ROWS, penalty_form="length", **options)
-        for row, hypotheses in zip(ROWS, found, strict=True):
+        results = search(toy, ROWS, penalty_form="length", **options)
+        for row, hypotheses in zip(ROWS, results, strict=True):
             close(hypotheses, plain_beam(toy, row, 3, 9, alpha, early=early, form="length"))
-        assert alpha == -1.0 or found != search(toy, ROWS, **options)
+        assert alpha == -1.0 or results != search(toy, ROWS, **options)
 
 
 def test_ragged_prefixes_with_a_beam():
     toy = Toy(seed=5)
     prefix = [[3, 4, 5], [], [6], [7, 7], [4], []]
-    found = search(toy, ROWS, prefix, beam=3, n_best=3, max_new_tokens=7)
-    for row, forced, hypotheses in zip(ROWS, prefix, found, strict=True):
+    results = search(toy, ROWS, prefix, beam=3, n_best=3, max_new_tokens=7)
+    for row, forced, hypotheses in zip(ROWS, prefix, results, strict=True):
         assert all(h.ids[: len(forced)] == forced for h in hypotheses)
         close(hypotheses, plain_beam(toy, row, 3, 7, 0.6, prefix=forced))
 
@@ -73,8 +73,8 @@ def test_ragged_prefixes_with_a_beam():
 @pytest.mark.parametrize("vocab_size", [4000, 4111])
 def test_a_large_vocabulary_takes_the_blocked_top_k(vocab_size):
     toy = Toy(vocab_size=vocab_size, seed=1, eos_bias=4.0)
-    found = search(toy, ROWS[:3], beam=4, n_best=4, max_new_tokens=5)
-    for row, hypotheses in zip(ROWS[:3], found, strict=True):
+    results = search(toy, ROWS[:3], beam=4, n_best=4, max_new_tokens=5)
+    for row, hypotheses in zip(ROWS[:3], results, strict=True):
         close(hypotheses, plain_beam(toy, row, 4, 5, 0.6))
 
 
@@ -133,46 +133,46 @@ def test_batches_change_nothing(options):
     rows = [[*row[: 1 + i % 6], 2] for i, row in enumerate(rows)]
     prefix = [[3, 4][: i % 3] for i in range(40)]
     together = Toy(seed=1, eos_bias=1.0)
-    found = search(together, rows, prefix, max_new_tokens=25, **options)
+    results = search(together, rows, prefix, max_new_tokens=25, **options)
     assert together.batches == [40]
-    apart = Toy(seed=1, eos_bias=1.0)
-    assert search(apart, rows, prefix, max_new_tokens=25, batch_tokens=40, **options) == found
-    assert len(apart.batches) > 8
+    separate = Toy(seed=1, eos_bias=1.0)
+    assert search(separate, rows, prefix, max_new_tokens=25, batch_tokens=40, **options) == results
+    assert len(separate.batches) > 8
     if not options.get("sample"):  # a draw belongs to its row number
-        alone = [
+        single = [
             search(Toy(seed=1, eos_bias=1.0), [r], [p], max_new_tokens=25, **options)[0]
             for r, p in zip(rows, prefix, strict=True)
         ]
-        assert [[h.ids for h in hs] for hs in alone] == [[h.ids for h in hs] for hs in found]
+        assert [[h.ids for h in hs] for hs in single] == [[h.ids for h in hs] for hs in results]
 
 
 def test_finished_rows_leave_the_batch():
-    seen = []
+    sizes = []
 
     class Watched(Toy):
         def start(self, rows):
             decoder, logits = super().start(rows)
             step = decoder.step
-            decoder.step = lambda ids: seen.append(ids.shape[0]) or step(ids)
+            decoder.step = lambda ids: sizes.append(ids.shape[0]) or step(ids)
             return decoder, logits
 
     rows = [[3 + i % 5, 3 + i // 5, 2] for i in range(25)]
     for options, width in (({}, 1), ({"beam": 3}, 3)):
-        seen.clear()
+        sizes.clear()
         generate(Watched(seed=2, eos_bias=1.5), rows, max_new_tokens=30, **options)
-        assert seen == sorted(seen, reverse=True)
-        assert seen[-1] < seen[0] / 2
-        assert all(n % width == 0 for n in seen)
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[-1] < sizes[0] / 2
+        assert all(n % width == 0 for n in sizes)
 
 
 def test_batches_hold_the_budget_and_everything_once():
     lengths = np.random.default_rng(1).integers(1, 60, 500)
     limits, options = lengths + 50, Options(beam=2, batch_tokens=2000)
-    found = list(batches(lengths, lengths + 10, limits, options))
-    assert sorted(np.concatenate(found).tolist()) == list(range(500))
-    for index in found:
+    indices = list(batches(lengths, lengths + 10, limits, options))
+    assert sorted(np.concatenate(indices).tolist()) == list(range(500))
+    for index in indices:
         assert len(index) * 2 * (2 * lengths[index].max() + 10) <= 2000
-    assert len(found) < 50
+    assert len(indices) < 50
     assert [len(index) for index in batches(*[np.array([5000])] * 3, options)] == [1]
     limits = np.array([10, 55])
     bounded = list(batches(np.array([900, 5]), limits, limits, Options(batch_tokens=10**6), positions=920))

@@ -19,13 +19,13 @@ def expected(logp, temperature=1.0, top_k=0, top_p=1.0):
     mass = {id: np.exp(p[id]) for id in order}
     mass = {id: m / sum(mass.values()) for id, m in mass.items()}
     if top_p < 1:
-        reached, kept = 0.0, []
+        reached, ids = 0.0, []
         for id in order:
             if reached >= top_p:
                 break
-            kept.append(id)
+            ids.append(id)
             reached += mass[id]
-        mass = {id: mass[id] / reached for id in kept}
+        mass = {id: mass[id] / reached for id in ids}
     return mass
 
 
@@ -48,8 +48,8 @@ def test_frequencies(options):
     p = expected(toy.log_probabilities([3, 2], []), **options)
     assert set(np.flatnonzero(counts)) <= set(p)
     # Pearson's statistic has mean k-1 and variance 2(k-1): six standard deviations, and the seed is fixed.
-    wanted = {id: DRAWS * share for id, share in p.items()}
-    statistic = sum((counts[id] - n) ** 2 / n for id, n in wanted.items())
+    expected_counts = {id: DRAWS * share for id, share in p.items()}
+    statistic = sum((counts[id] - n) ** 2 / n for id, n in expected_counts.items())
     freedom = len(p) - 1
     assert statistic <= freedom + 6 * np.sqrt(2 * freedom)
 

@@ -66,12 +66,12 @@ def test_row_decides_what_is_drawn():
 
 def test_a_token_costs_one_step_and_the_first_none():
     toy = Toy(vocab_size=20)
-    found = stream_ids(toy, [5, 2], min_new_tokens=5, max_new_tokens=5)
+    stream = stream_ids(toy, [5, 2], min_new_tokens=5, max_new_tokens=5)
     assert toy.steps == 0
     for steps in range(5):
-        next(found)
+        next(stream)
         assert toy.steps == steps
-    assert list(found) == []
+    assert list(stream) == []
     assert toy.steps == 4
 
 
@@ -172,7 +172,7 @@ def test_threads_share_one_model(text_folder, tmp_path, target):
         streamed = [] if "beam" in request else ["".join(onnx.stream(part[0], **request))]
         return onnx.translate(part, **request), onnx.n_best(part, **request), streamed
 
-    alone = [work(job) for job in jobs]
+    in_turn = [work(job) for job in jobs]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(work, jobs))
-    assert together == alone
+    assert together == in_turn

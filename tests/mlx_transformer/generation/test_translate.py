@@ -18,8 +18,8 @@ def test_lines_stay_aligned():
 
 
 def test_n_best_texts_and_scores():
-    (found,) = translator().n_best(["one"], n_best=3)
-    assert [(t.text, t.score) for t in found] == [("ONE", -1.0), ("ONE!", -2.0), ("ONE!!", -3.0)]
+    (translations,) = translator().n_best(["one"], n_best=3)
+    assert [(t.text, t.score) for t in translations] == [("ONE", -1.0), ("ONE!", -2.0), ("ONE!!", -3.0)]
 
 
 def test_a_long_line_is_an_error_that_names_it():

@@ -46,9 +46,9 @@ def test_numpy_and_mlx_decide_alike(options, arrays):
     for vocab_size, bias in ((8, 1.0), (3000, 5.0)):
         sources = rows(vocab_size=vocab_size)
         expected = search(Toy(vocab_size, 1, bias), sources, prefix, max_new_tokens=20, **options)
-        found = search(Toy(vocab_size, 1, bias, arrays()), sources, prefix, max_new_tokens=20, **options)
-        assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in expected]
-        scores = [[h.score for hs in side for h in hs] for side in (found, expected)]
+        results = search(Toy(vocab_size, 1, bias, arrays()), sources, prefix, max_new_tokens=20, **options)
+        assert [[h.ids for h in hs] for hs in results] == [[h.ids for h in hs] for hs in expected]
+        scores = [[h.score for hs in side for h in hs] for side in (results, expected)]
         np.testing.assert_allclose(*scores, rtol=1e-5)
 
 
@@ -56,8 +56,8 @@ def test_numpy_and_mlx_decide_alike(options, arrays):
 def test_top_k_is_the_same(width):
     x = np.random.default_rng(width).integers(0, 50, (6, width)).astype(np.float32)
     expected = top_k(NumpyArrays(), x, 6)
-    for ours, theirs in zip(top_k(MlxArrays(), mx.array(x), 6), expected, strict=True):
-        np.testing.assert_array_equal(np.array(ours), theirs)
+    for by_mlx, by_numpy in zip(top_k(MlxArrays(), mx.array(x), 6), expected, strict=True):
+        np.testing.assert_array_equal(np.array(by_mlx), by_numpy)
 
 
 class Uncached:
@@ -73,14 +73,14 @@ class Uncached:
         return self, self.logits()
 
     def logits(self):
-        found = []
+        results = []
         for source, target in zip(self.sources, self.targets, strict=True):
             if self.config.has_encoder:
                 logits = self.model(mx.array(source[None]), mx.array(target[None]))
             else:
                 logits = self.model(mx.array(np.concatenate([source, target])[None]))
-            found.append(np.array(logits[0, -1]))
-        return np.stack(found)
+            results.append(np.array(logits[0, -1]))
+        return np.stack(results)
 
     def step(self, ids):
         self.targets = np.concatenate([self.targets, ids[:, None]], axis=1)
@@ -124,12 +124,12 @@ def test_the_cache_changes_nothing(name):
     sources = rows(7, 31, seed=2)
     for options in ({}, {"beam": 3, "n_best": 3, "length_penalty": 1.0}, {"sample": True, "seed": 3}):
         options = {"max_new_tokens": 12, "min_new_tokens": 2, **options}
-        found = model.search(sources, **options)
+        results = model.search(sources, **options)
         assert model.training
         expected = search(Uncached(model.eval()), sources, **options)
         model.train()
-        assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in expected]
-        scores = [[h.score for hs in side for h in hs] for side in (found, expected)]
+        assert [[h.ids for h in hs] for hs in results] == [[h.ids for h in hs] for hs in expected]
+        scores = [[h.score for hs in side for h in hs] for side in (results, expected)]
         np.testing.assert_allclose(*scores, rtol=1e-4)
 
 
@@ -140,13 +140,13 @@ def test_dropped_rows_and_lazy_checks_change_nothing():
     model.output_proj.bias = mx.array(bias)
     sources = rows(14, 31, seed=5)
     for options in ({"beam": 3}, {}):
-        alone = [model.search([source], max_new_tokens=20, **options)[0] for source in sources]
-        assert len({len(hs[0].ids) for hs in alone}) > 3
+        single = [model.search([source], max_new_tokens=20, **options)[0] for source in sources]
+        assert len({len(hs[0].ids) for hs in single}) > 3
         adapted = MlxModel(model)
         for arrays in (MlxArrays(), like_a_gpu()):
             adapted.arrays = arrays
-            found = search(adapted, sources, max_new_tokens=20, **options)
-            assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in alone]
+            results = search(adapted, sources, max_new_tokens=20, **options)
+            assert [[h.ids for h in hs] for hs in results] == [[h.ids for h in hs] for hs in single]
 
 
 def log_probabilities(model, source, ids):
@@ -171,9 +171,9 @@ def test_half_precision_generates_what_float32_would(name, dtype):
     exact.update(tree_map(lambda x: x.astype(mx.float32), model.parameters()))
     sources, bound, length = rows(12, 31, seed=2), 8 * mx.finfo(dtype).eps, 12
     for options in ({}, {"beam": 4, "n_best": 4}):
-        found = model.search(sources, min_new_tokens=length, max_new_tokens=length, length_penalty=0.0, **options)
-        assert len({token for hs in found for h in hs for token in h.ids}) > 4
-        for source, hypotheses in zip(sources, found, strict=True):
+        results = model.search(sources, min_new_tokens=length, max_new_tokens=length, length_penalty=0.0, **options)
+        assert len({token for hs in results for h in hs for token in h.ids}) > 4
+        for source, hypotheses in zip(sources, results, strict=True):
             for hypothesis in hypotheses:
                 log_p = log_probabilities(exact, source, hypothesis.ids)
                 chosen = log_p[np.arange(length), hypothesis.ids]

@@ -29,15 +29,15 @@ def compare(config: TransformerConfig, seed: int) -> None:
     mask[0, :2] = mask[1, 4:] = False
     pair = config.architecture == "encoder-decoder"
     ids = (source, rng.integers(3, 19, (3, 5))) if pair else (source,)
-    found: dict[str, mx.array] = {}
+    taps: dict[str, mx.array] = {}
     expected: dict[str, np.ndarray] = {}
-    model(*ids, mask, tap=found.__setitem__)
+    model(*ids, mask, tap=taps.__setitem__)
     reference(*ids, mask=mask, tap=expected.__setitem__)
-    assert list(found) == list(expected)
+    assert list(taps) == list(expected)
     for name, value in expected.items():
         real = mask if value.shape[1] == 6 else np.ones(value.shape[:2], bool)
         scale = np.sqrt(np.mean(value[real] ** 2))
-        np.testing.assert_allclose(np.array(found[name])[real], value[real], rtol=0, atol=2e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(np.array(taps[name])[real], value[real], rtol=0, atol=2e-5 * scale, err_msg=name)
 
 
 @settings(max_examples=40)
@@ -75,9 +75,9 @@ def test_shown_weights_are_those_of_the_fused_form() -> None:
     k, v = module.keys_values(x, angles)
     for mask in (None, "causal"):
         weights = module.weights(x, k, mask, angles)
-        shown = module.output_proj(merge_heads(weights @ share_heads(v, 4)))
+        unfused = module.output_proj(merge_heads(weights @ share_heads(v, 4)))
         fused = module.attend(x, k, v, mask, angles)
-        np.testing.assert_allclose(np.array(shown), np.array(fused), atol=1e-6)
+        np.testing.assert_allclose(np.array(unfused), np.array(fused), atol=1e-6)
 
 
 def test_no_row_of_a_padding_mask_is_empty() -> None:
@@ -91,6 +91,6 @@ def test_masks_that_hide_nothing_are_dropped() -> None:
     assert as_tokens(everything, (1, 3), "mask") is None
     assert as_tokens(right, (1, 3), "mask", causal=True) is None
     for mask, causal in ((right, False), (left, False), (left, True), ([[True, False, True]], True)):
-        kept = as_tokens(mask, (1, 3), "mask", causal=causal)
-        assert kept is not None
-        assert kept.tolist() == mask
+        tokens = as_tokens(mask, (1, 3), "mask", causal=causal)
+        assert tokens is not None
+        assert tokens.tolist() == mask

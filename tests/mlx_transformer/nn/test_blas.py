@@ -99,13 +99,13 @@ def test_without_a_part_of_it_mlx_is_left_alone(code, said):
 
 @linux
 def test_a_path_with_spaces_is_found(monkeypatch):
-    found = blas._loaded("libmlx.so")
+    library = blas._loaded("libmlx.so")
     original = blas.Path.read_text
 
     def spaced(path, *arguments, **options):
         return original(path, *arguments, **options).replace("/mlx/lib/", "/my env/mlx/lib/")
 
     monkeypatch.setattr(blas.Path, "read_text", spaced)
-    assert blas._loaded("libmlx.so") == found is not None
+    assert blas._loaded("libmlx.so") == library is not None
     monkeypatch.setattr(blas.Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no /proc")))
     assert blas._loaded("libmlx.so") is None

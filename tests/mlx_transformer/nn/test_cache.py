@@ -77,9 +77,9 @@ def test_a_step_writes_in_place() -> None:
     for _ in range(31):
         mx.eval(model.step([[5], [6]], cache), cache.arrays())
         assert addresses() == before
-    kept = buffers()  # alive, or a new one could get an old one's place
+    old = buffers()  # alive, or a new one could get an old one's place
     mx.eval(model.step([[5, 5], [6, 6]], cache), cache.arrays())  # past the first 32
-    assert not set(addresses()) & {buffer.ctypes.data for buffer in kept}
+    assert not set(addresses()) & {buffer.ctypes.data for buffer in old}
 
 
 @pytest.mark.parametrize("positions", OPTIONS["positions"])
@@ -100,10 +100,10 @@ def test_left_padded_prompts(positions: str) -> None:
             model.step(extra[:, 1:3], cache),
             model.step(extra[:, 3:], cache),
         ]
-        found = np.array(mx.concatenate(parts, axis=1))
+        stepped = np.array(mx.concatenate(parts, axis=1))
         for i, prompt in enumerate(prompts):
-            alone = np.array(model([[*prompt, *extra[i]]]))[0, len(prompt) - 1 :]
-            np.testing.assert_allclose(found[i], alone, **TOLERANCE)
+            unbatched = np.array(model([[*prompt, *extra[i]]]))[0, len(prompt) - 1 :]
+            np.testing.assert_allclose(stepped[i], unbatched, **TOLERANCE)
     full = decoder_only(positions=positions, max_positions=32)(padded, mask)
     np.testing.assert_allclose(np.array(full[:, -1:]), np.array(last), **TOLERANCE)
 
@@ -140,9 +140,9 @@ def test_beams_share_a_sentence(positions: str) -> None:
         logits = model.step(new, cache)
         assert cache.cross[0][0].shape[0] == len(hypotheses) // beams  # never repeated
         if step % 13 == 0 or step == 6:
-            own = mx.array(sentences)
-            alone = model.decode(hypotheses, memory[own], mask[sentences])[:, -1:]
-            np.testing.assert_allclose(np.array(logits), np.array(alone), **TOLERANCE)
+            sentence = mx.array(sentences)
+            unbatched = model.decode(hypotheses, memory[sentence], mask[sentences])[:, -1:]
+            np.testing.assert_allclose(np.array(logits), np.array(unbatched), **TOLERANCE)
     assert cache.layers[0].keys.shape[2] <= 64
 
 
@@ -158,7 +158,7 @@ def test_beams_after_a_left_padded_prompt() -> None:
     after = np.array(model.step(new[3:], cache))
     for row in range(6):
         prompt = ids[row // 3][mask[row // 3]]
-        alone = np.array(model([[*prompt, *new[row], *new[row]]]))[0]
-        np.testing.assert_allclose(logits[row, 0], alone[-2], **TOLERANCE)
+        unbatched = np.array(model([[*prompt, *new[row], *new[row]]]))[0]
+        np.testing.assert_allclose(logits[row, 0], unbatched[-2], **TOLERANCE)
         if row >= 3:
-            np.testing.assert_allclose(after[row - 3, 0], alone[-1], **TOLERANCE)
+            np.testing.assert_allclose(after[row - 3, 0], unbatched[-1], **TOLERANCE)

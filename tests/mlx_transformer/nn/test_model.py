@@ -33,8 +33,8 @@ def inputs(config: TransformerConfig) -> list[mx.array]:
 def test_parameters_are_the_table_and_all_receive_gradient(config: TransformerConfig) -> None:
     mx.random.seed(1)
     model = Transformer(config)
-    found = {name: tuple(value.shape) for name, value in tree_flatten(model.parameters())}
-    assert found == parameter_shapes(config)
+    shapes = {name: tuple(value.shape) for name, value in tree_flatten(model.parameters())}
+    assert shapes == parameter_shapes(config)
 
     direction = mx.random.normal((*inputs(config)[-1].shape, config.vocab_size))
 
@@ -107,10 +107,10 @@ def test_dropout_only_in_training_and_everywhere_the_paper_has_it() -> None:
         module, part = projection.split(".")
         silent = model.encoder.layers[0][module][part]
         silent.weight = mx.zeros_like(silent.weight)
-    seen: dict[str, mx.array] = {}
-    model(mx.array([[5, 6, 7]]), tap=seen.__setitem__)
-    kept = seen["encoder.layers.0"] / seen["encoder.embedding"]
-    assert set(np.round(np.array(kept).ravel(), 4).tolist()) == {0.0, 2.0}
+    taps: dict[str, mx.array] = {}
+    model(mx.array([[5, 6, 7]]), tap=taps.__setitem__)
+    scale = taps["encoder.layers.0"] / taps["encoder.embedding"]
+    assert set(np.round(np.array(scale).ravel(), 4).tolist()) == {0.0, 2.0}
 
 
 def test_attention_dropout_has_the_fused_forms_mean() -> None:
@@ -133,15 +133,15 @@ def test_half_precision_stays_half_precision(dtype: mx.Dtype, positions: str) ->
         mask = [[True, True, True, True], [False, True, True, True]]
         types = set()
 
-        def look(name, value, types=types):
+        def check_type(name, value, types=types):
             types.add(value.dtype)
 
         for train in (True, False):
             model.train(train)
-            model(*inputs(model.config), mask, tap=look)
+            model(*inputs(model.config), mask, tap=check_type)
         cache = model.start(model.encode(inputs(model.config)[0], mask), mask)
-        model.step([[1, 3], [1, 4]], cache, tap=look)
-        model.step([[1], [1]], cache, tap=look)
+        model.step([[1, 3], [1, 4]], cache, tap=check_type)
+        model.step([[1], [1]], cache, tap=check_type)
         types |= {array.dtype for array in cache.arrays()}
         with mx.stream(gradient_device(min(ids.shape[1] for ids in inputs(model.config)))):
             gradients = mx.grad(lambda p, m=model: m.update(p)(*inputs(m.config)).sum())(model.parameters())
@@ -165,22 +165,22 @@ def test_half_precision_gradients_are_float32s(dtype: mx.Dtype, positions: str) 
             def loss(parameters):
                 return mx.sum(model.update(parameters)(*inputs(model.config)) * direction)
 
-            found = tree_flatten(mx.grad(loss)(model.parameters()))
-            return {name: np.array(gradient.astype(mx.float32)) for name, gradient in found}
+            computed = tree_flatten(mx.grad(loss)(model.parameters()))
+            return {name: np.array(gradient.astype(mx.float32)) for name, gradient in computed}
 
-        found = gradients(model)
-        for name, wanted in gradients(exact).items():
-            error = np.linalg.norm(found[name] - wanted) / np.linalg.norm(wanted)
+        computed = gradients(model)
+        for name, expected in gradients(exact).items():
+            error = np.linalg.norm(computed[name] - expected) / np.linalg.norm(expected)
             assert error < 16 * mx.finfo(dtype).eps, (name, error)
 
 
 def test_tap_names() -> None:
-    seen: dict[str, mx.array] = {}
+    taps: dict[str, mx.array] = {}
     model = small(norm_placement="pre").eval()
     source, target = inputs(model.config)
-    logits = model(source, target, tap=seen.__setitem__)
+    logits = model(source, target, tap=taps.__setitem__)
     assert (
-        list(seen)
+        list(taps)
         == (
             "encoder.embedding encoder.layers.0.self_attention encoder.layers.0.feed_forward encoder.layers.0 "
             "encoder.norm decoder.embedding decoder.layers.0.self_attention decoder.layers.0.cross_attention "
@@ -188,14 +188,14 @@ def test_tap_names() -> None:
             "decoder.layers.1.cross_attention decoder.layers.1.feed_forward decoder.layers.1 decoder.norm logits"
         ).split()
     )
-    assert mx.array_equal(seen["logits"], logits).item()
-    assert seen["encoder.norm"].shape == (2, 4, 16)
+    assert mx.array_equal(taps["logits"], logits).item()
+    assert taps["encoder.norm"].shape == (2, 4, 16)
     memory = model.encode(source)
     stepped: dict[str, mx.array] = {}
     model.step(target, model.start(memory), tap=stepped.__setitem__)
-    assert list(stepped) == [name for name in seen if not name.startswith("encoder.")]
+    assert list(stepped) == [name for name in taps if not name.startswith("encoder.")]
     for name, value in stepped.items():
-        np.testing.assert_allclose(np.array(value), np.array(seen[name]), atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(np.array(value), np.array(taps[name]), atol=1e-5, err_msg=name)
 
 
 def test_nothing_is_parked_in_the_model() -> None:
@@ -254,14 +254,14 @@ def test_padding_on_either_side_changes_nothing(architecture: str, positions: st
     layers = {"encoder": dict(decoder_layers=0), "decoder": dict(encoder_layers=0, tie_embeddings="none")}
     model = small(architecture=architecture, positions=positions, **layers[architecture]).eval()
     row = [5, 6, 7, 8]
-    alone = np.array(model([row]))[0]
+    unpadded = np.array(model([row]))[0]
     for mask in (np.array([[0, 0, 1, 1, 1, 1]]), np.array([[1, 1, 1, 1, 0, 0]]), np.array([[0, 1, 1, 1, 1, 0]])):
         ids = np.full((1, 6), 9)
         ids[mask == 1] = row
         for given_mask in (mask.astype(bool), mx.array(mask), mask.tolist()):
             padded = np.array(model(ids, given_mask))
             assert np.all(np.isfinite(padded))
-            np.testing.assert_allclose(padded[mask == 1], alone, atol=2e-5)
+            np.testing.assert_allclose(padded[mask == 1], unpadded, atol=2e-5)
 
 
 def test_a_row_without_any_token_is_finite_and_harmless() -> None:

@@ -46,10 +46,10 @@ def test_values_are_those_of_mlx(scheme, dtype):
     w = mx.array(np.clip(rows(scheme.bits, 3, 3 * 128), -6e4, 6e4)).astype(getattr(mx, dtype))
     stored = mx.quantize(w, scheme.group_size, scheme.bits)
     expected = mx.dequantize(*stored, scheme.group_size, scheme.bits).astype(mx.float32)
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     words, *numbers = (np.array(array.astype(mx.float32) if i else array) for i, array in enumerate(stored))
-    packed = Packed(words, *(array.astype(kind) for array in numbers), scheme)
-    assert packed.dequantised().dtype == kind
+    packed = Packed(words, *(array.astype(numpy_dtype) for array in numbers), scheme)
+    assert packed.dequantised().dtype == numpy_dtype
     np.testing.assert_array_equal(packed.dequantised().astype(np.float32), np.array(expected))
 
 
@@ -70,10 +70,10 @@ def test_config_says_what_mlx_lm_says():
     usual = {name: Scheme(32, 4) for name in matrices}
     assert to_config(usual) == {"group_size": 32, "bits": 4, "mode": "affine"}
     mixed = {**usual, "embedding.weight": Scheme(64, 8)}
-    said = to_config(mixed)
-    assert said["embedding"] == {"group_size": 64, "bits": 8}
-    assert from_config(json.loads(json.dumps(said)), stored_shapes(shapes, mixed), matrices) == mixed
-    unless = {**said, "embedding": False}
+    entry = to_config(mixed)
+    assert entry["embedding"] == {"group_size": 64, "bits": 8}
+    assert from_config(json.loads(json.dumps(entry)), stored_shapes(shapes, mixed), matrices) == mixed
+    unless = {**entry, "embedding": False}
     plain = {name: scheme for name, scheme in usual.items() if name != "embedding.weight"}
     assert from_config(unless, stored_shapes(shapes, plain), matrices) == plain
 
@@ -147,17 +147,17 @@ def refused(capsys, *arguments) -> str:
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
 
 
 def test_command_line(model, tmp_path, capsys):
     plain, quantised = model(Scheme(32, 4)).parent / "plain", model(Scheme(64, 4))
     main(["quantize", str(plain), str(tmp_path / "q"), "--bits", "3"])
-    said = capsys.readouterr().out
-    assert "3 bits in groups of 64" in said
-    assert "not quantised: encoder.layers.0.feed_forward.down_proj.weight" in said  # width 96
+    output = capsys.readouterr().out
+    assert "3 bits in groups of 64" in output
+    assert "not quantised: encoder.layers.0.feed_forward.down_proj.weight" in output  # width 96
     main(["info", str(tmp_path / "q")])
     assert "3 bits in groups of 64" in capsys.readouterr().out
     assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.gpu_path
 def test_validation_is_set_aside_by_the_seed(tmp_path):
     source, _ = write_pairs(tmp_path, 500)
     lines = source.read_text(encoding="utf-8").split("\n")[:-1]
-    found = load_data(recipe(tmp_path))
-    assert (len(found.train), len(found.valid), found.held_out, found.dropped) == (495, 5, None, 0)
-    assert sorted(found.train.source + found.valid.source) == sorted(lines)
-    assert found.valid.source == load_data(recipe(tmp_path)).valid.source
-    assert found.valid.source != load_data(recipe(tmp_path, seed=2)).valid.source
-    assert found.record["train"]["pairs"] == 495
-    assert found.record["valid"].keys() == {"pairs", "source", "target"}
+    data = load_data(recipe(tmp_path))
+    assert (len(data.train), len(data.valid), data.held_out, data.dropped) == (495, 5, None, 0)
+    assert sorted(data.train.source + data.valid.source) == sorted(lines)
+    assert data.valid.source == load_data(recipe(tmp_path)).valid.source
+    assert data.valid.source != load_data(recipe(tmp_path, seed=2)).valid.source
+    assert data.record["train"]["pairs"] == 495
+    assert data.record["valid"].keys() == {"pairs", "source", "target"}
 
 
 def test_files_for_validation_are_taken_whole(tmp_path):
@@ -35,9 +35,9 @@ def test_files_for_validation_are_taken_whole(tmp_path):
     valid = write_pairs(tmp_path, 7, seed=1)
     files = {"source": str(source), "target": str(target)}
     files |= {"valid_source": str(valid[0]), "valid_target": str(valid[1])}
-    found = load_data(Recipe.from_dict({"data": files, "training": {"steps": 1}}))
-    assert (len(found.train), len(found.valid)) == (50, 7)
-    assert load_data(Recipe.from_dict({"data": files, "training": {"steps": 1}})).record == found.record
+    data = load_data(Recipe.from_dict({"data": files, "training": {"steps": 1}}))
+    assert (len(data.train), len(data.valid)) == (50, 7)
+    assert load_data(Recipe.from_dict({"data": files, "training": {"steps": 1}})).record == data.record
 
 
 def test_one_pair_is_not_enough(tmp_path):
@@ -48,25 +48,25 @@ def test_one_pair_is_not_enough(tmp_path):
 
 
 def test_the_built_in_corpus_brings_all_parts():
-    data = {"corpus": "cldr:en-de", "train_pairs": 300}
-    found = load_data(Recipe.from_dict({"data": data, "training": {"steps": 1, "seed": 5}}))
-    assert found.held_out is not None
-    assert len(found.train) >= 300
-    assert not set(zip(found.train.source, found.train.target, strict=True)) & set(
-        zip(found.held_out.source, found.held_out.target, strict=True)
+    options = {"corpus": "cldr:en-de", "train_pairs": 300}
+    data = load_data(Recipe.from_dict({"data": options, "training": {"steps": 1, "seed": 5}}))
+    assert data.held_out is not None
+    assert len(data.train) >= 300
+    assert not set(zip(data.train.source, data.train.target, strict=True)) & set(
+        zip(data.held_out.source, data.held_out.target, strict=True)
     )
 
 
 def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path):
     write_pairs(tmp_path, 200)
     chosen = recipe(tmp_path)
-    found = load_data(chosen)
-    tokenizer = train_tokenizer(found, 300)
+    data = load_data(chosen)
+    tokenizer = train_tokenizer(data, 300)
     with deciding_as("cpu"):
-        tight = make_batches(found.train, tokenizer, chosen, seed=1)
+        tight = make_batches(data.train, tokenizer, chosen, seed=1)
     assert isinstance(tight, SortedBatches)
     with deciding_as("gpu"):
-        few = make_batches(found.train, tokenizer, chosen, seed=1)
+        few = make_batches(data.train, tokenizer, chosen, seed=1)
     assert type(few) is TokenBatches
     assert min(batch.target_out.shape[1] for batch in few.batches(0)) >= 16
     assert tight.shapes != few.shapes
@@ -90,5 +90,5 @@ def test_scores():
 def test_known_scores():
     """BLEU by hand: 5 of 6, 3 of 5, 2 of 4, 1 of 3 n-grams match, no brevity penalty."""
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)
-    found = score(["a b c d x f"], ["a b c d e f"])
-    assert found["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25, abs=0.01)
+    scores = score(["a b c d x f"], ["a b c d e f"])
+    assert scores["bleu"] == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25, abs=0.01)

@@ -21,8 +21,8 @@ def test_a_small_model_learns_to_copy(tmp_path):
     """
     source, target = write_pairs(tmp_path, count=4000, seed=1)
     held_out = write_pairs(tmp_path, count=100, seed=2)
-    seen = set(source.read_text(encoding="utf-8").split())
-    lines = [line for line in held_out[0].read_text(encoding="utf-8").split() if line not in seen]
+    trained_lines = set(source.read_text(encoding="utf-8").split())
+    lines = [line for line in held_out[0].read_text(encoding="utf-8").split() if line not in trained_lines]
     assert len(lines) > 30
     data = {"source": str(source), "target": str(target), "vocab_size": 260, "batch_tokens": 1024}
     model = {"preset": "tiny", "d_model": 32, "heads": 1, "d_ff": 64, "dropout": 0.0}
@@ -40,5 +40,5 @@ def test_a_small_model_learns_to_copy(tmp_path):
 
     trained, tokenizer = mlx_transformer.load(result.model)
     assert tokenizer is not None
-    found = tokenizer.decode_batch(trained.generate(tokenizer.encode_batch(lines)))
-    assert np.mean([a == b for a, b in zip(found, lines, strict=True)]) >= 0.95
+    outputs = tokenizer.decode_batch(trained.generate(tokenizer.encode_batch(lines)))
+    assert np.mean([a == b for a, b in zip(outputs, lines, strict=True)]) >= 0.95

@@ -42,8 +42,8 @@ def fused(h, W, b, y, smoothing, dtype=mx.float32):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 def test_value_and_gradients_are_the_formula(smoothing):
-    for found, expected in zip(fused(*inputs(), smoothing), plain(*inputs(), smoothing), strict=True):
-        np.testing.assert_allclose(np.array(found), expected, rtol=2e-5, atol=2e-5)
+    for computed, expected in zip(fused(*inputs(), smoothing), plain(*inputs(), smoothing), strict=True):
+        np.testing.assert_allclose(np.array(computed), expected, rtol=2e-5, atol=2e-5)
 
 
 def test_gradients_are_those_of_autodiff_whatever_comes_after():
@@ -58,8 +58,8 @@ def test_gradients_are_those_of_autodiff_whatever_comes_after():
     def with_our_loss(h, W, b):
         return label_smoothed_loss(h, W, b, y, 0.1, PAD) ** 2 / 7
 
-    expected, found = (mx.grad(f, argnums=(0, 1, 2))(h, W, b) for f in (by_definition, with_our_loss))
-    for one, other in zip(found, expected, strict=True):
+    expected, computed = (mx.grad(f, argnums=(0, 1, 2))(h, W, b) for f in (by_definition, with_our_loss))
+    for one, other in zip(computed, expected, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4, atol=1e-4)
 
 
@@ -73,14 +73,14 @@ def test_no_bias_and_more_axes_mean_the_same():
 
 def test_a_batch_of_padding_gives_zero_and_no_gradient():
     h, W, b, _ = inputs()
-    for found in fused(h, W, b, np.full(N, PAD), 0.1):
-        assert np.array(mx.abs(found).max()) == 0
+    for computed in fused(h, W, b, np.full(N, PAD), 0.1):
+        assert np.array(mx.abs(computed).max()) == 0
 
 
 def test_large_logits_stay_finite():
     values = inputs(scale=1e4)
-    for found, expected in zip(fused(*values, 0.1), plain(*values, 0.1), strict=True):
-        np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-4)
+    for computed, expected in zip(fused(*values, 0.1), plain(*values, 0.1), strict=True):
+        np.testing.assert_allclose(np.array(computed), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -94,8 +94,8 @@ def test_low_precision_stays_in_type_and_near_the_formula(dtype):
     assert loss.dtype == mx.float32
     assert [g.dtype for g in gradients] == [dtype] * 3
     np.testing.assert_allclose(loss.item(), expected, rtol=eps)
-    for found, wanted in zip(gradients, exact, strict=True):
-        assert np.linalg.norm(np.array(found.astype(mx.float32)) - wanted) < 4 * eps * np.linalg.norm(wanted)
+    for computed, reference in zip(gradients, exact, strict=True):
+        assert np.linalg.norm(np.array(computed.astype(mx.float32)) - reference) < 4 * eps * np.linalg.norm(reference)
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(mx.float16, 2.0**-11), (mx.bfloat16, 2.0**-8)])
@@ -104,6 +104,6 @@ def test_low_types_add_up_in_float32(dtype, unit):
     rows = 4096
     h, W, b = mx.zeros((rows, D), dtype), mx.zeros((V, D), dtype), mx.zeros(V, dtype)
     y = mx.ones((rows,), mx.int32)
-    found = mx.grad(lambda b: label_smoothed_loss(h, W, b, y, 0.1, PAD))(b)
+    computed = mx.grad(lambda b: label_smoothed_loss(h, W, b, y, 0.1, PAD))(b)
     expected = rows * (1 / V - 0.1 / V - 0.9 * (np.arange(V) == 1))
-    np.testing.assert_allclose(np.array(found.astype(mx.float32)), expected, rtol=2 * unit)
+    np.testing.assert_allclose(np.array(computed.astype(mx.float32)), expected, rtol=2 * unit)

@@ -188,17 +188,17 @@ def test_a_runs_own_recipe(tmp_path):
 
 def test_help_lists_every_key_with_its_meaning_and_default():
     """It is a recipe itself, with every key commented out; those with a default may stand as they are."""
-    table, found = "", {}
+    table, keys = "", {}
     for line in recipe_help().splitlines():
         if line.startswith("["):
             table = line.strip("[]")
         elif key := re.match(r"# (\w+) = ?(\S*) +# (\w.{3})", line):
-            found[table, key[1]] = key[2]
-    ours = {"data": DataOptions, "training": TrainingOptions, "model": TransformerConfig}
-    expected = {(table, f.name) for table, options in ours.items() for f in dataclasses.fields(options)}
+            keys[table, key[1]] = key[2]
+    classes = {"data": DataOptions, "training": TrainingOptions, "model": TransformerConfig}
+    expected = {(table, f.name) for table, options in classes.items() for f in dataclasses.fields(options)}
     expected -= {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
-    assert set(found) == expected | {("model", "preset")}
-    stated = {table: "".join(f"{key} = {v}\n" for (t, key), v in found.items() if t == table and v) for table in ours}
+    assert set(keys) == expected | {("model", "preset")}
+    stated = {table: "".join(f"{key} = {v}\n" for (t, key), v in keys.items() if t == table and v) for table in classes}
     values = tomllib.loads("".join(f"[{table}]\n{lines}" for table, lines in stated.items()))
     values["data"]["corpus"] = "cldr:en-de"
     values["training"]["steps"] = 1

@@ -114,9 +114,9 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, caps
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"kind": "train", "st')  # a kill in the middle of a line
     train(tmp_path, resume=True, steps=9, keep=1)
-    said = capsys.readouterr().err
-    assert "step-00000006 is damaged, trying the one before it" in said
-    assert "resumed from step-00000005" in said
+    error = capsys.readouterr().err
+    assert "step-00000006 is damaged, trying the one before it" in error
+    assert "resumed from step-00000005" in error
     assert saved_files(run, 9) == saved_files(tmp_path / "straight", 9)
     assert losses(run) == losses(tmp_path / "straight"), "steps that were computed again stand there once"
     # The damaged one no longer counts among those that are kept.
@@ -210,11 +210,11 @@ def test_another_kind_of_device_is_refused(tmp_path, monkeypatch):
         train(tmp_path, steps=2)
     path = tmp_path / "run" / "run.json"
     record = path.read_text(encoding="utf-8")
-    for there, remedy in {"metal": "on a machine with metal", "cuda": "on a machine with cuda"}.items():
-        path.write_text(record.replace('"device": "cpu"', f'"device": "{there}"'), encoding="utf-8")
+    for device, remedy in {"metal": "on a machine with metal", "cuda": "on a machine with cuda"}.items():
+        path.write_text(record.replace('"device": "cpu"', f'"device": "{device}"'), encoding="utf-8")
         with (
             deciding_as("cpu"),
-            pytest.raises(UserError, match=f"cannot resume on cpu what was trained on {there}") as e,
+            pytest.raises(UserError, match=f"cannot resume on cpu what was trained on {device}") as e,
         ):
             train(tmp_path, resume=True, steps=3)
         assert f"continue it {remedy}, or start a new run with another --out" in str(e.value)
@@ -246,8 +246,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save_file", filling)
     with pytest.raises(UserError, match=r"step-00000003: the checkpoint could not be written .*No space left"):
         train(tmp_path, steps=9, checkpoint_seconds=0)
-    found = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert found == ["step-00000001", "step-00000002"]
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002"]
     monkeypatch.undo()
     assert train(tmp_path, resume=True, steps=4).state.step == 4
 

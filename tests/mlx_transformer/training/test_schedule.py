@@ -47,23 +47,23 @@ def test_cooldown():
 
 
 def test_what_a_recipe_gives_is_the_papers_formula_to_the_last_bit():
-    given = rates(900, warmup_steps=300, cooldown=0.0, learning_rate_scale=1.7)
-    assert given == [noam(step, 128, 300, 1.7) for step in range(1, 901)]
-    given = rates(900, warmup_steps=300, cooldown=0.6)
-    assert given == [noam(step, 128, 300) * cooldown((step - 1) / 900, 0.6) for step in range(1, 901)]
-    assert max(given) == pytest.approx((128 * 300) ** -0.5)
+    curve = rates(900, warmup_steps=300, cooldown=0.0, learning_rate_scale=1.7)
+    assert curve == [noam(step, 128, 300, 1.7) for step in range(1, 901)]
+    curve = rates(900, warmup_steps=300, cooldown=0.6)
+    assert curve == [noam(step, 128, 300) * cooldown((step - 1) / 900, 0.6) for step in range(1, 901)]
+    assert max(curve) == pytest.approx((128 * 300) ** -0.5)
 
 
 @pytest.mark.parametrize("steps", [1600, 2400, 15000])
 def test_warm_up_is_a_quarter_of_the_run(steps):
     """And then the paper's curve, until it falls to nothing over the last half."""
-    found = rates(steps)
-    assert abs(found.index(max(found)) + 1 - steps / 4) <= 2
+    curve = rates(steps)
+    assert abs(curve.index(max(curve)) + 1 - steps / 4) <= 2
     middle = steps // 2
-    assert found[middle - 1] == pytest.approx(noam(middle, 128, steps / 4))
-    assert max(found) == pytest.approx((128 * steps / 4) ** -0.5, rel=0.01)
-    assert found[-1] < 0.01 * max(found)
-    assert found[0] < 0.01 * max(found)
+    assert curve[middle - 1] == pytest.approx(noam(middle, 128, steps / 4))
+    assert max(curve) == pytest.approx((128 * steps / 4) ** -0.5, rel=0.01)
+    assert curve[-1] < 0.01 * max(curve)
+    assert curve[0] < 0.01 * max(curve)
 
 
 def test_a_long_run_has_the_papers_warm_up():
@@ -74,18 +74,18 @@ def test_a_long_run_has_the_papers_warm_up():
 @pytest.mark.parametrize("steps", [3, 40, 400])
 def test_a_short_run_is_not_steeper_than_small_models_take(steps):
     for d_model in (128, 512):
-        found = rates(steps, d_model)
-        assert 0.46 / d_model < max(found) < 0.58 / d_model
-        assert all(rate > 0 for rate in found)
+        curve = rates(steps, d_model)
+        assert 0.46 / d_model < max(curve) < 0.58 / d_model
+        assert all(rate > 0 for rate in curve)
 
 
 def test_a_given_peak_is_reached():
     for steps in (60, 3000):
-        found = rates(steps, learning_rate=1e-3)
-        assert max(found) == pytest.approx(1e-3, rel=0.04)
-    found = rates(1000, learning_rate=1e-3, warmup_steps=100, cooldown=0.0)
-    assert found[99] == max(found) == pytest.approx(1e-3)
-    assert found[399] == pytest.approx(0.5e-3)
+        curve = rates(steps, learning_rate=1e-3)
+        assert max(curve) == pytest.approx(1e-3, rel=0.04)
+    curve = rates(1000, learning_rate=1e-3, warmup_steps=100, cooldown=0.0)
+    assert curve[99] == max(curve) == pytest.approx(1e-3)
+    assert curve[399] == pytest.approx(0.5e-3)
     assert peak(TrainingOptions(steps=1, learning_rate=1e-3), 128, 250) == pytest.approx(1e-3)
     assert peak(TrainingOptions(steps=1, warmup_steps=250), 128, 250) == pytest.approx((128 * 250) ** -0.5)
 

@@ -32,20 +32,20 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
     with start("train", recipe, "--out", run) as process:
         until(lambda: trained_steps(run) > 3, process)
         process.send_signal(number)
-        out, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == status, said
+        out, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status, error
     step = newest_step(run)
-    assert f"interrupted: saving step {step:,}" in said
-    assert "continue with --resume" in said
-    assert "Traceback" not in said
+    assert f"interrupted: saving step {step:,}" in error
+    assert "continue with --resume" in error
+    assert "Traceback" not in error
     assert f"{step} steps" in out
     assert open_checkpoint(run).config.d_model == 16  # the model so far is there
     assert metrics(run, "train")[-1]["step"] == step
     assert metrics(run, "valid") == []  # who interrupts does not want to wait for it
     with start("train", recipe, "--out", run, "--resume", "--steps", step + 2) as process:
-        out, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
-    assert f"resumed from step-{step:08d}" in said
+        out, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, error
+    assert f"resumed from step-{step:08d}" in error
     assert f"{step + 2} steps" in out
 
 
@@ -103,14 +103,14 @@ def kill_and_resume(tmp_path: Path, kills: int) -> None:
             process.kill()
             process.wait()
         complaints: list[str] = []
-        found = Run.newest(_unlocked(run, complaints))
+        newest = Run.newest(_unlocked(run, complaints))
         assert not complaints
-        assert found is not None
-        assert found[2]["step"] >= known - 1, "a checkpoint is lost"
-        reached = found[2]["step"]
+        assert newest is not None
+        assert newest[2]["step"] >= known - 1, "a checkpoint is lost"
+        reached = newest[2]["step"]
     with start("train", recipe, "--out", run, "--resume", "--steps", reached + 1) as process:
-        out, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
+        out, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, error
     assert f"{reached + 1} steps" in out
     steps = [entry["step"] for entry in metrics(run, "train")]
     assert steps == list(range(1, reached + 2)), "the curve of a run that was never killed"
@@ -132,18 +132,18 @@ def test_kill_9_of_a_run_by_the_clock(tmp_path):
     """Its rates depend on the time, and still each step that is computed again gives the same loss."""
     options = {"steps": None, "minutes": 2.0, "warmup_steps": None, "cooldown": 1.0, "checkpoint_seconds": 0.5}
     recipe, run = write_recipe(tmp_path, **options), tmp_path / "run"
-    seen: dict[int, tuple[float, float]] = {}
+    earlier: dict[int, tuple[float, float]] = {}
     for attempt in range(3):
-        wanted = len(seen) + 5
+        least_steps = len(earlier) + 5
         with start("train", recipe, "--out", run) if attempt == 0 else start("train", "--resume", run) as process:
-            until(lambda least=wanted: trained_steps(run) > least and newest_step(run) > 0, process)
+            until(lambda least=least_steps: trained_steps(run) > least and newest_step(run) > 0, process)
             process.kill()
             process.wait()
         curve = {entry["step"]: (entry["loss"], entry["learning_rate"]) for entry in metrics(run, "train")}
-        assert len(curve) > len(seen)
-        assert {step: curve[step] for step in seen} == seen
-        seen = curve
-    assert len({rate for _, rate in seen.values()}) == len(seen)
+        assert len(curve) > len(earlier)
+        assert {step: curve[step] for step in earlier} == earlier
+        earlier = curve
+    assert len({rate for _, rate in earlier.values()}) == len(earlier)
 
 
 @pytest.mark.slow

@@ -42,9 +42,9 @@ def test_streams_compute_the_gradient_of_the_whole_batch(streams, ragged):
     step = step_with(model(), streams)
     data = batch(ragged=ragged)
     loss, gradients = plain_gradients(step.model, data)
-    found, norm, finite = run(step, data)
+    computed, norm, finite = run(step, data)
     assert finite
-    assert found == pytest.approx(loss, rel=1e-5)
+    assert computed == pytest.approx(loss, rel=1e-5)
     assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in gradients.values())), rel=1e-5)
     assert first_gradients(step).keys() == gradients.keys()
     for name, gradient in first_gradients(step).items():
@@ -52,14 +52,14 @@ def test_streams_compute_the_gradient_of_the_whole_batch(streams, ragged):
 
 
 def test_two_streams_give_the_parameters_of_one():
-    found = []
+    parameters = []
     for streams in (1, 2, None):
         step = step_with(model(), streams)
         for seed in range(3):
             run(step, batch(rows=6, seed=seed))
-        found.append(flat(step.model.parameters()))
-    for name, one in found[0].items():
-        for other in found[1:]:
+        parameters.append(flat(step.model.parameters()))
+    for name, one in parameters[0].items():
+        for other in parameters[1:]:
             np.testing.assert_allclose(other[name], one, atol=3e-5, err_msg=name)
 
 
@@ -83,25 +83,25 @@ def test_clipping_scales_all_gradients_together():
     free, clipped, loose = (step_with(model(), clip_norm=norm) for norm in (0.0, 0.01, 1e6))
     norms = [run(step, batch())[1] for step in (free, clipped, loose)]
     assert norms[0] == norms[1] == norms[2] > 0.1  # before clipping
-    whole = first_gradients(free)
+    unclipped = first_gradients(free)
     for name, gradient in first_gradients(clipped).items():
-        np.testing.assert_allclose(gradient, whole[name] * 0.01 / norms[0], rtol=1e-3, atol=1e-9)
+        np.testing.assert_allclose(gradient, unclipped[name] * 0.01 / norms[0], rtol=1e-3, atol=1e-9)
     for name, gradient in first_gradients(loose).items():
-        np.testing.assert_array_equal(gradient, whole[name])
+        np.testing.assert_array_equal(gradient, unclipped[name])
 
 
 class Recording(TrainStep):
     """Hands on each step's gradients: what a compiled function computes leaves it as a result or not at all."""
 
     def _gradients(self, *arguments):
-        loss, self.found = super()._gradients(*arguments)
-        return loss, self.found
+        loss, self.gradients = super()._gradients(*arguments)
+        return loss, self.gradients
 
     def _step(self, *arguments):
-        return *super()._step(*arguments), self.found
+        return *super()._step(*arguments), self.gradients
 
     def _split_step(self, *arguments):
-        return *super()._split_step(*arguments), self.found
+        return *super()._split_step(*arguments), self.gradients
 
 
 def test_adam_with_bias_correction():
@@ -174,9 +174,9 @@ def test_the_compiled_step_is_the_same_step():
         ones, others = run(eager, batch(seed=seed), rate), run(compiled, batch(seed=seed), rate)
         assert ones == pytest.approx(others, rel=1e-4)
     assert len(traces) == 1, "a new learning rate or step must not trace again"
-    found = state_of(compiled)
+    state = state_of(compiled)
     for name, value in state_of(eager).items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(state[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
     run(compiled, batch(ragged=False))
     assert len(traces) == 2  # without a mask it is another function
 
