@@ -43,26 +43,26 @@ def test_what_is_recorded_is_what_the_package_does(checkpoint, text, tmp_path, t
     monkeypatch.setitem(LIMITS, "int4", ALWAYS)
     gate = dict(zip(("gate_source", "gate_reference"), text, strict=True))
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision=["float32", "int4"], target=target, **gate)
-    (found,) = recorded(folder)
-    assert (found.precision, found.text, found.sentences) == ("int4", str(text[0]), len(LINES))
+    (judged,) = recorded(folder)
+    assert (judged.precision, judged.text, judged.sentences) == ("int4", str(text[0]), len(LINES))
     narrow, wide = (OnnxTransformer(folder, precision=p).translate(LINES) for p in ("int4", "float32"))
-    assert found.same == np.mean([a == b for a, b in zip(narrow, wide, strict=True)])
-    assert 0 < found.agreement < 1
-    assert found.exact_float32 == 0.0
-    assert str(found).startswith(f"int4: {found.agreement:.2%} of the best tokens")
+    assert judged.same == np.mean([a == b for a, b in zip(narrow, wide, strict=True)])
+    assert 0 < judged.agreement < 1
+    assert judged.exact_float32 == 0.0
+    assert str(judged).startswith(f"int4: {judged.agreement:.2%} of the best tokens")
 
 
 def test_agreement_is_that_of_the_best_tokens(checkpoint, tmp_path):
     """Counted by hand on one sentence, position by position."""
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision=["float32", "int4"])
-    (found,) = quality.judge(folder, folder, ["int4"], quality.Text(LINES[3:4], None, "one line"))
+    (judged,) = quality.judge(folder, folder, ["int4"], quality.Text(LINES[3:4], None, "one line"))
     wide, narrow = (OnnxTransformer(folder, precision=p) for p in ("float32", "int4"))
     rows = wide.translator.tokenizer.encode_batch(LINES[3:4])
     target = [[wide.config.bos_id, *wide.generate(rows)[0]][: wide.config.max_positions]]
     best = [model.decode(target, model.encode(rows)).argmax(-1)[0] for model in (wide, narrow)]
-    assert found.agreement == np.mean(best[0] == best[1])
-    assert (found.bleu, found.exact_float32) == (None, None)
-    assert found.same == float(wide.generate(rows) == narrow.generate(rows))
+    assert judged.agreement == np.mean(best[0] == best[1])
+    assert (judged.bleu, judged.exact_float32) == (None, None)
+    assert judged.same == float(wide.generate(rows) == narrow.generate(rows))
 
 
 def test_a_package_beyond_the_limits_is_refused_and_nothing_is_left(checkpoint, text, tmp_path, monkeypatch):
@@ -101,11 +101,11 @@ def test_the_built_in_corpus_where_the_run_names_it(checkpoint, tmp_path, monkey
     run = checkpoint.parent / "run.json"
     run.write_text(json.dumps({"recipe": {"data": {"corpus": "cldr:en-de"}}}), encoding="utf-8")
     try:
-        (found,) = recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
+        (judged,) = recorded(export_onnx(checkpoint, tmp_path / "onnx", precision="int8"))
     finally:
         run.unlink()
-    assert (found.text, found.sentences) == ("cldr:en-de, held out", 6)
-    assert found.bleu is not None
+    assert (judged.text, judged.sentences) == ("cldr:en-de, held out", 6)
+    assert judged.bleu is not None
 
 
 def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):

@@ -64,19 +64,19 @@ def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
 
     model = model_with(QUERY + "_float", (QUERY,), lambda x: x, (WIDTH, WIDTH))
     recipes = [Recipe((name,), make, name) for name in (QUERY, KEY)]
-    for index, (kind, shape) in enumerate([(ir.DataType.INT8, (WIDTH, WIDTH)), (ir.DataType.INT4, (WIDTH,))]):
+    for index, (dtype, shape) in enumerate([(ir.DataType.INT8, (WIDTH, WIDTH)), (ir.DataType.INT4, (WIDTH,))]):
         for recipe in recipes:
-            value = recipe_value(f"{recipe.key}_{index}", recipe, index, shape, kind)
+            value = recipe_value(f"{recipe.key}_{index}", recipe, index, shape, dtype)
             model.graph.initializers[str(value.name)] = value
     fill([model], checkpoint, tmp_path / "data", 0)
     assert len(calls) == 2
-    found = saved(model, tmp_path / "one.onnx")
+    tensors = saved(model, tmp_path / "one.onnx")
     for name in (QUERY, KEY):
         array = checkpoint.tensor(name)
-        assert np.array_equal(found[f"{name}_0"], array.astype(np.int8))
+        assert np.array_equal(tensors[f"{name}_0"], array.astype(np.int8))
         packed = array.reshape(-1)[: WIDTH // 2].view(np.uint8)[: WIDTH // 2]
         nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1).astype(np.int8)
-        assert np.array_equal(found[f"{name}_1"].astype(np.int8), (nibbles ^ 8) - 8)
+        assert np.array_equal(tensors[f"{name}_1"].astype(np.int8), (nibbles ^ 8) - 8)
     places = [getattr(value.const_value, "offset", None) for value in model.graph.initializers.values()]
     assert [place for place in places if place]
     assert not [place for place in places if place is not None and place % ALIGNMENT]

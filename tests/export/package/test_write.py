@@ -51,11 +51,11 @@ def test_every_parameter_once_by_its_name_bit_for_bit(name, tmp_path):
     folder = export_onnx(save_checkpoint(tmp_path / "model", config, weights), tmp_path / "onnx")
     used = set()
     for path in graph_files(folder):
-        found = initializers(path)
-        parameters = found.keys() & weights.keys()
+        tensors = initializers(path)
+        parameters = tensors.keys() & weights.keys()
         for parameter in parameters:
-            assert found[parameter].tobytes() == weights[parameter].tobytes(), parameter
-        rest = {n for n in found.keys() - parameters if not n.startswith(("const_", "positions."))}
+            assert tensors[parameter].tobytes() == weights[parameter].tobytes(), parameter
+        rest = {n for n in tensors.keys() - parameters if not n.startswith(("const_", "positions."))}
         assert not rest, f"{path.name}: {rest} are no parameters"
         read = {name for node in onnx.load(path).graph.node for name in node.input}
         assert parameters <= read | captured(path), f"{path.name} holds parameters that it doesn't use"
@@ -74,14 +74,14 @@ def test_position_tables_are_the_shared_ones(name, tmp_path):
     config = configs()[name]
     folder = export_onnx(save_checkpoint(tmp_path / "model", config, random_weights(config)), tmp_path / "onnx")
     for path in graph_files(folder):
-        found = initializers(path)
+        tensors = initializers(path)
         if config.positions == "rotary":
             cos, sin = rotary_tables(config.max_positions, config)
-            assert found["positions.cos"].tobytes() == cos.tobytes()
-            assert found["positions.sin"].tobytes() == sin.tobytes()
+            assert tensors["positions.cos"].tobytes() == cos.tobytes()
+            assert tensors["positions.sin"].tobytes() == sin.tobytes()
         else:
             table = sinusoids(config.max_positions, config.d_model, config.positions)
-            assert found["positions.sinusoids"].tobytes() == table.tobytes()
+            assert tensors["positions.sinusoids"].tobytes() == table.tobytes()
 
 
 def test_all_graphs_share_one_file_and_tied_weights_are_stored_once(exported):
@@ -102,15 +102,15 @@ def test_external_data_from_any_size_on(checkpoint, exported, tmp_path, threshol
     folder = export_onnx(checkpoint, tmp_path / "onnx", external_threshold=threshold)
     data = list((folder / "onnx").glob("*_data"))
     assert len(data) == files
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))["transformers.js_config"][
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["transformers.js_config"][
         "use_external_data_format"
     ]
-    assert said == {}  # transformers.js looks for data by the graph's name, and no graph is called model
+    assert settings == {}  # transformers.js looks for data by the graph's name, and no graph is called model
     for path in graph_files(folder):
         expected = initializers(exported / "onnx" / path.name)
-        found = initializers(path)
-        assert found.keys() == expected.keys()
-        for name, array in found.items():
+        tensors = initializers(path)
+        assert tensors.keys() == expected.keys()
+        for name, array in tensors.items():
             assert array.tobytes() == expected[name].tobytes(), name
         inline = [t for t in onnx.load(path, load_external_data=False).graph.initializer if not t.external_data]
         if threshold == 0:

@@ -32,14 +32,14 @@ def renamed(folder: Path) -> list[str]:
 @pytest.mark.parametrize("target", OPTIONS)
 def test_a_folder_of_an_earlier_version(target: str, tmp_path: Path) -> None:
     checkpoint, folder = write_model(encoder_decoder("paper"), tmp_path, 1, target=target, **OPTIONS[target])
-    there = precisions(folder)
-    before = [OnnxTransformer(folder, threads=1, precision=p).search(ROWS, max_new_tokens=6) for p in there]
+    known = precisions(folder)
+    before = [OnnxTransformer(folder, threads=1, precision=p).search(ROWS, max_new_tokens=6) for p in known]
     files = renamed(folder)
     earlier = {"cpu": ["decoder_rows", "encoder_rows"], "coreml": ["decoder_fixed", "encoder_fixed"]}[target]
     assert [file for file in files if "_quantized" not in file] == [f"{name}.onnx" for name in earlier]
-    assert precisions(folder) == there
+    assert precisions(folder) == known
     assert has_graph(folder, f"encoder_{target}")
-    assert [OnnxTransformer(folder, threads=1, precision=p).search(ROWS, max_new_tokens=6) for p in there] == before
+    assert [OnnxTransformer(folder, threads=1, precision=p).search(ROWS, max_new_tokens=6) for p in known] == before
     assert compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=8, threads=1).equal
 
     (folder / "onnx" / f"{earlier[0]}.onnx").unlink()

@@ -56,9 +56,9 @@ def rows():
     return ending_models.rows(vocab_size=280, seed=1)
 
 
-def same(found, expected):
-    assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in expected]
-    scores = [[h.score for hs in side for h in hs] for side in (found, expected)]
+def same(results, expected):
+    assert [[h.ids for h in hs] for hs in results] == [[h.ids for h in hs] for hs in expected]
+    scores = [[h.score for hs in side for h in hs] for side in (results, expected)]
     np.testing.assert_allclose(*scores, rtol=1e-4)
 
 
@@ -139,10 +139,10 @@ def test_text(translating):
     onnx = OnnxTransformer(folder, threads=1)
     mlx = MlxTranslator(model, TOKENIZER)
     for options in ({"min_new_tokens": 6}, {"beam": 3, "min_new_tokens": 6}, {"beam": 3, "batch_tokens": 24}):
-        found = onnx.translate(LINES, **options)
-        assert found == mlx.translate(LINES, **options)
-        assert found[1] == ""
-        assert any(found) or "min_new_tokens" not in options
+        translations = onnx.translate(LINES, **options)
+        assert translations == mlx.translate(LINES, **options)
+        assert translations[1] == ""
+        assert any(translations) or "min_new_tokens" not in options
     assert [t.text for t in onnx.n_best(LINES[:1], beam=3, n_best=3, min_new_tokens=4)[0]] == [
         t.text for t in mlx.n_best(LINES[:1], beam=3, n_best=3, min_new_tokens=4)[0]
     ]

@@ -21,19 +21,19 @@ def checkpoint(tmp_path_factory):
     return made(tmp_path_factory.mktemp("opening"), **POST_NORM)[1]
 
 
-def unfolded(monkeypatch, folder, **given) -> set[str]:
+def unfolded(monkeypatch, folder, **options) -> set[str]:
     """Names of the graphs that are opened without constant folding."""
-    found = {}
+    disabled = {}
     plain = opening.open_session
 
     def open_session(file, providers=None, options=None, without=()):
-        found[Path(file).stem] = list(without)
+        disabled[Path(file).stem] = list(without)
         return plain(file, providers, options, without)
 
     monkeypatch.setattr(opening, "open_session", open_session)
-    model = OnnxTransformer(folder, threads=2, **given)
-    assert set(found) == {file.stem for file in model.folder.graphs.values()}
-    return {name for name, without in found.items() if without == opening.FOLDING}
+    model = OnnxTransformer(folder, threads=2, **options)
+    assert set(disabled) == {file.stem for file in model.folder.graphs.values()}
+    return {name for name, without in disabled.items() if without == opening.FOLDING}
 
 
 def test_matrices_in_float32_are_not_folded(checkpoint, tmp_path, monkeypatch):

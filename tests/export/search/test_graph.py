@@ -41,9 +41,9 @@ def both(request, tmp_path_factory):
     return model, SearchModel(export_search(checkpoint, folder / "search.onnx", target=target), threads=1)
 
 
-def equal(found, expected):
-    assert [[h.ids for h in row] for row in found] == [[h.ids for h in row] for row in expected]
-    for row, other in zip(found, expected, strict=True):
+def equal(results, expected):
+    assert [[h.ids for h in row] for row in results] == [[h.ids for h in row] for row in expected]
+    for row, other in zip(results, expected, strict=True):
         np.testing.assert_allclose([h.score for h in row], [h.score for h in other], rtol=2e-5, atol=2e-5)
 
 
@@ -100,8 +100,8 @@ def test_a_beam_wider_than_half_the_vocabulary(tmp_path):
 
 def frequencies(graph, draws, **options):
     source = [[5, 9, 2]] * draws
-    found = graph.search(source, sample=True, max_new_tokens=1, batch_tokens=1 << 30, **options)
-    tokens = [h.ids[0] if h.ids else 2 for (h,) in found]
+    results = graph.search(source, sample=True, max_new_tokens=1, batch_tokens=1 << 30, **options)
+    tokens = [h.ids[0] if h.ids else 2 for (h,) in results]
     return np.bincount(tokens, minlength=graph.config.vocab_size)
 
 
@@ -120,10 +120,10 @@ def softmax(x):
 def close(counts, p):
     """Pearson's chi-square at about one in a million, over the tokens that are expected five times or more."""
     expected = p * counts.sum()
-    seen = expected >= 5
+    frequent = expected >= 5
     assert counts[p == 0].sum() == 0
-    statistic = ((counts[seen] - expected[seen]) ** 2 / expected[seen]).sum()
-    freedom = seen.sum() - 1
+    statistic = ((counts[frequent] - expected[frequent]) ** 2 / expected[frequent]).sum()
+    freedom = frequent.sum() - 1
     assert statistic < freedom + 5 * np.sqrt(2 * freedom) + 12, (statistic, freedom)
 
 
@@ -164,12 +164,12 @@ def test_a_row_has_its_number_in_the_batch_unless_told(both):
     ids = np.array([source] * 2)
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "sample": np.array(True), "seed": np.array(4)}
 
-    def found(**more):
+    def first_tokens(**more):
         sequences, lengths = graph.session.run(["sequences", "lengths"], {**feeds, **more})
         return [row[0, : length[0]].tolist() for row, length in zip(sequences, lengths, strict=True)]
 
-    assert found() == drawn[:2]
-    assert found(rows=np.array([4, 1])) == [drawn[4], drawn[1]]
+    assert first_tokens() == drawn[:2]
+    assert first_tokens(rows=np.array([4, 1])) == [drawn[4], drawn[1]]
 
 
 def test_draws_have_the_model_s_distribution(both):
@@ -179,9 +179,9 @@ def test_draws_have_the_model_s_distribution(both):
     falling = np.argsort(-logits)
     p = softmax(logits)[falling]
     nucleus = falling[: (np.cumsum(p) - p < 0.7).sum()]
-    kept = np.full_like(logits, -np.inf)
-    kept[nucleus] = logits[nucleus]
-    close(frequencies(graph, 4000, seed=4, top_p=0.7), softmax(kept))
+    nucleus_logits = np.full_like(logits, -np.inf)
+    nucleus_logits[nucleus] = logits[nucleus]
+    close(frequencies(graph, 4000, seed=4, top_p=0.7), softmax(nucleus_logits))
 
 
 def test_draws_depend_on_seed_and_row_alone(both):
@@ -197,15 +197,15 @@ def test_draws_depend_on_seed_and_row_alone(both):
 def test_the_file(tmp_path):
     """Standard operators alone, checked, whole in one file or with its weights beside it, with the same results."""
     _, checkpoint = made(tmp_path, **POST_NORM)
-    inside = export_search(checkpoint, tmp_path / "a.onnx")
+    one_file = export_search(checkpoint, tmp_path / "a.onnx")
     beside = export_search(checkpoint, tmp_path / "b.onnx", external=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "b.onnx_data", "model"]
-    assert beside.stat().st_size < inside.stat().st_size - (tmp_path / "b.onnx_data").stat().st_size / 2
-    proto = onnx.load(inside)
+    assert beside.stat().st_size < one_file.stat().st_size - (tmp_path / "b.onnx_data").stat().st_size / 2
+    proto = onnx.load(one_file)
     assert {entry.domain for entry in proto.opset_import} == {""}
     assert [node.op_type for node in proto.graph.node].count("Loop") == 1
-    assert SearchModel(inside).generate(rows(), beam=3) == SearchModel(beside).generate(rows(), beam=3)
-    assert export_search(checkpoint, inside).read_bytes() == inside.read_bytes()
+    assert SearchModel(one_file).generate(rows(), beam=3) == SearchModel(beside).generate(rows(), beam=3)
+    assert export_search(checkpoint, one_file).read_bytes() == one_file.read_bytes()
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
@@ -217,9 +217,9 @@ def test_lower_precisions(tmp_path, target, precision):
     path = export_search(checkpoint, tmp_path / "lower.onnx", target=target, precision=precision)
     assert path.stat().st_size < 0.75 * exact.path.stat().st_size
     options = {"beam": 4, "max_new_tokens": 8, "min_new_tokens": 8}
-    found, expected = SearchModel(path, threads=1).search(rows(6), **options), exact.search(rows(6), **options)
+    results, expected = SearchModel(path, threads=1).search(rows(6), **options), exact.search(rows(6), **options)
     allowed = 0.5 if precision == "int4" else 0.1
-    for (row,), (other,) in zip(found, expected, strict=True):
+    for (row,), (other,) in zip(results, expected, strict=True):
         assert len(row.ids) == len(other.ids) == 8
         assert abs(row.score - other.score) < allowed * abs(other.score)
 
@@ -244,7 +244,7 @@ def test_errors_say_what_to_do(tmp_path):
         export_search(checkpoint, tmp_path / "a.onnx", text=True)
     with pytest.raises(UserError, match="target 'web' has none"):
         export_search(checkpoint, tmp_path / "a.onnx", target="web")
-    save_checkpoint(tmp_path / "alone", *_alone())
+    save_checkpoint(tmp_path / "alone", *_decoder_only())
     with pytest.raises(UserError, match="needs an encoder-decoder, not architecture='decoder'"):
         export_search(tmp_path / "alone", tmp_path / "a.onnx")
     assert not list(tmp_path.glob("*.onnx"))
@@ -260,7 +260,7 @@ def test_errors_say_what_to_do(tmp_path):
         graph.generate([[4, 2]], max_new_tokens=90)
 
 
-def _alone():
+def _decoder_only():
     from small_models import alone, random_weights
 
     config = alone("paper", "decoder")

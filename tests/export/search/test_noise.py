@@ -26,9 +26,9 @@ KNOWN = [  # Random123's kat_vectors: counter, key, result
 ]
 
 
-def run(g: GraphBuilder, outputs: list[ir.Value], kind: ir.DataType, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run(g: GraphBuilder, outputs: list[ir.Value], dtype: ir.DataType, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     for i, value in enumerate(outputs):
-        value.shape, value.type = None, ir.TensorType(kind)
+        value.shape, value.type = None, ir.TensorType(dtype)
         g.builder.add_output(value, f"out{i}")
     session = ort.InferenceSession(ir.to_proto(g.model()).SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, feeds)
@@ -44,9 +44,9 @@ def test_the_published_numbers():
         names = {"x": (2, 1, 1), "y": (2, 1, 1), "key": (2,)}
         x, y, k = (g.builder.input(name, ir.DataType.INT64, shape) for name, shape in names.items())
         outputs = list(in_graph.philox(g.op, x, y, in_graph.round_keys(g.op, k)))
-        given = {"x": words[0::2], "y": words[1::2], "key": np.array(key)}
-        feeds = {name: given[name].astype(np.int64).reshape(shape) for name, shape in names.items()}
-        x, y = (found.ravel() for found in run(g, outputs, ir.DataType.INT64, feeds))
+        inputs = {"x": words[0::2], "y": words[1::2], "key": np.array(key)}
+        feeds = {name: inputs[name].astype(np.int64).reshape(shape) for name, shape in names.items()}
+        x, y = (word.ravel() for word in run(g, outputs, ir.DataType.INT64, feeds))
         assert (x[0], y[0], x[1], y[1]) == expected
 
 
@@ -54,14 +54,14 @@ def test_the_published_numbers():
 def test_a_graph_has_the_host_s_noise(seed):
     g = GraphBuilder("noise")
     rows = np.array([0, 3, 70000])
-    given = g.ids("seed"), g.ids("t"), g.ids("rows", "rows")
-    keys = in_graph.round_keys(g.op, in_graph.words_of(g.op, given[0]))
-    output = in_graph.gumbel(g.op, in_graph.counters(g.op, given[2], 190), given[1], keys)
+    inputs = g.ids("seed"), g.ids("t"), g.ids("rows", "rows")
+    keys = in_graph.round_keys(g.op, in_graph.words_of(g.op, inputs[0]))
+    output = in_graph.gumbel(g.op, in_graph.counters(g.op, inputs[2], 190), inputs[1], keys)
     feeds = {"seed": np.array(seed, np.uint64).view(np.int64), "t": np.array(77), "rows": rows}
-    (found,) = run(g, [output], ir.DataType.FLOAT, feeds)
+    (in_graph_noise,) = run(g, [output], ir.DataType.FLOAT, feeds)
     expected = gumbel(seed, 77, rows, 190)
-    assert found.shape == (3, 192)
-    np.testing.assert_allclose(found[:, :190], expected, rtol=1e-6, atol=1e-6)
+    assert in_graph_noise.shape == (3, 192)
+    np.testing.assert_allclose(in_graph_noise[:, :190], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_seed_step_and_row_decide():
@@ -104,13 +104,16 @@ def test_a_draw_by_blocks_is_a_draw(width):
     tokens = draw(xp, np.broadcast_to(scores, (draws, width)), noise(5, 3, rows, width))
     p = np.exp(scores.astype(np.float64))
     expected = draws * p / p.sum()
-    seen = expected > 5
+    frequent = expected > 5
     counts = np.bincount(tokens, minlength=width)
     assert len(counts) == width
-    counts, expected = np.append(counts[seen], counts[~seen].sum()), np.append(expected[seen], expected[~seen].sum())
-    kept = expected > 5
-    statistic = ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[kept].sum()
-    assert statistic < kept.sum() + 6 * np.sqrt(2 * kept.sum())
+    counts, expected = (
+        np.append(counts[frequent], counts[~frequent].sum()),
+        np.append(expected[frequent], expected[~frequent].sum()),
+    )
+    counted = expected > 5
+    statistic = ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[counted].sum()
+    assert statistic < counted.sum() + 6 * np.sqrt(2 * counted.sum())
 
 
 def test_the_judge_of_drawn_tokens_takes_the_same_decisions():
@@ -122,7 +125,7 @@ def test_the_judge_of_drawn_tokens_takes_the_same_decisions():
     tokens = draw(NumpyArrays(), np.maximum(scores, -1e9).astype(np.float32), gumbels)
     rows = list(zip(scores, gumbels, tokens, strict=True))
     assert [drawn(*row) for row in rows] == [(t, 0.0) for t in tokens]
-    for row, own, token in rows:
-        gaps = {other: drawn(row, own, other)[1] for other in range(300)}
+    for row, row_noise, token in rows:
+        gaps = {other: drawn(row, row_noise, other)[1] for other in range(300)}
         assert min(gap for other, gap in gaps.items() if other != token) > 0
         assert gaps[3] == np.inf

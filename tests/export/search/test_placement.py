@@ -31,10 +31,10 @@ def test_matrices_are_stored_outside_and_constant_inside(tmp_path, target, preci
     file = export_search(checkpoint, tmp_path / "search.onnx", target=target, precision=precision, force=True)
     graph = onnx.load(file).graph
     outside = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
-    inside = list(inner_graphs(graph))
-    assert not [tensor.name for inner in inside for tensor in inner.initializer if len(tensor.dims) > 1]
+    graphs = list(inner_graphs(graph))
+    assert not [tensor.name for inner in graphs for tensor in inner.initializer if len(tensor.dims) > 1]
 
-    (steps,) = (inner for inner in inside if inner.name == STEPS)
+    (steps,) = (inner for inner in graphs if inner.name == STEPS)
     made_here = {node.output[0]: node for node in steps.node}
     weights = [node.input[PRODUCTS[node.op_type]] for node in steps.node if node.op_type in PRODUCTS]
     assert not outside & set(weights)

@@ -161,8 +161,8 @@ def test_characters_of_younger_unicode(letter):
     """A letter and a mark that came after Unicode 13, in a vocabulary that has learnt them."""
     texts = [f"a{letter}b !{letter}{letter} {letter}x{letter}1"] * 20
     tokenizer = Tokenizer.train(texts, 290)
-    found = encoder_of(tokenizer)
-    same_ids(found, tokenizer, texts[:1])
+    encoder = encoder_of(tokenizer)
+    same_ids(encoder, tokenizer, texts[:1])
 
 
 def test_text_of_any_ids(decode, tokenizer):
@@ -172,8 +172,8 @@ def test_text_of_any_ids(decode, tokenizer):
     ids[:100] = rng.integers(4, 260, (100, 3, 12))  # bytes
     high = rng.choice([*range(4 + 0x80, 4 + 0x100)], (60, 3, 12))
     ids[:60] = high
-    found = decode(ids)
-    for texts, rows in zip(found, ids, strict=True):
+    decoded = decode(ids)
+    for texts, rows in zip(decoded, ids, strict=True):
         # Strings of onnxruntime-extensions hold no NUL.
         assert list(texts) == [tokenizer.decode(row.tolist()).replace("\0", "") for row in rows]
     unknown = np.full((1, 1, 4), tokenizer.vocab_size)
@@ -196,14 +196,14 @@ def test_translations(model, tokenizer, corpus, tmp_path, options):
     graph = SearchModel(export_search(checkpoint, tmp_path / "text.onnx", text=True), threads=1)
     lines = [*corpus.held_out.source[:20], "", "  ", *(line for line in NASTY if "\0" not in line)]
     expected = Translator(mlx.config, tokenizer, mlx.search).n_best(lines, **options)
-    found = graph.n_best(lines, **options)
-    for row, other, line in zip(found, expected, lines, strict=True):
+    translations = graph.n_best(lines, **options)
+    for row, other, line in zip(translations, expected, lines, strict=True):
         texts = [translation.text for translation in other][: len(row)]
         assert [translation.text for translation in row][: len(other)] == [text.replace("\0", "") for text in texts], (
             line
         )
         np.testing.assert_allclose(row[0].score, other[0].score, rtol=1e-4, atol=1e-4)
-    assert graph.translate(lines, **options) == [row[0].text for row in found]
+    assert graph.translate(lines, **options) == [row[0].text for row in translations]
 
 
 def test_errors(model, tokenizer, tmp_path, monkeypatch):

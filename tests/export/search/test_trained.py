@@ -34,9 +34,9 @@ def test_500_sentences(trained, tmp_path, target):
     rows = tokenizer.encode_batch(lines)
     assert len(rows) == SENTENCES
     for beam in (1, 4, 8):
-        found, expected = graph.search(rows, beam=beam), model.search(rows, beam=beam)
-        assert [row[0].ids for row in found] == [row[0].ids for row in expected]
-        np.testing.assert_allclose([row[0].score for row in found], [row[0].score for row in expected], 1e-4, 1e-4)
+        results, expected = graph.search(rows, beam=beam), model.search(rows, beam=beam)
+        assert [row[0].ids for row in results] == [row[0].ids for row in expected]
+        np.testing.assert_allclose([row[0].score for row in results], [row[0].score for row in expected], 1e-4, 1e-4)
     for options in ({"seed": 1}, {"seed": 2**64 - 3, "top_k": 40, "temperature": 0.8}, {"seed": 5 << 32, "top_p": 0.9}):
         assert graph.generate(rows, sample=True, **options) == model.generate(rows, sample=True, **options)
 

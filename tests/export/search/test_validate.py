@@ -59,8 +59,8 @@ def test_tokens_scores_and_weights(name, target, options, tmp_path):
     assert weights.count == len(parameter_shapes(config))
     console = Console(file=io.StringIO(), record=True, width=200)
     report.print(console)
-    for shown in (console.export_text(), page(report)):
-        assert "a file with the search inside returns nothing else" in shown
+    for text in (console.export_text(), page(report)):
+        assert "a file with the search inside returns nothing else" in text
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])

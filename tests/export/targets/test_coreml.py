@@ -53,10 +53,10 @@ def test_searches_of_encoder_decoders(name, tmp_path):
     rows = [rng.integers(3, 50, n).tolist() for n in (12, 1, 5, 7)]
     for beam in (1, 4):
         options = dict(beam=beam, max_new_tokens=12, n_best=beam)
-        found, expected = fixed.search(rows, **options), portable.search(rows, **options)
-        for ours, theirs in zip(found, expected, strict=True):
-            assert [h.ids for h in ours] == [h.ids for h in theirs]
-            np.testing.assert_allclose([h.score for h in ours], [h.score for h in theirs], atol=1e-5)
+        results, expected = fixed.search(rows, **options), portable.search(rows, **options)
+        for by_coreml, by_portable in zip(results, expected, strict=True):
+            assert [h.ids for h in by_coreml] == [h.ids for h in by_portable]
+            np.testing.assert_allclose([h.score for h in by_coreml], [h.score for h in by_portable], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -75,8 +75,8 @@ def test_logits_of_encoders(name, tmp_path):
     mask = np.ones_like(ids)
     mask[1, 5:], mask[2, :4] = 0, 0
     for method in ("logits", "encode"):
-        found, expected = (getattr(model, method)(ids, mask) for model in (fixed, portable))
-        np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=1e-5)
+        logits, expected = (getattr(model, method)(ids, mask) for model in (fixed, portable))
+        np.testing.assert_allclose(logits[mask == 1], expected[mask == 1], atol=1e-5)
 
 
 def test_what_lies_in_a_buffer_behind_the_position_is_not_seen(tmp_path):

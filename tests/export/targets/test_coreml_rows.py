@@ -109,8 +109,8 @@ def test_tokens_on_both_sides_of_the_limit(large, tmp_path):
     fixed, portable = OnnxTransformer(package), OnnxTransformer(export_onnx(checkpoint, tmp_path / "portable"))
     rows = [[5, 16383, 16384, 19999], [19999], [16385, 6]]
     options = dict(beam=2, max_new_tokens=5, n_best=2)
-    for ours, theirs in zip(fixed.search(rows, **options), portable.search(rows, **options), strict=True):
-        assert [h.ids for h in ours] == [h.ids for h in theirs]
+    for by_coreml, by_portable in zip(fixed.search(rows, **options), portable.search(rows, **options), strict=True):
+        assert [h.ids for h in by_coreml] == [h.ids for h in by_portable]
     tokens = {token for row in fixed.generate(rows, max_new_tokens=5) for token in row}
     assert max(tokens) >= 16384 > min(tokens)
 
@@ -135,9 +135,9 @@ def test_one_row_less_and_nothing_is_split(monkeypatch, tmp_path):
 def test_parts_in_their_order():
     parts = {f"a.rows_{k}": np.full((2, 1), k) for k in (10, 2, 0)}
     assert parts_of(parts) == {"a": ["a.rows_0", "a.rows_2", "a.rows_10"]}
-    whole = joined({**parts, "b": np.ones(3)}, 0)
-    assert whole.keys() == {"a", "b"}
-    assert whole["a"][:, 0].tolist() == [0, 0, 2, 2, 10, 10]
+    tensors = joined({**parts, "b": np.ones(3)}, 0)
+    assert tensors.keys() == {"a", "b"}
+    assert tensors["a"][:, 0].tolist() == [0, 0, 2, 2, 10, 10]
 
 
 def exchange(first: str, second: str):

@@ -43,8 +43,8 @@ class CoreML:
 
     def run(self, names, feeds):
         self.runs += 1
-        found = zip(names, self.session.run(names, feeds), strict=True)
-        return [self.spoil(name, value.copy(), feeds) for name, value in found]
+        outputs = zip(names, self.session.run(names, feeds), strict=True)
+        return [self.spoil(name, value.copy(), feeds) for name, value in outputs]
 
     def get_providers(self):
         return [PROVIDER, CPU]
@@ -57,18 +57,18 @@ def coreml(monkeypatch):
     plain = opening.ort.InferenceSession
 
     def install(spoil=lambda name, value, feeds: value):
-        seen = []
+        opened = []
 
-        def session(file, options=None, *, providers, **given):
+        def session(file, options=None, *, providers, **named):
             if providers == [CPU]:
-                return plain(file, options, providers=providers, **given)
+                return plain(file, options, providers=providers, **named)
             (entry,) = providers
-            seen.append((file, entry))
-            return CoreML(plain(file, options, providers=[CPU], **given), spoil)
+            opened.append((file, entry))
+            return CoreML(plain(file, options, providers=[CPU], **named), spoil)
 
         monkeypatch.setattr(opening.ort, "get_available_providers", lambda: [PROVIDER, CPU])
         monkeypatch.setattr(opening.ort, "InferenceSession", session)
-        return seen
+        return opened
 
     return install
 
@@ -88,11 +88,11 @@ def on_coreml(model: OnnxTransformer) -> bool:
 
 
 def test_what_computes_right_is_used_in_the_form_that_does(written, coreml, capsys):
-    seen = coreml()
+    opened = coreml()
     model = OnnxTransformer(written[1], providers=[PROVIDER])
     assert on_coreml(model)
     assert capsys.readouterr().err == ""
-    assert [entry for _, entry in seen] == [(PROVIDER, OPTIONS)] * 2
+    assert [entry for _, entry in opened] == [(PROVIDER, OPTIONS)] * 2
     assert OPTIONS == {"ModelFormat": "MLProgram", "RequireStaticInputShapes": "0"}
     before = {name: session.runs for name, session in model.sessions.items()}
     assert set(before.values()) == {trial.RUNS}
@@ -103,10 +103,10 @@ def test_what_computes_right_is_used_in_the_form_that_does(written, coreml, caps
 
 
 def test_options_that_are_given_stay():
-    given = [(PROVIDER, {"MLComputeUnits": "CPUOnly", "RequireStaticInputShapes": "1"}), CPU, ("Other", {"a": 1})]
-    (name, options), *others = with_options(given)
-    assert (name, others) == (PROVIDER, given[1:])
-    assert options == {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly", "RequireStaticInputShapes": "1"}
+    options = [(PROVIDER, {"MLComputeUnits": "CPUOnly", "RequireStaticInputShapes": "1"}), CPU, ("Other", {"a": 1})]
+    (name, of_coreml), *others = with_options(options)
+    assert (name, others) == (PROVIDER, options[1:])
+    assert of_coreml == {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly", "RequireStaticInputShapes": "1"}
     assert with_options([CPU, PROVIDER]) == [CPU, (PROVIDER, OPTIONS)]
 
 
@@ -151,13 +151,13 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_the_cpu_takes_over_with_one_line(failure, written, coreml, capsys):
-    spoil, said = FAILURES[failure]
+    spoil, message = FAILURES[failure]
     coreml(spoil)
     model = OnnxTransformer(written[1], providers=[PROVIDER])
     assert not on_coreml(model)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{written[1]}: the CPU computes, not Core ML: ")
-    assert re.search(said, line), line
+    assert re.search(message, line), line
     assert model.generate([[5, 6, 7]], max_new_tokens=3) == OnnxTransformer(written[1]).generate(
         [[5, 6, 7]], max_new_tokens=3
     )
@@ -167,10 +167,10 @@ def test_a_graph_that_does_not_load(written, coreml, capsys, monkeypatch):
     coreml()
     plain = opening.ort.InferenceSession
 
-    def session(file, options=None, *, providers, **given):
+    def session(file, options=None, *, providers, **named):
         if providers != [CPU]:
             raise RuntimeError("Error in declaring network.")
-        return plain(file, options, providers=providers, **given)
+        return plain(file, options, providers=providers, **named)
 
     monkeypatch.setattr(opening.ort, "InferenceSession", session)
     assert OnnxTransformer(written[1], providers=[PROVIDER]).generate([[5, 6]], max_new_tokens=3)
@@ -181,10 +181,10 @@ def test_a_graph_that_does_not_load(written, coreml, capsys, monkeypatch):
 
 def test_a_runtime_that_ends_the_process_is_not_asked(written, coreml, capsys, monkeypatch):
     """Weights in data files were more than it could take."""
-    seen = coreml()
+    opened = coreml()
     monkeypatch.setattr(opening, "COREML_READS_FILES", False)
     assert not on_coreml(OnnxTransformer(written[1], providers=[PROVIDER]))
-    assert not seen
+    assert not opened
     assert "can't give Core ML a data file: install 1.26 or newer" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"install 1\.26 or newer"):
         open_engine("onnxruntime:coreml", open_checkpoint(written[0]), written[1], 1)
@@ -192,10 +192,10 @@ def test_a_runtime_that_ends_the_process_is_not_asked(written, coreml, capsys, m
 
 def test_validate_is_not_told_that_all_is_well(written, coreml, capsys):
     """It compares Core ML itself, in the same form, and no CPU takes over."""
-    seen = coreml(wrong)
+    opened = coreml(wrong)
     engine = open_engine("onnxruntime:coreml", open_checkpoint(written[0]), written[1], 1)
-    assert [entry for _, entry in seen] == [(PROVIDER, OPTIONS)] * len(seen)
-    assert len(seen) >= 2
+    assert [entry for _, entry in opened] == [(PROVIDER, OPTIONS)] * len(opened)
+    assert len(opened) >= 2
     assert all(isinstance(session.session, CoreML) for session in engine.sessions.values())
     assert capsys.readouterr().err == ""
 
@@ -206,11 +206,11 @@ def test_a_provider_that_is_not_there_is_an_error(written):
 
 
 def test_other_targets_are_opened_without_a_trial(written, coreml, capsys, tmp_path):
-    seen = coreml(wrong)
+    opened = coreml(wrong)
     model = OnnxTransformer(export_onnx(written[0], tmp_path / "portable"), providers=[PROVIDER])
     assert on_coreml(model)
     assert all(session.runs == 0 for session in model.sessions.values())
-    assert {entry[0] for _, entry in seen} == {PROVIDER}
+    assert {entry[0] for _, entry in opened} == {PROVIDER}
     assert capsys.readouterr().err == ""
 
 
@@ -250,9 +250,9 @@ def test_another_honest_runtime_passes(name, architecture, tmp_path):
     for graph, session in model.sessions.items():
         plain = ReferenceEvaluator(str(model.folder.graphs[graph]))
         for feeds in inputs(config, graph, session):
-            found = list(zip(plain.run(None, feeds), session.run(None, feeds), strict=True))
-            assert [difference(got, expected) for got, expected in found] == [""] * len(found)
-            assert any((got != expected).any() for got, expected in found)
+            pairs = list(zip(plain.run(None, feeds), session.run(None, feeds), strict=True))
+            assert [difference(got, expected) for got, expected in pairs] == [""] * len(pairs)
+            assert any((got != expected).any() for got, expected in pairs)
 
 
 def test_the_rule_is_that_of_validate():

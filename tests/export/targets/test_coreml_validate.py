@@ -34,12 +34,12 @@ def test_every_kind_of_model(name, architecture, tmp_path):
     report = compare(*written(tmp_path, name, architecture), ["mlx", "onnxruntime"], threads=1)
     assert report.equal, (report.seed, report.failures())
     config = config_of(name, architecture)
-    shown = {point.tap for point in report.points if point.runtime == "onnxruntime" and point.path == "tapped"}
-    assert shown == set(tap_names(config))
+    tapped = {point.tap for point in report.points if point.runtime == "onnxruntime" and point.path == "tapped"}
+    assert tapped == set(tap_names(config))
     assert [runtime.missing_taps for runtime in report.runtimes] == [(), ()]
     assert len(report.structures) == 2
     longest = SHAPE[architecture].split("x")[1]
-    assert any(said.startswith(f"longest ({longest}") for said in report.inputs)
+    assert any(text.startswith(f"longest ({longest}") for text in report.inputs)
     searches = {t.search: t.tokens for t in report.tokens if t.runtime == "onnxruntime"}
     assert set(searches) == {"top-1, teacher-forced"} | (
         {"greedy", "sampling", "beam 4"} if config.has_decoder else set()

@@ -62,10 +62,10 @@ def models(tmp_path_factory):
     return {name: Three(tmp_path_factory.mktemp("rows"), config) for name, config in CONFIGS.items()}
 
 
-def same(found, expected):
-    assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose([h.score for h in ours], [h.score for h in theirs], rtol=1e-4, atol=1e-4)
+def same(results, expected):
+    assert [[h.ids for h in hs] for hs in results] == [[h.ids for h in hs] for hs in expected]
+    for by_cpu, by_portable in zip(results, expected, strict=True):
+        np.testing.assert_allclose([h.score for h in by_cpu], [h.score for h in by_portable], rtol=1e-4, atol=1e-4)
 
 
 REQUESTS = [
@@ -104,10 +104,10 @@ def test_forced_prefixes(models, options):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_rows_leave_as_their_sentences_end(models, beam, monkeypatch):
     """And the beams of those that stay still read the right positions."""
-    three, kept = models["ending"], []
+    three, sizes = models["ending"], []
 
     def keep(self, rows):
-        kept.append((len(rows), int(self.past_length[0])))
+        sizes.append((len(rows), int(self.past_length[0])))
         return original(self, rows)
 
     original = CpuDecoder.keep
@@ -115,8 +115,8 @@ def test_rows_leave_as_their_sentences_end(models, beam, monkeypatch):
     rows = three.rows(30, seed=5)
     options = {"beam": beam, "n_best": beam, "max_new_tokens": 60}
     same(three.cpu.search(rows, **options), three.mlx.search(rows, **options))
-    assert len({position for _, position in kept}) >= 3
-    assert min(count for count, _ in kept) < 15 * beam
+    assert len({position for _, position in sizes}) >= 3
+    assert min(count for count, _ in sizes) < 15 * beam
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -126,9 +126,9 @@ def test_buffers_grow(models, beam):
     assert 4 * POSITIONS < 140 < three.config.max_positions
     for length in (POSITIONS, POSITIONS + 1, 140):
         options = {"beam": beam, "n_best": beam, "min_new_tokens": length - 5, "max_new_tokens": length}
-        found = three.cpu.search(three.rows(5), **options)
-        same(found, three.portable.search(three.rows(5), **options))
-        assert all(length - 6 <= len(h.ids) <= length for hs in found for h in hs)
+        results = three.cpu.search(three.rows(5), **options)
+        same(results, three.portable.search(three.rows(5), **options))
+        assert all(length - 6 <= len(h.ids) <= length for hs in results for h in hs)
 
 
 def test_a_full_decoder(models):
@@ -149,10 +149,10 @@ def test_teacher_forced_logits_with_padding_anywhere(models, name):
     mask = np.ones_like(ids)
     mask[1, 5:], mask[2, :4], mask[3, :2], mask[3, 6:] = 0, 0, 0, 0
     targets = rng.integers(3, three.config.vocab_size, (4, 7))
-    found = three.cpu.graphs.logits(ids, mask, targets)
+    logits = three.cpu.graphs.logits(ids, mask, targets)
     expected = three.portable.decode(targets, three.portable.encode(ids, mask), mask)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-    np.testing.assert_allclose(found, np.array(three.mlx(*map(mx.array, (ids, targets, mask == 1)))), atol=2e-5)
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+    np.testing.assert_allclose(logits, np.array(three.mlx(*map(mx.array, (ids, targets, mask == 1)))), atol=2e-5)
     hidden = three.cpu.graphs.encode(ids, mask)
     np.testing.assert_allclose(hidden[mask == 1], three.portable.encode(ids, mask)[mask == 1], atol=2e-5)
 
@@ -163,26 +163,26 @@ def test_beams_follow_any_parents(models):
     rng = np.random.default_rng(3)
     sources = [np.array(row) for row in three.rows(3)]
     decoder, _ = three.cpu.graphs.start(sources)
-    alone = np.full((len(sources), beams, 1), three.config.bos_id)
+    tokens_so_far = np.full((len(sources), beams, 1), three.config.bos_id)
     decoder.repeat(beams)
     for t in range(POSITIONS + 6):
         if t:
             parents = rng.integers(0, beams, (len(sources), beams))
             decoder.reorder((parents + beams * np.arange(len(sources))[:, None]).reshape(-1))
-            alone = np.take_along_axis(alone, parents[:, :, None], axis=1)
+            tokens_so_far = np.take_along_axis(tokens_so_far, parents[:, :, None], axis=1)
         if t == 20:  # the sentence in the middle leaves
             decoder.keep(np.array([*range(beams), *range(2 * beams, 3 * beams)]))
-            alone, sources = alone[[0, 2]], [sources[0], sources[2]]
+            tokens_so_far, sources = tokens_so_far[[0, 2]], [sources[0], sources[2]]
         tokens = rng.integers(3, three.config.vocab_size, (len(sources), beams))
-        alone = np.concatenate([alone, tokens[:, :, None]], axis=2)
+        tokens_so_far = np.concatenate([tokens_so_far, tokens[:, :, None]], axis=2)
         logits = decoder.step(tokens.reshape(-1)).reshape(len(sources), beams, -1)
         for i, source in enumerate(sources):
             if t % 9 == 8:
                 ids = np.repeat(source[None], beams, axis=0)
                 mask = np.ones_like(ids)
-                expected = three.portable.decode(alone[i], three.portable.encode(ids, mask), mask)[:, -1]
+                expected = three.portable.decode(tokens_so_far[i], three.portable.encode(ids, mask), mask)[:, -1]
                 np.testing.assert_allclose(logits[i], expected, atol=2e-5)
-    assert alone.shape[2] > POSITIONS
+    assert tokens_so_far.shape[2] > POSITIONS
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 4}, {"sample": True, "seed": 2}], ids=str)
@@ -197,7 +197,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
         """A thread's first one waits until every other thread has begun too."""
         if threading.get_ident() not in used:
             used.add(threading.get_ident())
-            begun.wait(timeout=PATIENCE)
+            barrier.wait(timeout=PATIENCE)
         return original(decoder, ids)
 
     monkeypatch.setattr(CpuDecoder, "step", step)
@@ -205,7 +205,7 @@ def test_several_batches_at_a_time(models, options, monkeypatch):
         monkeypatch.setattr(export.runtime.sessions, "SMALL", small)
         model = OnnxTransformer(three.folder, threads=3)
         for batch_tokens in (8192, 150):
-            used, begun = set(), threading.Barrier(threads)
+            used, barrier = set(), threading.Barrier(threads)
             assert model.generate(rows, batch_tokens=batch_tokens, **options) == expected
             assert len(used) == threads
     few = OnnxTransformer(three.folder, threads=3).generate(rows[:3], **options)

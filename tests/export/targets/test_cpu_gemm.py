@@ -156,5 +156,5 @@ def test_pass(write):
     assert [value.name for value in model.graph.outputs] == names
     if write in (two_vectors, bias_and_residual):  # vectors are summed before the product, a matrix is added after it
         assert operators[-2:] == (["Add", "Gemm"] if write is two_vectors else ["Gemm", "Add"])
-    for found, right in zip(run(model), expected, strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+    for computed, right in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(computed, right, rtol=1e-5, atol=1e-6)

@@ -39,12 +39,12 @@ def assert_agreement(config, folder: Path, seed: int) -> None:
     rows = [rng.integers(0, config.source_vocab_size, n).tolist() for n in rng.integers(1, config.max_positions + 1, 6)]
     portable = OnnxTransformer(export_onnx(checkpoint, folder / "portable"), threads=1)
     options = {"beam": 3, "n_best": 3, "max_new_tokens": config.max_positions}
-    found, expected = (model.search(rows, **options) for model in (OnnxTransformer(cpu, threads=1), portable))
-    for ours, theirs in zip(found, expected, strict=True):
-        scores = [[h.score for h in side] for side in (ours, theirs)]
+    results, expected = (model.search(rows, **options) for model in (OnnxTransformer(cpu, threads=1), portable))
+    for by_cpu, by_portable in zip(results, expected, strict=True):
+        scores = [[h.score for h in side] for side in (by_cpu, by_portable)]
         np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-4)
         if np.diff(scores[0]).max(initial=-1) < -1e-3:  # no tie
-            assert [h.ids for h in ours] == [h.ids for h in theirs]
+            assert [h.ids for h in by_cpu] == [h.ids for h in by_portable]
 
 
 @pytest.mark.parametrize("choice", ENCODER_DECODERS, ids=name_of)
@@ -70,9 +70,9 @@ def test_every_precision_and_what_is_said(tmp_path):
     taps = tap_names(config)
     assert {p.tap for p in report.points if p.runtime == "mlx"} == set(taps)
     for runtime, note in zip(report.runtimes[1:], report.notes, strict=True):
-        shown = {p.tap for p in report.points if (p.runtime, p.path) == (runtime.name, "tapped")}
-        assert {"encoder.embedding", "encoder.layers.1", "decoder.layers.1", "logits"} <= shown
-        assert shown == set(taps) - set(runtime.missing_taps)
+        tapped = {p.tap for p in report.points if (p.runtime, p.path) == (runtime.name, "tapped")}
+        assert {"encoder.embedding", "encoder.layers.1", "decoder.layers.1", "logits"} <= tapped
+        assert tapped == set(taps) - set(runtime.missing_taps)
         assert note.startswith(f"{runtime.name}: not compared, because the fused graphs have no such value: ")
         assert "decoder.layers.*.self_attention" in note
         searches = {t.search: t.tokens for t in report.tokens if t.runtime == runtime.name}

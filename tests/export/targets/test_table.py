@@ -28,11 +28,11 @@ def test_no_target_is_asked_for_by_its_name():
 
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
 def test_graphs_of_another_target_are_told_and_recorded(architecture, tmp_path):
-    config, said = alone("paper", architecture), []
+    config, lines = alone("paper", architecture), []
     checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config))
-    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu", told=said.append)
+    folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu", told=lines.append)
     reason = target_of("cpu").supports(config)
-    assert said == [f"model.onnx: written as target portable has it: {reason}"]
+    assert lines == [f"model.onnx: written as target portable has it: {reason}"]
     assert f"architecture={architecture!r}" in reason
     recorded = json.loads((folder / "mlx_transformer.json").read_text())
     assert recorded["target"] == "cpu"
@@ -42,15 +42,15 @@ def test_graphs_of_another_target_are_told_and_recorded(architecture, tmp_path):
 
 @pytest.mark.parametrize("target", ["portable", "cpu", "web", "cuda"])
 def test_graphs_of_its_own_need_no_word(target, tmp_path):
-    config, said = encoder_decoder("paper"), []
+    config, lines = encoder_decoder("paper"), []
     assert target_of(target).supports(config) is None
     folder = export_onnx(
         save_checkpoint(tmp_path / "model", config, random_weights(config)),
         tmp_path / "onnx",
         target=target,
-        told=said.append,
+        told=lines.append,
     )
-    assert said == []
+    assert lines == []
     assert "graphs" not in json.loads((folder / "mlx_transformer.json").read_text())
 
 

@@ -94,5 +94,5 @@ def test_in_a_search_graph(tmp_path, target):
     graph = SearchModel(export_search(checkpoint, tmp_path / "search.onnx", target=target), threads=1)
     sources = [[5, 7, 16000, 2], [9, 2]]
     for options in ({}, {"beam": 4, "n_best": 4, "max_new_tokens": 9}, {"beam": 140, "max_new_tokens": 2}):
-        found, expected = (x.search(sources, **options) for x in (graph, model))
-        assert [[h.ids for h in row] for row in found] == [[h.ids for h in row] for row in expected]
+        results, expected = (x.search(sources, **options) for x in (graph, model))
+        assert [[h.ids for h in row] for row in results] == [[h.ids for h in row] for row in expected]
