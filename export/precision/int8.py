@@ -1,10 +1,19 @@
-"""int8: signed weights with one scale an output, activations quantised as they come (dynamic uint8, a scale a tensor).
+"""int8: signed weights with one scale an output, activations quantised as they come, with one scale a row.
 
-    x --> DynamicQuantizeLinear --+--> MatMulInteger --> Cast --> Mul --> [Add] --> y
-                       W int8 ----+            scale(x) * scale(W) -^
+    x --> Abs --> ReduceMax --> m --+-------------------------------------------+
+    |                               |                                           |
+    +----------------------------> Div --> QuantizeLinear --> MatMulInteger --> Cast --> Mul --> Mul --> [Add] --> y
+                                              W int8 --------------^     scale(W) / 127 --^
 
-One DynamicQuantizeLinear serves all products with the same x. Target cpu has ONNX Runtime's MatMulIntegerToFloat for
-what follows it. An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers.
+A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
+batch. m is its largest magnitude; x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
+Relu to 255 on one (zero point 0). One quantised x serves all products with it.
+
+The two Muls stay apart: ONNX Runtime takes a Mul by their product, and an Add behind it, for the form with one scale a
+tensor, in which it adds the bias before it multiplies. Target cpu has its MatMulIntegerToFloat for Cast, Mul, Mul: it
+takes a scale a row as well, but for the same reason no bias.
+
+An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers.
 
 Shapes: D width in, O width out, V entries of a table.
 """
@@ -12,6 +21,8 @@ Shapes: D width in, O width out, V entries of a table.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -20,11 +31,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.nn.primitives import extent
 
-from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
+from .products import Linear, Lookup, Rewriter, constant, initializer, linears, lookups
 from .recipes import recipe_value, then
 from .rounding import int8_rows
 
 CONTRIB = "com.microsoft"
+IN_STEPS = "scale_"
+"""Names a product's scales: W ~ q * steps * NAME.scale_STEPS, which saves a multiplication of m."""
+LEAST = 1e-30
+"""m of a row of zeros."""
 
 
 def int8(model: ir.Model, fused: bool) -> None:
@@ -36,47 +51,67 @@ def int8(model: ir.Model, fused: bool) -> None:
 def to_int8(model: ir.Model, products: Sequence[Linear], looked_up: Sequence[Lookup], fused: bool) -> None:
     """The same for these products and lookups alone."""
     tables = {lookup.table.name for lookup in looked_up}
-    quantised: dict[tuple[ir.Graph | None, str], tuple[ir.Value, ...]] = {}
+    quantised: dict[tuple[ir.Graph | None, str], Rows] = {}
     for lookup in looked_up:
         _look_up(model, lookup)
     for linear in products:
         rewrite = Rewriter(model, linear.node)
         key = linear.node.graph, str(linear.x.name)
         if key not in quantised:
-            quantised[key] = rewrite("DynamicQuantizeLinear", linear.x, outputs=3)
+            quantised[key] = _quantise(rewrite, linear.x)
             rewrite.before()
         _multiply(rewrite, linear, quantised[key], fused, linear.weight.name in tables)
 
 
-def _multiply(rewrite: Rewriter, linear: Linear, x: tuple[ir.Value, ...], fused: bool, shared: bool) -> None:
+@dataclass(frozen=True)
+class Rows:
+    """Activations as integers: x ~ (q - zero) * largest / steps."""
+
+    q: ir.Value
+    """(..., D) uint8"""
+    zero: ir.Value
+    largest: ir.Value
+    """(..., 1)"""
+    steps: int
+
+
+def _quantise(rewrite: Rewriter, x: ir.Value) -> Rows:
+    """x (..., D). Division and rounding are two operators, as QuantizeLinear takes a scale a row from opset 21 on."""
+    number = partial(constant, rewrite.model.graph, owner="int8")
+    producer = x.producer()
+    positive = producer is not None and producer.op_type == "Relu"
+    zero, steps = (0, 255) if positive else (128, 127)
+    largest = rewrite("ReduceMax", x if positive else rewrite("Abs", x), number(np.array([-1])), keepdims=1)
+    largest = rewrite("Max", largest, number(np.array(LEAST, np.float32)))
+    unit, zero = number(np.array(1 / steps, np.float32)), number(np.array(zero, np.uint8))
+    return Rows(rewrite("QuantizeLinear", rewrite("Div", x, largest), unit, zero), zero, largest, steps)
+
+
+def _multiply(rewrite: Rewriter, linear: Linear, x: Rows, fused: bool, shared: bool) -> None:
     """`shared`: the integers stay (O, D), as the lookup needs them; otherwise (D, O), as the product does."""
-    integers, scale, zero = x
-    weight, weight_scale = _weight(rewrite.model, linear, shared)
+    weight, scale = _weight(rewrite.model, linear, shared, x.steps)
     if shared:
         weight = rewrite("Transpose", weight, perm=[1, 0])
     if fused:
-        bias = linear.addend if linear.addend is not None and _is_vector(linear.addend) else None
-        y = rewrite("MatMulIntegerToFloat", integers, weight, scale, weight_scale, zero, None, bias, domain=CONTRIB)
-        addend = None if bias is not None else linear.addend
+        y = rewrite("MatMulIntegerToFloat", x.q, weight, x.largest, scale, x.zero, domain=CONTRIB)
     else:
-        y = rewrite("Cast", rewrite("MatMulInteger", integers, weight, zero), to=ir.DataType.FLOAT)
-        y = rewrite("Mul", y, rewrite("Mul", scale, weight_scale))
-        addend = linear.addend
-    rewrite.replace(y if addend is None else rewrite("Add", y, addend))
+        y = rewrite("Cast", rewrite("MatMulInteger", x.q, weight, x.zero), to=ir.DataType.FLOAT)
+        y = rewrite("Mul", rewrite("Mul", y, scale), x.largest)
+    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
 
 
-def _weight(model: ir.Model, linear: Linear, shared: bool) -> tuple[ir.Value, ir.Value]:
+def _weight(model: ir.Model, linear: Linear, shared: bool, steps: int) -> tuple[ir.Value, ir.Value]:
     out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
 
     def make(w: NDArray) -> tuple[NDArray, NDArray]:
         q, scale = int8_rows(w if linear.rows else w.T)
-        return q if shared else np.ascontiguousarray(q.T), scale
+        return q if shared else np.ascontiguousarray(q.T), scale / np.float32(steps)
 
-    recipe = then(linear.weight, make, "int8")
+    recipe = then(linear.weight, make, f"int8_{steps}")
     shape = (out, width) if shared else (width, out)
     kind = "int8_rows" if shared else "int8"
     q = recipe_value(f"{linear.weight.name}.{kind}", recipe, 0, shape, ir.DataType.INT8)
-    scale = recipe_value(f"{linear.weight.name}.scale", recipe, 1, (out,), ir.DataType.FLOAT)
+    scale = recipe_value(f"{linear.weight.name}.{IN_STEPS}{steps}", recipe, 1, (out,), ir.DataType.FLOAT)
     return initializer(model, q), initializer(model, scale)
 
 
@@ -123,7 +158,3 @@ def _rows(model: ir.Model, weight: ir.Value, rows: bool) -> tuple[ir.Value, ir.V
     q = recipe_value(f"{weight.name}.int8_rows", recipe, 0, (out, width), ir.DataType.INT8)
     scale = recipe_value(f"{weight.name}.scales", recipe, 1, (out, 1), ir.DataType.FLOAT)
     return initializer(model, q), initializer(model, scale)
-
-
-def _is_vector(value: ir.Value) -> bool:
-    return len(value.shape or [0, 0]) == 1 and value.is_initializer()

@@ -9,6 +9,7 @@ one that is multiplied, or a table of tokens: what is looked up by positions is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,12 +109,14 @@ class Rewriter:
     def __init__(self, model: ir.Model, node: ir.Node):
         self.model, self.node = model, node
         self.nodes: list[ir.Node] = []
+        self.made = Counter[str]()
 
     def __call__(
         self, operator: str, *inputs: ir.Value | None, domain: str = "", outputs: int = 1, **attributes: Any
     ) -> Any:
         """Add a node; returns its output, or all of several."""
-        count = sum(node.op_type == operator for node in self.nodes)
+        count = self.made[operator]
+        self.made[operator] += 1
         name = f"{self.node.name}/{operator}" + (f"_{count}" if count else "")
         made = ir.node(operator, inputs, attributes, domain=domain, num_outputs=outputs, name=name)
         for i, value in enumerate(made.outputs):

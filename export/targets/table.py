@@ -178,7 +178,7 @@ _WEB = (
     Choice(
         "float32, float16 or 4 bits on WebGPU; 8 bits on wasm",
         "one precision for both",
-        "WebGPU has no MatMulInteger and no DynamicQuantizeLinear: 8 bits would go back to wasm at every product",
+        "WebGPU has no MatMulInteger and no QuantizeLinear: 8 bits would go back to wasm at every product",
     ),
 )
 

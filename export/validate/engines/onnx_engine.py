@@ -122,8 +122,9 @@ class OnnxEngine:
                 wide = tensors[name].dtype.name == "bfloat16"
                 yield path.name, name, tensors[name].astype(np.float32) if wide else tensors[name]
             for name, array, round_trip in restored(tensors, table):
-                self._round_trips[path.name, name] = round_trip
-                yield path.name, name, array
+                where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
+                self._round_trips[where, name] = round_trip
+                yield where, name, array
             for name, kind, array in matrices(tensors, table):
                 where = path.name if kind == "blocks" else f"{path.name}, table"
                 self._round_trips[where, name] = partial(matrix_of, self.checkpoint.packed(name))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from export.precision.int8 import IN_STEPS
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
 from mlx_transformer.spec.quantization import Packed
@@ -22,7 +23,8 @@ RoundTrip = Callable[[NDArray], NDArray]
 def restored(
     tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, NDArray, RoundTrip]]:
-    """(parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in `names`.
+    """(parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in `names`; one
+    that is both multiplied and looked up twice, as the two have scales of their own.
 
     `tensors`: initializers of one file; `names`: parameters with their shapes.
     """
@@ -30,14 +32,25 @@ def restored(
         name, _, kind = tensor.rpartition(".")
         if name not in names or kind not in KINDS:
             continue
-        scale = tensors.get(f"{name}.{SCALES[kind]}", tensors.get(f"{name}.{SCALES[kind]}s"))
-        if scale is not None:
-            read, round_trip = KINDS[kind]
-            yield name, read(q, scale, names[name]), round_trip
+        for suffix in SCALES[kind]:
+            if (scale := tensors.get(f"{name}.{suffix}")) is not None:
+                read, round_trip = KINDS[kind]
+                if kind in ROWS and suffix.startswith(IN_STEPS):
+                    steps = np.float32(suffix.removeprefix(IN_STEPS))
+                    scale, round_trip = scale * steps, _int8_in(steps)
+                yield name, read(q, scale, names[name]), round_trip
 
 
 def _int8(w: NDArray) -> NDArray:
     return from_int8_rows(*int8_rows(w))
+
+
+def _int8_in(steps: np.float32) -> RoundTrip:
+    def round_trip(w: NDArray) -> NDArray:
+        q, scale = int8_rows(w)
+        return from_int8_rows(q, scale / steps * steps)
+
+    return round_trip
 
 
 def _blocks(bits: int) -> RoundTrip:
@@ -74,10 +87,12 @@ KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], R
     "int4_blocks": (_from_blocks, _blocks(4)),
     "int8_blocks": (_from_blocks, _blocks(8)),
 }
+ROWS = ("int8", "int8_rows")
 SCALES = {
-    **{kind: f"{kind}_scale" for kind in KINDS},
-    **dict.fromkeys(("int8", "int8_rows"), "scale"),
-    "uint8_rows": "uint8_scale",
+    **{kind: (f"{kind}_scale",) for kind in KINDS},
+    # A product's, over the steps of what it is multiplied with; as they were before; a lookup's, which are whole.
+    **dict.fromkeys(ROWS, (f"{IN_STEPS}127", f"{IN_STEPS}255", "scale", "scales")),
+    "uint8_rows": ("uint8_scale",),
 }
 
 

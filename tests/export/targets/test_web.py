@@ -16,7 +16,7 @@ KERNELS = json.loads((HERE / "webgpu_kernels.json").read_text(encoding="utf-8"))
 # Positions (64-bit integers) and the mask of a decoder alone, once a run; ONNX Runtime removes Identity.
 ON_HOST = {"Max", "And", "Identity"}
 # 8-bit activations: for wasm, as target web says.
-WASM_ONLY = {"int8": {"DynamicQuantizeLinear", "MatMulInteger"}}
+WASM_ONLY = {"int8": {"QuantizeLinear", "MatMulInteger"}}
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
