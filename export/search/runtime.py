@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from export.runtime.sessions import CPU, SLOW_FUSIONS, session_options
 from export.targets.coreml.trial import with_options
-from export.targets.portable.runtime import padded
+from export.targets.portable.runtime import padded_sources
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
@@ -143,7 +143,7 @@ class SearchModel:
     def _run(
         self, index: np.ndarray, rows: list[np.ndarray], limits: np.ndarray, options: Options
     ) -> list[list[Hypothesis]]:
-        ids, mask = padded(rows, self.config.pad_id)
+        ids, mask = padded_sources(rows, self.config)
         feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "max_new_tokens": limits, "rows": index}
         sequences, lengths, scores = self._outputs(["sequences", "lengths", "scores"], feeds)
         return [

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from export.nn.primitives import Op, table
+from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -60,7 +61,7 @@ class TextOps:
         trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE).to_json())
         if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
             raise UserError("tokenizer.json: text in a graph needs a tokenizer that `train` made; export without text")
-        self.size = config.vocab_size
+        self.size, self.positions = config.vocab_size, config.max_positions
         self.vocabulary: dict[str, int] = specification["model"]["vocab"]
         self.spelling = self._spelling()
         # The pieces come in split, so each is one whole here; without an expression the operator takes GPT-2's. No
@@ -90,7 +91,10 @@ class TextOps:
         start, end = op.Slice(starts, [0], [-1], [0]), op.Slice(starts, [1], [END], [0])  # (B,)
         count = op.Sub(end, start)
         # The list ends with eos as well, so that a line's column after its last token can read something.
-        ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD)
+        longest = op.Add(op.ReduceMax(count, keepdims=0), 1)
+        whole = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
+        width = op.Max(longest, op.Min(whole, self.positions))  # as `padded_sources`
+        ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD, width)
         count = op.Unsqueeze(count, [1])
         ids = op.Where(op.Equal(column, count), EOS, ids)
         return Lines(ids, op.Cast(op.LessOrEqual(column, count), to=ir.DataType.INT64), blank)
@@ -150,9 +154,12 @@ def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:
     return outputs
 
 
-def rows_of(op: Op, values: ir.Value, start: ir.Value, count: ir.Value, fill: int) -> tuple[ir.Value, ir.Value]:
-    """From a list (N,): row i is its `count[i]` values from `start[i]` on, then `fill`. Also the columns' numbers."""
-    column = op.Range(0, op.ReduceMax(count, keepdims=0), 1)
+def rows_of(
+    op: Op, values: ir.Value, start: ir.Value, count: ir.Value, fill: int, width: ir.Value | None = None
+) -> tuple[ir.Value, ir.Value]:
+    """From a list (N,): row i is its `count[i]` values from `start[i]` on, then `fill`, up to `width`, default the
+    longest. Also the columns' numbers."""
+    column = op.Range(0, op.ReduceMax(count, keepdims=0) if width is None else width, 1)
     index = op.Min(op.Add(op.Unsqueeze(start, [1]), column), op.Sub(op.Size(values), 1))
     return op.Where(op.Less(column, op.Unsqueeze(count, [1])), op.Gather(values, index), fill), column
 

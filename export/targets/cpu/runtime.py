@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.targets.portable.runtime import padded
+from export.targets.portable.runtime import padded_sources
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
@@ -89,7 +89,7 @@ class CpuModel:
         self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[CpuDecoder, Any]:
         """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
-        decoder = self.begin(*padded(rows, self.config.pad_id), outputs, beam)
+        decoder = self.begin(*padded_sources(rows, self.config), outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
         return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))

@@ -18,6 +18,13 @@ from mlx_transformer.spec.config import TransformerConfig
 
 Feeds = dict[str, NDArray]
 
+SOURCE_MULTIPLE = 4
+"""Of a padded source's length. Where one query looks at keys, ONNX Runtime sums four of them at a time and the rest one
+by one: a sum's order, and with it the last bit, would hang on how much longer a sentence's neighbours are."""
+
+PROMPT_MULTIPLE = 16
+"""The same where padding is on the left: no token may change its lane in a register of 16 numbers."""
+
 
 class Session(Protocol):
     """The part of `onnxruntime.InferenceSession` that is used here."""
@@ -150,7 +157,7 @@ class EncoderDecoderGraphs:
 
     def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:
         """For a search: encode, and the logits (B, V) after the start token."""
-        ids, mask = padded(rows, self.config.pad_id)
+        ids, mask = padded_sources(rows, self.config)
         decoder = OnnxDecoder(self, self.begin(self.encode(ids, mask), mask))
         return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
 
@@ -190,7 +197,10 @@ class CausalGraphs:
 
     def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:
         """For a search: read the prompts, padded on the left, and give the logits (B, V) after them."""
-        ids, mask = padded(rows, self.config.pad_id, left=True)
+        # Relative positions count padding, and their table has no row to spare for it.
+        whole = 1 if self.config.positions == "relative" else PROMPT_MULTIPLE
+        length = -(-max(map(len, rows)) // whole) * whole
+        ids, mask = padded(rows, self.config.pad_id, length, left=True)
         cache = self.begin(mask)
         return OnnxDecoder(self, cache), self.step(ids, cache)[:, -1]
 
@@ -208,9 +218,18 @@ class EncoderGraphs:
         return self.graph(["logits"], input_ids=ids, attention_mask=mask)["logits"]
 
 
-def padded(rows: Sequence[NDArray], pad_id: int, left: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of any lengths -> ids and mask (B, longest), 1 on tokens."""
-    longest = max(len(row) for row in rows)
+def padded_sources(rows: Sequence[NDArray], config: TransformerConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sources of any lengths -> ids and mask (B, S); S: a multiple of `SOURCE_MULTIPLE`, if the model takes as many."""
+    longest = max(map(len, rows))
+    whole = -(-longest // SOURCE_MULTIPLE) * SOURCE_MULTIPLE
+    return padded(rows, config.pad_id, max(longest, min(whole, config.max_positions)))
+
+
+def padded(
+    rows: Sequence[NDArray], pad_id: int, length: int | None = None, left: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of any lengths -> ids and mask (B, `length`), default the longest; 1 on tokens."""
+    longest = max(map(len, rows)) if length is None else length
     ids = np.full((len(rows), longest), pad_id, np.int64)
     mask = np.zeros_like(ids)
     for i, row in enumerate(rows):
