@@ -34,9 +34,10 @@ class Limits:
 class Precision:
     """`dtype`: transformers.js's word for it. `form`: of what is stored, by which `passes.py` chooses; `bits`: of a
     value in it. `opset`: of files with blocks in standard operators, and the file format that goes with it. `limits`:
-    None if it is not judged, as nothing is rounded. `shared_scale`: activations, the classifier's at least, are rounded
-    by one scale of all that is computed together, so that a sentence's neighbours take part in it. `rounds_blocks`:
-    differs from `packed` in nothing but whose integers they are, so what MLX has quantised would be rounded again."""
+    None if it is not judged, as nothing is rounded. `depends_on_batch`: ONNX Runtime's kernels add up a product in an
+    order that hangs on how many rows there are, and activations are rounded after it, so last bits may become steps of
+    rounding by a sentence's neighbours. `rounds_blocks`: differs from `packed` in nothing but whose integers they are,
+    so what MLX has quantised would be rounded again."""
 
     suffix: str
     dtype: str
@@ -44,7 +45,7 @@ class Precision:
     form: Literal["floats", "integers", "blocks", "packed"]
     bits: int
     limits: Limits | None = None
-    shared_scale: bool = False
+    depends_on_batch: bool = False
     rounds_blocks: bool = False
     opset: int = OPSET
     ir_version: int = IR_VERSION
@@ -83,11 +84,10 @@ PRECISIONS: dict[str, Precision] = {
     "int8": Precision(
         "_quantized",
         "q8",
-        "signed weights with a scale an output, dynamic activations",
+        "signed weights with a scale an output, dynamic activations with a scale a row",
         "integers",
         8,
         Limits(0.95, 0.3, 1.0),
-        shared_scale=True,
     ),
     "int8-weights": Precision(
         "_int8",
@@ -96,7 +96,6 @@ PRECISIONS: dict[str, Precision] = {
         "blocks",
         8,
         Limits(0.95, 0.3, 1.0),
-        shared_scale=True,
         rounds_blocks=True,
         opset=21,
         ir_version=10,
@@ -108,13 +107,18 @@ PRECISIONS: dict[str, Precision] = {
         "blocks",
         4,
         Limits(0.85, 0.5, 2.0),
-        shared_scale=True,
+        depends_on_batch=True,
         rounds_blocks=True,
         opset=21,
         ir_version=10,
     ),
     "packed": Precision(
-        "_packed", "fp32", "integers of a checkpoint quantised by MLX, in ONNX Runtime's operators", "packed", 8
+        "_packed",
+        "fp32",
+        "integers of a checkpoint quantised by MLX, in ONNX Runtime's operators",
+        "packed",
+        8,
+        depends_on_batch=True,
     ),
 }
 

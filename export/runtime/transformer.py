@@ -80,9 +80,14 @@ class OnnxTransformer:
         return cpu_model(self.sessions, threads=cores, single_threaded=lambda: cpu_model(self._open(1)))
 
     @property
-    def shares_scales(self) -> bool:
-        """Whether a sentence's result may depend on those computed with it (int8): see `precision.table.Precision`."""
-        return PRECISIONS[self.folder.precision].shared_scale and self.folder.activations != "float32"
+    def depends_on_batch(self) -> bool:
+        """Whether a sentence's result may depend on those computed with it: see `precision.table.Precision`."""
+        chosen = PRECISIONS[self.folder.precision]
+        if chosen.form == "floats" or self.folder.activations == "float32":
+            return False
+        # Such a model's prompts can't be padded to where their sums don't feel it (`CausalGraphs.start`).
+        misplaced = self.config.architecture == "decoder" and self.config.positions == "relative"
+        return chosen.depends_on_batch or misplaced
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""

@@ -23,7 +23,7 @@ class Model(Protocol):
     @property
     def translator(self) -> Translator: ...
     @property
-    def shares_scales(self) -> bool: ...
+    def depends_on_batch(self) -> bool: ...
     def generate(self, ids: list[list[int]], **options: Any) -> list[list[int]]: ...
     def search(self, ids: list[list[int]], **options: Any) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
@@ -33,8 +33,8 @@ class Model(Protocol):
 class Search:
     """Work on rows: those of equal options are searched together. Not `scored`: the best is wanted, not its score.
 
-    Where rows that are computed together share the scales of their activations (int8), each is searched by itself: what
-    one client is answered must not depend on what others ask.
+    Where a row's result may depend on those computed with it (int4), each is searched by itself: what one client is
+    answered must not depend on what others ask.
     """
 
     model: Model = field(compare=False)  # a server has one
@@ -42,7 +42,7 @@ class Search:
     scored: bool
 
     def __call__(self, payloads: list[list[int]]) -> list[list[Hypothesis]]:
-        if self.model.shares_scales and len(payloads) > 1:
+        if self.model.depends_on_batch and len(payloads) > 1:
             return [hypotheses for row in payloads for hypotheses in self([row])]
         options = asdict(self.options)
         if self.scored:

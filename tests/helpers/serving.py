@@ -30,9 +30,9 @@ def client(model, **settings):
 class Held:
     """A model whose searches wait until they are let go; it notes the rows of each."""
 
-    def __init__(self, model, shares_scales=False):
+    def __init__(self, model, depends_on_batch=False):
         self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
-        self.shares_scales = shares_scales
+        self.depends_on_batch = depends_on_batch
 
     def generate(self, ids, **options):
         self.calls.append(len(ids))

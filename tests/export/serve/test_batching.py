@@ -169,27 +169,52 @@ def test_one_bad_item_spoils_no_other():
     asyncio.run(asyncio.wait_for(scene(), PATIENCE))
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8", "int8-weights", "int4"])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_neighbours_change_no_answer(text_folder, tmp_path, precision):
-    """int8 rounds what is computed together by one scale: on a server each sentence is computed by itself."""
+    """int8 is computed in batches, a scale a row; int4, whose products hang on the number of rows, one by one."""
     export_onnx(text_folder / "model", tmp_path / "onnx", precision=precision, target="cpu", force=True)
     model = OnnxTransformer(tmp_path / "onnx", threads=1)
+    assert model.depends_on_batch == (precision == "int4")
+    check_mixed_requests(model, count=48, clients=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "int8", "int8-weights"])
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_neighbours_change_none_of_many_answers(text_folder, tmp_path, target, precision):
+    export_onnx(text_folder / "model", tmp_path / "onnx", precision=precision, target=target, force=True)
+    check_mixed_requests(OnnxTransformer(tmp_path / "onnx", threads=1), count=666, clients=50)
+
+
+def check_mixed_requests(model, count, clients):
+    """Requests of one and of several lines, greedy and with beams, by many clients at once: answered as one by one."""
     lines = [f"{first} {second}" for first in LINES for second in LINES]
-    alone = [model.translate([line])[0] for line in lines]
-    with client(model, max_batch=32, max_wait=0.05) as (http_, _):
+    kinds = [{}, {"beam": 2}, {"beam": 4, "n_best": 2}, {"max_new_tokens": 5}]
+    requests = [
+        {"text": [lines[(7 * i + j) % len(lines)] for j in range(1 + i % 3)], **kinds[i % len(kinds)]}
+        for i in range(count)
+    ]
 
-        def ask(text):
-            return http_.post("/translate", json={"text": text}).json()["translations"]
+    def alone(request):
+        options = {name: value for name, value in request.items() if name != "text"}
+        return [[found.text for found in model.n_best([line], **options)[0]] for line in request["text"]]
 
-        assert ask(lines) == alone
-        assert ask(lines[::-1]) == alone[::-1]
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(lambda line: ask(line)[0], lines)) == alone
+    with client(model, max_batch=32, max_wait=0.02, max_queue=4 * count) as (http_, _):
+
+        def ask(request):
+            answer = http_.post("/translate", json=request).json()
+            if "n_best" in answer:
+                return [[entry["text"] for entry in entries] for entries in answer["n_best"]]
+            return [[text] for text in answer["translations"]]
+
+        with ThreadPoolExecutor(clients) as pool:
+            answers = list(pool.map(ask, requests))
+    assert answers == [alone(request) for request in requests]
 
 
-def test_rows_that_share_scales_are_searched_one_by_one(text_model):
-    for shares, calls in ((True, [1, 1]), (False, [2])):
-        held = Held(text_model, shares)
+def test_rows_that_depend_on_their_batch_are_searched_one_by_one(text_model):
+    for depends, calls in ((True, [1, 1]), (False, [2])):
+        held = Held(text_model, depends)
         held.go.set()
         with client(held) as (http_, _):
             http_.post("/translate", json={"text": ["one", "two"]})
