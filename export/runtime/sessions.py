@@ -47,7 +47,8 @@ STEP_PATIENCE = 200
 model's time."""
 
 MOST_THREADS = max(16, 4 * (os.cpu_count() or 1))
-"""Of one operator. More than cores are slower, and far more never end: 300 on two cores took forty times as long."""
+"""Most threads of one operator. More threads than cores are slower, and far more never end: 300 on two cores took forty
+times as long."""
 
 SMALL = 24e6
 """Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""

@@ -92,8 +92,8 @@ class TextOps:
         count = op.Sub(end, start)
         # The list ends with eos as well, so that a line's column after its last token can read something.
         longest = op.Add(op.ReduceMax(count, keepdims=0), 1)
-        whole = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
-        width = op.Max(longest, op.Min(whole, self.positions))  # as `padded_sources`
+        rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
+        width = op.Max(longest, op.Min(rounded, self.positions))  # as `padded_sources`
         ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD, width)
         count = op.Unsqueeze(count, [1])
         ids = op.Where(op.Equal(column, count), EOS, ids)

@@ -19,8 +19,9 @@ from mlx_transformer.spec.config import TransformerConfig
 Feeds = dict[str, NDArray]
 
 SOURCE_MULTIPLE = 4
-"""Of a padded source's length. Where one query looks at keys, ONNX Runtime sums four of them at a time and the rest one
-by one: a sum's order, and with it the last bit, would hang on how much longer a sentence's neighbours are."""
+"""A padded source's length is a multiple of it. Where one query attends to keys, ONNX Runtime sums four of them at a
+time and the rest one by one: a sum's order, and with it the last bit, would depend on how much longer a sentence's
+neighbours are."""
 
 PROMPT_MULTIPLE = 16
 """The same where padding is on the left: no token may change its lane in a register of 16 numbers."""
@@ -198,8 +199,8 @@ class CausalGraphs:
     def start(self, rows: Sequence[NDArray]) -> tuple[OnnxDecoder, NDArray]:
         """For a search: read the prompts, padded on the left, and give the logits (B, V) after them."""
         # Relative positions count padding, and their table has no row to spare for it.
-        whole = 1 if self.config.positions == "relative" else PROMPT_MULTIPLE
-        length = -(-max(map(len, rows)) // whole) * whole
+        multiple = 1 if self.config.positions == "relative" else PROMPT_MULTIPLE
+        length = -(-max(map(len, rows)) // multiple) * multiple
         ids, mask = padded(rows, self.config.pad_id, length, left=True)
         cache = self.begin(mask)
         return OnnxDecoder(self, cache), self.step(ids, cache)[:, -1]
@@ -221,8 +222,8 @@ class EncoderGraphs:
 def padded_sources(rows: Sequence[NDArray], config: TransformerConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sources of any lengths -> ids and mask (B, S); S: a multiple of `SOURCE_MULTIPLE`, if the model takes as many."""
     longest = max(map(len, rows))
-    whole = -(-longest // SOURCE_MULTIPLE) * SOURCE_MULTIPLE
-    return padded(rows, config.pad_id, max(longest, min(whole, config.max_positions)))
+    rounded = -(-longest // SOURCE_MULTIPLE) * SOURCE_MULTIPLE
+    return padded(rows, config.pad_id, max(longest, min(rounded, config.max_positions)))
 
 
 def padded(
