@@ -74,7 +74,7 @@ def session_options(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if activations is not None:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(ACTIVATIONS[activations]))
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised, and told once
     return options
 
 
@@ -94,6 +94,30 @@ def share(options: ort.SessionOptions, name: str, data: mmap.mmap) -> None:
     options.add_external_initializers_from_files_in_memory([name], [data], [len(data)])
 
 
+class Session(ort.InferenceSession):
+    """What goes wrong in a run is a `UserError` that names the file: the graph isn't what it seemed to be."""
+
+    def __init__(self, file: str | Path, *given: Any, **options: Any):
+        super().__init__(str(file), *given, **options)
+        self.file = file
+
+    def run(self, *given: Any, **options: Any) -> Any:
+        try:
+            return super().run(*given, **options)
+        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+            raise self._failed(error) from error
+
+    def run_with_iobinding(self, *given: Any, **options: Any) -> None:
+        try:
+            super().run_with_iobinding(*given, **options)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> UserError:
+        said = " ".join(str(error).split())[:300]
+        return UserError(f"{self.file}: ONNX Runtime can't run it ({said}); export the model again")
+
+
 def open_session(
     file: str | Path,
     providers: Sequence[Any] | None = None,
@@ -108,8 +132,8 @@ def open_session(
     if trial.PROVIDER in names and not COREML_READS_FILES and any(Path(file).parent.glob("*.onnx_data")):
         raise UserError(f"{file}: onnxruntime {ort.__version__} can't give Core ML a data file: install 1.26 or newer")
     try:
-        return ort.InferenceSession(
-            str(file),
+        return Session(
+            file,
             options or session_options(),
             providers=trial.with_options(providers or [CPU]),
             disabled_optimizers=[*SLOW_FUSIONS, *without],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from export.runtime.sessions import CPU, SLOW_FUSIONS, session_options
+from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
 from export.targets.portable.runtime import padded_sources
 from mlx_transformer.generation.options import (
@@ -100,14 +100,19 @@ class SearchModel:
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty."""
+        from mlx_transformer.generation.translate import check_single
+
+        check_single(options)
         return [translations[0].text for translations in self.n_best(lines, **options)]
 
     def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
         """The `n_best` translations of each line with their scores. For a file exported with text."""
-        from mlx_transformer.generation.translate import Translation  # not at the top: see `..runtime`
+        from mlx_transformer.generation.translate import Translation, as_lines  # not at the top: see `..runtime`
+        from mlx_transformer.spec.tokenizer import unicode_texts
 
         self._check(True, "text", "generate")
         chosen = self._options(options)
+        lines = list(unicode_texts(as_lines(lines)))
         for i, line in enumerate(lines):
             if "\0" in line:
                 raise UserError(f"line {i + 1}: holds a NUL character, at which a string of ONNX Runtime ends")
@@ -164,7 +169,7 @@ def _opened(
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
     arguments: dict[str, Any] = {"providers": with_options(providers or [CPU]), "disabled_optimizers": SLOW_FUSIONS}
     try:
-        return ort.InferenceSession(path, options, **arguments)
+        return Session(path, options, **arguments)
     except Exception as error:  # onnxruntime's exceptions have no common base
         reason = str(error).splitlines()[0]
         if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):

@@ -94,8 +94,11 @@ class Options:
 def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[np.ndarray]:
     """The rows as int64 arrays; `UserError` names the row and position of the first id outside 0..vocab_size-1."""
     rows = []
-    for i, row in enumerate(ids):
-        array = np.asarray(row)
+    for i, row in enumerate(_listed(ids, what)):
+        try:
+            array = np.asarray(row)
+        except ValueError:  # lists of unequal length within it
+            array = np.zeros((0, 0))
         if array.ndim != 1:
             raise UserError(f"{what} row {i}: expected a list of ids, found an array of shape {array.shape}")
         if array.size == 0:
@@ -114,10 +117,17 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
     return rows
 
 
+def _listed(ids: Ids, what: str) -> Ids:
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence | np.ndarray):
+        raise UserError(f"{what}: expected a list of lists of ids, found {type(ids).__name__}")
+    return ids
+
+
 def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
     """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
     if prefix is None:
         return [np.zeros(0, np.int64)] * rows
+    prefix = _listed(prefix, "prefix")
     if len(prefix) != rows:
         raise UserError(f"prefix has {len(prefix)} rows for {rows} inputs: give one list (it may be empty) for each")
     checked = check_ids(prefix, config.vocab_size, "prefix", empty=True)

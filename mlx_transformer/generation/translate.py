@@ -6,7 +6,7 @@ lines -> pieces that the model can take -> ids -> search -> text -> one translat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -54,6 +54,7 @@ class Translator:
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty. options: the fields of `Options`."""
+        check_single(options)
         return [found[0].text for found in self.n_best(lines, overlong=overlong, scored=False, **options)]
 
     def n_best(
@@ -71,6 +72,7 @@ class Translator:
         `first_line` is the number of the first line in messages, `on_overlong` is told the numbers of those that are
         too long. Raises `UserError` for such a line under the policy "error", and for wrong options.
         """
+        lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
         if scored or self.generate is None or options.get("n_best", 1) != 1:
             found = self.search(rows, **options)
@@ -87,12 +89,11 @@ class Translator:
     ) -> tuple[list[int], list[list[int]]]:
         """What is searched for `lines`: rows of ids, and the index of the line each belongs to. A line that is
         empty or skipped has none, one that is split has several."""
-        if isinstance(lines, str):
-            raise UserError("translate takes a list of lines, not one string")
+        lines = as_lines(lines)
         if overlong not in get_args(Overlong):
             raise UserError(f"overlong={overlong!r} is not one of {', '.join(get_args(Overlong))}")
         owners, rows = [], []
-        for i, ids in enumerate(self.tokenizer.encode_batch(list(lines))):
+        for i, ids in enumerate(self.tokenizer.encode_batch(lines)):
             if lines[i].strip():
                 if on_overlong is not None and len(ids) > self.config.max_positions:
                     on_overlong(first_line + i)
@@ -147,6 +148,24 @@ class Translator:
         for half, half_ids in zip(halves, self.tokenizer.encode_batch(halves), strict=True):
             if half:
                 yield from self._pieces(half, half_ids)
+
+
+def as_lines(lines: Iterable[str]) -> list[str]:
+    """What is to be translated as a list; `UserError` for one string, and for what isn't text."""
+    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
+        kind = "string" if isinstance(lines, str | bytes) else type(lines).__name__
+        raise UserError(f"translate takes a list of lines, not one {kind}")
+    found = list(lines)
+    for number, line in enumerate(found, start=1):
+        if not isinstance(line, str):
+            raise UserError(f"line {number}: must be text, not {type(line).__name__}")
+    return found
+
+
+def check_single(options: Mapping[str, Any]) -> None:
+    """`UserError` if several translations of a line are asked for where one is returned."""
+    if options.get("n_best", 1) != 1:
+        raise UserError(f"n_best={options['n_best']!r:.60}: translate returns the best alone; n_best returns several")
 
 
 def _joined(first: list[Translation], second: list[Translation]) -> list[Translation]:

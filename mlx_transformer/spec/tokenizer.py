@@ -89,7 +89,7 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        backend.train_from_iterator(_checked(lines), trainer)
+        backend.train_from_iterator(unicode_texts(lines), trainer)
         return cls(backend.to_str(), origin="trained tokenizer")
 
     @classmethod
@@ -119,7 +119,7 @@ class Tokenizer:
         try:
             return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
         except (UnicodeEncodeError, TypeError):
-            for _ in _checked(texts):  # says which one it is
+            for _ in unicode_texts(texts):  # says which one it is
                 pass
             raise
 
@@ -213,7 +213,8 @@ def _check(backend: tokenizers.Tokenizer, origin: str) -> None:
         raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
 
 
-def _checked(lines: Iterable[str]) -> Iterator[str]:
+def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
+    """The same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
     for number, line in enumerate(lines, start=1):
         try:
             line.encode()

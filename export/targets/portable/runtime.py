@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
 
 Feeds = dict[str, NDArray]
 
@@ -38,8 +39,8 @@ class Session(Protocol):
 class NamedSession:
     """One session with its names; inputs that it doesn't have are left out."""
 
-    def __init__(self, session: Session):
-        self.session = session
+    def __init__(self, session: Session, vocab_size: int | None = None):
+        self.session, self.vocab_size, self.where = session, vocab_size, getattr(session, "file", "graph")
         self.inputs = {entry.name: list(entry.shape) for entry in session.get_inputs()}
         self.outputs = [entry.name for entry in session.get_outputs()]
         self.presents = [name for name in self.outputs if name.startswith("present.")]
@@ -48,15 +49,34 @@ class NamedSession:
 
     def __call__(self, outputs: Sequence[str], **feeds: NDArray) -> Feeds:
         inputs = {name: feeds[name] for name in self.inputs if name in feeds}
-        return dict(zip(outputs, self.session.run(outputs, inputs), strict=True))
+        self.need(outputs=outputs)
+        tensors = dict(zip(outputs, self.session.run(outputs, inputs), strict=True))
+        for name, x in tensors.items():
+            self._check(name, x)
+        return tensors
+
+    def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
+        """`UserError` unless the graph has them."""
+        for kind, wanted, there in (("input", inputs, self.inputs), ("output", outputs, self.outputs)):
+            if missing := [name for name in wanted if name not in there]:
+                raise UserError(f"{self.where}: has no {kind} {missing[0]!r}; export the model again")
+
+    def _check(self, name: str, x: Any) -> None:
+        axes = 4 if name in self.presents else 3
+        if axes == 3 and name not in ("logits", "last_hidden_state"):  # a part of one, or of a fixed shape
+            return
+        if getattr(x, "ndim", 0) != axes or x.dtype.kind not in "fV":  # V: bfloat16
+            raise UserError(f"{self.where}: its output {name} is no tensor of {axes} axes; export the model again")
+        if name == "logits" and self.vocab_size is not None and x.shape[2] != self.vocab_size:
+            raise UserError(f"{self.where}: its logits are of {x.shape[2]} tokens, the model has {self.vocab_size}")
 
     def empty_past(self, rows: int) -> Feeds:
         """Keys and values of no position at all."""
-        return {
-            name: np.zeros((rows, shape[1], 0, shape[3]), np.float32)
-            for name, shape in self.inputs.items()
-            if name.startswith("past_key_values.")
-        }
+        past = {name: shape for name, shape in self.inputs.items() if name.startswith("past_key_values.")}
+        for name, shape in past.items():
+            if len(shape) != 4 or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in (shape[1], shape[3])):
+                raise UserError(f"{self.where}: its input {name} is {shape}; export the model again")
+        return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in past.items()}
 
 
 @dataclass
@@ -124,11 +144,15 @@ class EncoderDecoderGraphs:
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
         self.config = config
-        self.graphs = {name: NamedSession(session) for name, session in sessions.items()}
+        self.graphs = {name: NamedSession(session, config.vocab_size) for name, session in sessions.items()}
         self.first = self.graphs.get(DECODER_FIRST) or self.graphs[DECODER_MERGED]
         self.next = self.graphs.get(DECODER_NEXT) or self.graphs[DECODER_MERGED]
+        self.graphs[ENCODER].need(["input_ids"], ["last_hidden_state"])
+        for graph in (self.first, self.next):
+            graph.need(["input_ids", "encoder_attention_mask"], ["logits"])
         # Our graph names the axis of the source's rows apart from that of the decoder's, others can't share.
-        self.shared = self.next.inputs["encoder_attention_mask"][0] != self.next.inputs["input_ids"][0]
+        rows = [self.next.inputs[name][:1] for name in ("encoder_attention_mask", "input_ids")]
+        self.shared = rows[0] != rows[1]
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
         feeds = {"input_ids": ids, "attention_mask": mask}
@@ -174,7 +198,7 @@ class CausalGraphs:
     arrays = NumpyArrays()
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, NamedSession(sessions[MODEL])
+        self.config, self.graph = config, NamedSession(sessions[MODEL], config.vocab_size)
 
     def logits(self, ids: NDArray, mask: NDArray) -> NDArray:
         return self.step(ids, self.begin(mask))
@@ -210,7 +234,7 @@ class EncoderGraphs:
     """An encoder alone: model.onnx."""
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
-        self.config, self.graph = config, NamedSession(sessions[MODEL])
+        self.config, self.graph = config, NamedSession(sessions[MODEL], config.vocab_size)
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
         return self.graph(["last_hidden_state"], input_ids=ids, attention_mask=mask)["last_hidden_state"]

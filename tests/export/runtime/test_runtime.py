@@ -88,7 +88,8 @@ def test_either_layout_of_the_decoder_is_enough(models, tmp_path, removed):
 def test_a_marian_config_is_enough(models, tmp_path):
     model, folder = models["post-norm"]
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    (copy / "mlx_transformer.json").unlink()
+    for name in ("mlx_transformer.json", "manifest.json"):
+        (copy / name).unlink()
     onnx = OnnxTransformer(copy, threads=1)
     assert onnx.generate(rows(), beam=2) == model.generate(rows(), beam=2)
     assert onnx.config.max_positions == 70
