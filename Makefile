@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make mutations      66 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
+	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -101,6 +102,10 @@ mutations: $(VENV)/.installed-dev
 
 false-alarms: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/mutations/false_alarms.py $(ARGS)
+
+# ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.
+fuzz: $(VENV)/.installed-dev
+	@PYTHONPATH=.:tests/helpers $(BIN)/python tests/fuzz/fuzz.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .

@@ -1,0 +1,69 @@
+"""Whole models and runs of a few kilobytes, of every kind that a command reads, to be damaged."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from tiny_run import write_pairs, write_recipe
+
+from export import export_onnx, export_search
+from mlx_transformer import cli
+from mlx_transformer.convert import to_huggingface
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.loading import quantize_checkpoint
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.quantization import Scheme
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+TEXT = "one two three\n\nfour. five, six!\nseven\n"
+MODELS = ("model", "onnx", "cpu", "quantized")
+
+
+def make(folder: Path) -> None:
+    """FOLDER/model, onnx, cpu, int8, quantized, theirs, run, ids.onnx, text.onnx, recipe.toml, in.txt and
+    expected.json: what the models make of in.txt."""
+    tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "heads": 2, "d_ff": 32, "max_positions": 40}
+    mx.random.seed(4)
+    model = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, output_bias=True, **sizes))
+    bias = np.zeros(tokenizer.vocab_size, np.float32)
+    bias[2] = 1.0
+    model.output_proj.bias = mx.array(bias)
+    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer.to_json())
+    export_onnx(folder / "model", folder / "onnx")
+    export_onnx(folder / "model", folder / "cpu", target="cpu")
+    export_onnx(folder / "model", folder / "int8", precision=["float32", "int8", "int4"], target="cpu")
+    export_search(folder / "model", folder / "ids.onnx")
+    if find_spec("onnxruntime_extensions"):
+        export_search(folder / "model", folder / "text.onnx", text=True)
+    quantize_checkpoint(folder / "model", folder / "quantized", Scheme(32, 4))
+    to_huggingface(folder / "model", folder / "theirs")
+    (folder / "in.txt").write_text(TEXT, encoding="utf-8")
+    write_pairs(folder)
+    write_recipe(folder, steps=2, checkpoint_seconds=0)
+    call("train", folder / "recipe.toml", "--out", folder / "run")
+    shutil.rmtree(folder / "run" / "tensorboard", ignore_errors=True)
+    expected = {name: call("translate", folder / name, "--input", folder / "in.txt") for name in MODELS}
+    (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+
+
+def call(*arguments: object) -> str:
+    """Standard output of a command, which must end well."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with redirect_stdout(out):
+        cli.main([str(argument) for argument in arguments])
+    out.seek(0)
+    return out.read()
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,257 @@
+"""What is damaged, and which commands read it afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import damage
+import graphs
+from attempts import Attempt, from_python, numbers, search_model
+from damage import NUMBERS
+
+TRAIN = "train {f}/recipe.toml --out {f}/new --steps 1"
+MODEL = (
+    *("translate {f}/model --input {f}/in.txt",) * 4,
+    *(
+        "info {f}/model",
+        "export {f}/model {f}/new",
+        "quantize {f}/model {f}/new --group-size 32",
+        "validate {f}/model {f}/onnx",
+    ),
+    *(
+        "to-huggingface {f}/model {f}/new",
+        "export {f}/model {f}/new.onnx --text",
+        "export {f}/model {f}/new --precision int8",
+    ),
+    "evaluate {f}/model --source {f}/in.txt --reference {f}/in.txt --beam 2",
+)
+
+
+def onnx_commands(name: str) -> tuple[str, ...]:
+    """Commands that read the ONNX folder of that name."""
+    here = f"{{f}}/{name}"
+    return (
+        *(f"translate {here} --input {{f}}/in.txt",) * 4,
+        *(f"info {here}", f"validate {{f}}/model {here}", f"translate {here} --input {{f}}/in.txt --beam 3"),
+        f"translate {here} --input {{f}}/in.txt --stream",
+    )
+
+
+@dataclass(frozen=True)
+class Class:
+    """bases: what is copied before the damage. commands: one of them is run, "{f}" stands for the folder; or a function
+    that chooses. told: digests are there, so that no damaged weights may speak."""
+
+    name: str
+    bases: tuple[str, ...]
+    damage: Callable[[Random, Path], object]
+    commands: tuple[str, ...] | Callable[[Random, Path], Attempt]
+    weight: int = 10
+    told: bool = False
+
+    def attempt(self, random: Random, folder: Path) -> tuple[Attempt, str]:
+        """What is run, and in words."""
+        if callable(self.commands):
+            chosen = self.commands(random, folder)
+            shown = getattr(chosen, "__name__", "call") if callable(chosen) else " ".join(chosen)
+        else:
+            shown = random.choice(self.commands)
+            chosen = shown.format(f=folder).split()
+        return chosen, shown.replace(str(folder), "{f}").encode("ascii", "backslashreplace").decode()[:150]
+
+
+def _on(path: str, how: Callable[[Random, Path], object], manifest: bool = False) -> Callable[[Random, Path], None]:
+    """Damage to one of the files that a pattern finds; without `manifest` nothing is left that would tell."""
+
+    def change(random: Random, folder: Path) -> None:
+        if not manifest:
+            for file in folder.rglob("manifest.json"):
+                file.unlink()
+        how(random, random.choice([file for file in sorted(folder.glob(path)) if file.is_file()]))
+
+    return change
+
+
+def _on_weights(random: Random, path: Path) -> None:
+    """The same number of bytes, some of them others: what only a digest tells."""
+    data = bytearray(path.read_bytes())
+    at = random.randrange(len(data) // 2, len(data))
+    size = random.choice([1, 4, 64, 1000])
+    changed = random.choice([bytes(size), random.randbytes(size), bytes([data[at] ^ 64])])
+    data[at : at + size] = changed[: len(data) - at]
+    path.write_bytes(data)
+
+
+def _recipe(random: Random, path: Path) -> None:
+    if random.random() < 0.25:
+        path.write_bytes(damage.in_bytes(random, path.read_bytes()))
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    values = [str(n) for n in NUMBERS if n == n and abs(n) < 1e308 and (isinstance(n, float) or n < 10**300)]
+    values += ["nan", "-inf", "true", "[]", "{}", "''", '"\\u0000"', '"x"', "1979-05-27", "[[[[1]]]]", '"../../x"', ""]
+    for _ in range(random.choice([1, 1, 2])):
+        i = random.randrange(len(lines))
+        key = lines[i].split(" = ")[0]
+        lines[i] = random.choice([f"{key} = {random.choice(values)}"] * 6 + ["", lines[i] * 2, key, lines[i - 1]])
+    keys = [
+        "d_model",
+        "heads",
+        "d_k",
+        "d_v",
+        "d_ff",
+        "encoder_layers",
+        "max_positions",
+        "positions",
+        "norm",
+        "vocab_size",
+    ]
+    if random.random() < 0.3:
+        place = next((i for i, line in enumerate(lines) if line == "[model]"), 0)
+        lines.insert(place + 1, f"{random.choice(keys)} = {random.choice(values)}")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _odd_files(random: Random, folder: Path) -> None:
+    if random.random() < 0.5:
+        for file in folder.rglob("manifest.json"):
+            file.unlink()
+    damage.to_no_file(random, random.choice([file for file in sorted(folder.rglob("*")) if file.is_file()]))
+
+
+def _run_folder(random: Random, folder: Path) -> None:
+    files = [file for file in sorted((folder / "run").rglob("*")) if file.is_file()]
+    if random.random() < 0.5:
+        for file in folder.rglob("manifest.json"):
+            file.unlink()
+        files = [file for file in files if file.exists()]
+    path = random.choice([folder / "run" / "run.json", *files])
+    if path.suffix == ".safetensors":
+        damage.in_safetensors(random, path)
+    elif path.suffix == ".json":
+        damage.in_json_file(random, path)
+    else:
+        damage.in_text(random, path)
+    if random.random() < 0.3 and path.name == "run.json":
+        record = folder / "run" / "run.json"
+        record.write_text(
+            json.dumps({"recipe": damage.in_json(random, {"preset": "tiny", "model": {}})}), encoding="utf-8"
+        )
+
+
+def nothing(random: Random, folder: Path) -> None:
+    """The numbers are the damage."""
+
+
+ALL = (
+    "model",
+    "onnx",
+    "cpu",
+    "int8",
+    "quantized",
+    "theirs",
+    "run",
+    "ids.onnx",
+    "recipe.toml",
+    "in.txt",
+    "0.source",
+    "0.target",
+)
+TEXT = ("recipe.toml", "0.source", "0.target")
+RESUME = ("train --resume {f}/run --steps 3", "train {f}/recipe.toml --out {f}/run --resume --steps 3", "info {f}/run")
+ODD = (
+    *MODEL,
+    *onnx_commands("onnx"),
+    *onnx_commands("int8"),
+    *RESUME,
+    TRAIN,
+    "import {f}/theirs {f}/new",
+    "info {f}/quantized",
+)
+
+CLASSES = (
+    Class("config.json", ("model", "onnx", "in.txt"), _on("model/config.json", damage.in_json_file), MODEL, 38),
+    Class("safetensors", ("model", "onnx", "in.txt"), _on("model/*.safetensors", damage.in_safetensors), MODEL, 20),
+    Class("tokenizer.json", ("model", "onnx", "in.txt"), _on("model/tokenizer.json", damage.in_json_file), MODEL, 32),
+    Class(
+        "manifest.json", ("model", "onnx", "in.txt"), _on("model/manifest.json", damage.in_json_file, True), MODEL, 10
+    ),
+    Class("no regular files", ALL, _odd_files, ODD, 25),
+    Class(
+        "quantised checkpoint",
+        ("quantized", "onnx", "in.txt"),
+        lambda random, folder: random.choice(
+            [
+                _on("quantized/config.json", damage.in_json_file),
+                _on("quantized/*.safetensors", damage.in_safetensors),
+            ]
+        )(random, folder),
+        tuple(command.replace("{f}/model", "{f}/quantized") for command in MODEL),
+        15,
+    ),
+    Class(
+        "ONNX graphs", ("onnx", "model", "in.txt"), _on("onnx/onnx/*.onnx", graphs.in_graph), onnx_commands("onnx"), 35
+    ),
+    Class("ONNX data", ("onnx", "model", "in.txt"), _on("onnx/onnx/*_data", damage.in_text), onnx_commands("onnx"), 5),
+    Class(
+        "ONNX folder's JSON",
+        ("onnx", "model", "in.txt"),
+        _on("onnx/*.json", damage.in_json_file),
+        onnx_commands("onnx"),
+        25,
+    ),
+    Class(
+        "ONNX target cpu", ("cpu", "model", "in.txt"), _on("cpu/onnx/*.onnx", graphs.in_graph), onnx_commands("cpu"), 15
+    ),
+    Class(
+        "ONNX precisions",
+        ("int8", "model", "in.txt"),
+        _on("int8/**/*.onnx", graphs.in_graph),
+        tuple(f"translate {{f}}/int8 --input {{f}}/in.txt --precision {name}" for name in ("int8", "int4", "float32")),
+        8,
+    ),
+    Class(
+        "single file", ("ids.onnx", "text.onnx", "model", "in.txt"), _on("*.onnx", graphs.in_graph), search_model, 25
+    ),
+    Class(
+        "Marian folder",
+        ("theirs",),
+        lambda random, folder: random.choice(
+            [_on("theirs/*.json", damage.in_json_file)] * 3 + [_on("theirs/*.safetensors", damage.in_safetensors)]
+        )(random, folder),
+        ("import {f}/theirs {f}/new",),
+        20,
+    ),
+    Class("recipe", TEXT, _on("recipe.toml", _recipe), (TRAIN,), 36),
+    Class("training text", TEXT, _on("0.*", damage.in_text), (TRAIN,), 8),
+    Class("run, --resume", ("run", *TEXT), _run_folder, RESUME, 30),
+    Class("numbers", ALL, nothing, numbers, 75),
+    Class("from Python", ("text.onnx", "ids.onnx", "onnx", "cpu", "model"), nothing, from_python, 20),
+    Class(
+        "digests: checkpoint",
+        ("model", "onnx", "in.txt"),
+        _on("model/*.safetensors", _on_weights, True),
+        MODEL[:4],
+        5,
+        True,
+    ),
+    Class(
+        "digests: ONNX",
+        ("onnx", "in.txt"),
+        _on("onnx/onnx/model.*", _on_weights, True),
+        onnx_commands("onnx")[:4],
+        5,
+        True,
+    ),
+    Class(
+        "digests: ONNX JSON",
+        ("onnx", "in.txt"),
+        _on("onnx/[mt]*r.json", _on_weights, True),
+        onnx_commands("onnx")[:4],
+        5,
+        True,
+    ),
+)

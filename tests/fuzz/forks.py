@@ -1,0 +1,83 @@
+"""One input, one process: forked from one that has imported everything, watched, and judged by how it ended."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SECONDS, BYTES = 20, 3 << 30
+"""After so long, or with so much memory, a process is ended."""
+
+GUILTY = 99
+"""Status of a process whose damage, not whose command, went wrong."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended. peak: bytes of memory. killed: "" or why we ended it."""
+
+    status: int
+    out: bytes
+    error: str
+    seconds: float
+    peak: int
+    killed: str = ""
+
+
+class Child:
+    """A fork that prepares (damage; what goes wrong there is ours) and then runs. Its outputs are files in `folder`."""
+
+    def __init__(self, folder: Path, prepare: Callable[[], Callable[[], int]]):
+        self.folder, self.begin = folder, time.monotonic()
+        self.process = os.fork()
+        if not self.process:
+            self._run(prepare)
+
+    def _run(self, prepare: Callable[[], Callable[[], int]]) -> None:
+        status = GUILTY
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            for number, name in ((1, "out"), (2, "error")):
+                os.dup2(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT), number)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            run = prepare()
+            status = run()
+            gc.collect()  # what is torn down may speak
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:  # not even an exit may go on in the copy of the caller
+            traceback.print_exc()
+        finally:
+            os._exit(status if isinstance(status, int) else GUILTY)
+
+    def ended(self) -> Ended | None:
+        """None as long as it runs."""
+        found, status, usage = os.wait4(self.process, os.WNOHANG)
+        seconds, killed = time.monotonic() - self.begin, ""
+        if not found:
+            killed = "hang" if seconds > SECONDS else "memory" if _resident(self.process) > BYTES else ""
+            if not killed:
+                return None
+            os.killpg(self.process, signal.SIGKILL)
+            _, status, usage = os.wait4(self.process, 0)
+        out, error = ((self.folder / name).read_bytes() for name in ("out", "error"))
+        peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return Ended(os.waitstatus_to_exitcode(status), out, error.decode(errors="replace"), seconds, peak, killed)
+
+
+def _resident(process: int) -> int:
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]
+    except (OSError, IndexError):  # gone, or no Linux
+        return 0
+    return int(pages) * resource.getpagesize()

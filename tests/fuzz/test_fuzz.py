@@ -1,0 +1,108 @@
+"""A short slice of `make fuzz`, the same inputs each time, and that the fuzzer sees what it looks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from classes import CLASSES
+from forks import SECONDS, Ended
+from fuzz import FAULTS, drawn, judged, table
+from waiting import PATIENCE
+
+HERE = Path(__file__).parent
+linux = pytest.mark.skipif(sys.platform != "linux", reason="forks a process with all libraries")
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    given = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parent / "helpers")]),
+    }
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=given, timeout=PATIENCE)
+
+
+@linux
+def test_no_input_of_a_short_slice_is_a_fault():
+    done = run_python(str(HERE / "fuzz.py"), "--count", "30", "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 1: 30 inputs, 0 faults" in done.stdout
+    assert done.stdout.splitlines()[0].split()[:4] == ["class", "run", "clean", "+"]
+
+
+def ended(status: int, error: str = "one line", peak: int = 1, killed: str = "") -> Ended:
+    return Ended(status, b"text", error, 1.0, peak, killed)
+
+
+@pytest.mark.parametrize(
+    ("found", "column"),
+    [
+        (ended(2), "clean"),
+        (ended(2, "a warning\none line"), "+ lines"),
+        (ended(0), "accepted"),
+        (ended(70), "traceback"),
+        (ended(2, "Traceback (most recent call last):\n  x"), "traceback"),
+        (ended(1), "lying status"),
+        (ended(5), "lying status"),
+        (ended(-11), "crash"),
+        (ended(-9, killed="hang"), "hang"),
+        (ended(-9, killed="memory"), "> 2 GB"),
+        (ended(0, peak=3 << 30), "> 2 GB"),
+    ],
+)
+def test_each_end_has_its_column(found, column):
+    assert judged(found, CLASSES[0], None, False) == column
+
+
+def test_ends_that_depend_on_the_command():
+    told = next(kind for kind in CLASSES if kind.told)
+    assert judged(ended(1), CLASSES[0], None, True) == "mismatch"
+    assert judged(ended(0), CLASSES[0], "text", False) == "accepted"
+    assert judged(ended(0), CLASSES[0], "other", False) == "other output"
+    assert judged(ended(0), told, "other", False) == "told nothing"
+    assert {"told nothing", "crash", "hang"} <= {*FAULTS}
+
+
+@linux
+def test_a_process_is_watched():
+    """Signals, memory and time are seen for what they are, and files of what was printed are read."""
+    script = """
+import os, signal, sys, tempfile, time
+from pathlib import Path
+import forks
+forks.SECONDS, forks.BYTES = 2, 300 << 20
+def end(run):
+    child = forks.Child(Path(tempfile.mkdtemp()), lambda: run)
+    while (found := child.ended()) is None:
+        time.sleep(0.01)
+    print(found.status, found.killed, found.out.decode().strip(), found.peak > 200 << 20)
+end(lambda: print("said") or 7)
+end(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+end(lambda: time.sleep(60))
+end(lambda: [bytearray(os.urandom(1) * (20 << 20)) for _ in iter(lambda: time.sleep(0.02), 0)])
+"""
+    done = run_python("-c", script)
+    expected = ["7  said False", "-11   False", "-9 hang  False", "-9 memory  True"]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_inputs_are_mixed_by_weight_and_the_same_each_time():
+    chosen = drawn(1000, None)
+    counts = Counter(kind.name for kind, _ in chosen)
+    assert len(chosen) == len({(kind.name, number) for kind, number in chosen}) == 1000
+    assert counts.keys() == {kind.name for kind in CLASSES}
+    assert counts["numbers"] > 5 * counts["manifest.json"]
+    assert chosen == drawn(1000, None)
+    assert {kind.name for kind, _ in drawn(30, "digests")} == {kind.name for kind in CLASSES if kind.told}
+    with pytest.raises(SystemExit, match="no such class; there are"):
+        drawn(5, "nothing")
+    assert SECONDS == 20
+
+
+def test_the_table_adds_up():
+    rows = table({"a": Counter(clean=2, crash=1), "b": Counter(clean=3)}).splitlines()
+    assert [row.split() for row in rows[1:]] == [["a", "3", "2", "1"], ["b", "3", "3"], ["sum", "6", "5", "1"]]
