@@ -10,6 +10,7 @@ B batch, S source length, T target length (an encoder or a decoder alone has one
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ Bits = NDArray[np.bool_]
 
 # Logits of one case stay below this many numbers (32 MB in float64): the longest target is cut to fit.
 MOST_LOGITS = 1 << 22
+# Scores of one attention likewise (256 MB): 2048 positions of up to 8 heads.
+MOST_SCORES = 1 << 25
 
 SENTENCES = (
     "Attention is all you need.",
@@ -97,11 +100,11 @@ def grid(
     config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
 ) -> list[Case]:
     """The cases of one seed. `texts`: tokenised real sentences; `longest`: length of the longest case, by default all
-    of `max_positions` (less where its logits would not fit into memory)."""
+    of `max_positions` (less where its logits or scores would not fit into memory)."""
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
     rng = np.random.default_rng(seed)
-    limit = min(config.max_positions, longest or config.max_positions)
+    limit = min(config.max_positions, longest or config.max_positions, math.isqrt(MOST_SCORES // max(8, config.heads)))
     short, middle = min(limit, int(rng.integers(5, 10))), min(limit, int(rng.integers(10, 19)))
     cases = [
         _case(config, rng, "single token", 1, 1, 1),

@@ -28,7 +28,8 @@ Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
 Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
 Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
 TokenId = Annotated[int, Bounds(at_least=0)]
-Positive = Annotated[float, Bounds(above=0)]
+Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
+Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 
 
@@ -72,7 +73,7 @@ class TransformerConfig:
     """post: LayerNorm(x + Sublayer(x)), the paper's. pre: x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
     """What normalises."""
-    norm_epsilon: Positive = 1e-5
+    norm_epsilon: Epsilon = 1e-5
     """Added to the variance (RMSNorm: the mean square) in it."""
     activation: Activation = "relu"
     """Of the feed-forward nets."""
@@ -91,7 +92,7 @@ class TransformerConfig:
     """How the model knows the order of tokens; sinusoidal_concat: sines first, then cosines, as in Marian."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
-    rotary_base: Positive = 10000.0
+    rotary_base: Base = 10000.0
     """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
     relative_buckets: Length = 32
     """Rows of a stack's table of relative positions: near distances have one each, farther ones share (T5)."""
