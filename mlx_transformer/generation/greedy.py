@@ -30,7 +30,7 @@ class Greedy:
         self.xp, self.options, self.config, self.scored = xp, options, config, scored
         self.rules = Rules(xp, batch, options, config)
         self.index = np.arange(size)
-        self.original = batch.index
+        self.places = batch.places
         self.limits = xp.asarray(batch.limits.astype(np.int32))
         self.done = self.limits < 0
         self.total = xp.full((size,), 0.0)
@@ -45,7 +45,7 @@ class Greedy:
         logits = xp.float32(logits)
         allowed = self.rules.apply(logits[:, None], t)[:, 0]
         if self.options.sample:
-            drawn = noise(self.options.seed, t, self.original[self.index], self.config.vocab_size)
+            drawn = noise(self.options.seed, t, self.places[self.index], self.config.vocab_size)
             token = draw(xp, likeliest(xp, allowed, self.options), xp.asarray(drawn))
         else:
             token = xp.argmax(allowed, axis=1)

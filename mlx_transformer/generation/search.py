@@ -6,6 +6,7 @@ ids -> checked -> sorted by length -> batches within a token budget -> Greedy or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,25 +23,52 @@ from .steps import Batch, Model, Strategy, run
 Done = Callable[[float], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a caller says who searches for several others at once.
+
+    places: on which the drawn tokens of each input depend, as they do on its place in the list by default; so inputs of
+    different lists may be searched together. stopped: asked between steps; once it is true, `search` raises `Stopped`.
+    """
+
+    places: Sequence[int] | None = None
+    stopped: Callable[[], bool] = lambda: False
+
+
+ALONE = Share()
+
+
 def generate(
-    model: Model, ids: Ids, prefix: Ids | None = None, *, done: Done | None = None, **options: Any
+    model: Model,
+    ids: Ids,
+    prefix: Ids | None = None,
+    *,
+    done: Done | None = None,
+    share: Share = ALONE,
+    **options: Any,
 ) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
-    return [hypotheses[0].ids for hypotheses in _search(model, ids, prefix, Options(**options), False, done)]
+    return [hypotheses[0].ids for hypotheses in _search(model, ids, prefix, Options(**options), share, done, False)]
 
 
 def search(
-    model: Model, ids: Ids, prefix: Ids | None = None, *, done: Done | None = None, **options: Any
+    model: Model,
+    ids: Ids,
+    prefix: Ids | None = None,
+    *,
+    done: Done | None = None,
+    share: Share = ALONE,
+    **options: Any,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best outputs of each input, best first, in the order of the inputs.
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
-    done: told the share of the inputs that is finished, batch by batch. options: the fields of `Options`. Raises
-    `UserError` for ids outside the vocabulary, empty rows, rows longer than
-    the model takes, and options that contradict each other.
+    done: told the share of the inputs that is finished, batch by batch. share: for a server's batches. options: the
+    fields of `Options`. Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than the model
+    takes, and options that contradict each other.
     """
-    return _search(model, ids, prefix, Options(**options), True, done)
+    return _search(model, ids, prefix, Options(**options), share, done, True)
 
 
 def checked(
@@ -67,18 +95,19 @@ def _check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> No
 
 
 def _search(
-    model: Model, ids: Ids, prefix: Ids | None, chosen: Options, scored: bool, done: Done | None
+    model: Model, ids: Ids, prefix: Ids | None, chosen: Options, share: Share, done: Done | None, scored: bool
 ) -> list[list[Hypothesis]]:
     config = model.config
     sources, forced, limits = checked(model, ids, prefix, chosen)
+    places = np.arange(len(sources)) if share.places is None else np.asarray(share.places, int)
     results: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
     lengths = np.array([len(row) for row in sources], int)
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
     indices = batches(lengths, expected, limits, chosen, shared)
-    work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i]) for i in indices]
+    work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i], places[i]) for i in indices]
     finished = 0
-    for batch, hypotheses in run_all(model, work, chosen, scored):
+    for batch, hypotheses in run_all(model, work, chosen, scored, share.stopped):
         for i, best in zip(batch.index, hypotheses, strict=True):
             results[i] = best
         finished += len(batch.index)
@@ -91,12 +120,12 @@ def _search(
 
 
 def run_all(
-    model: Model, work: Sequence[Batch], options: Options, scored: bool
+    model: Model, work: Sequence[Batch], options: Options, scored: bool, stopped: Callable[[], bool]
 ) -> Iterable[tuple[Batch, list[list[Hypothesis]]]]:
     """Each batch with its outputs, in any order; several at the same time on a model that has a way (`together`)."""
 
     def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
-        return batch, run(model, batch, strategy_of(model, batch, options, scored))
+        return batch, run(model, batch, strategy_of(model, batch, options, scored), stopped)
 
     together = getattr(model, "together", None)
     return (search_on(model, batch) for batch in work) if together is None else together(search_on, work)

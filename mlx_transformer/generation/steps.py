@@ -5,7 +5,7 @@ Shapes: B sentences, K hypotheses of a sentence, R = B*K rows (hypothesis r % K 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,10 @@ BANNED = -1e9
 DEAD = BANNED / 2
 EXCLUDED = 3
 """Most tokens that may be banned, besides forced prefixes: padding, start and, while it is too early, end."""
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """The search was given up: `stopped()` said that nobody waits for it any more."""
 
 
 class Decoder(Protocol):
@@ -59,12 +63,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs that are decoded together: their indices in the caller's list, ids, forced tokens, limits (B,)."""
+    """The inputs that are decoded together: their indices in the caller's list, ids, forced tokens, limits (B,) and
+    places (B,), on which drawn tokens depend."""
 
     index: np.ndarray
     sources: list[np.ndarray]
     prefix: list[np.ndarray]
     limits: np.ndarray
+    places: np.ndarray
 
 
 class Strategy(Protocol):
@@ -98,9 +104,13 @@ class Strategy(Protocol):
         ...
 
 
-def run(model: Model, batch: Batch, strategy: Strategy) -> list[list[Hypothesis]]:
-    """Decode one batch to its end."""
+def run(
+    model: Model, batch: Batch, strategy: Strategy, stopped: Callable[[], bool] = lambda: False
+) -> list[list[Hypothesis]]:
+    """Decode one batch to its end. `Stopped` once `stopped()`, which is asked before each step, is true."""
     xp = model.arrays
+    if stopped():
+        raise Stopped
     decoder, logits = strategy.start(model, batch.sources)
     steps = int(batch.limits.max())
     for t in range(steps):
@@ -126,6 +136,8 @@ def run(model: Model, batch: Batch, strategy: Strategy) -> list[list[Hypothesis]
                 strategy.keep(live)
                 decoder.keep(xp.asarray(kept_rows))
                 ids = xp.take(ids, xp.asarray(kept_rows), axis=0)
+        if stopped():
+            raise Stopped
         logits = decoder.step(ids)
     return strategy.results()
 

@@ -108,7 +108,9 @@ def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
     for batch in work:
         for first in range(min(workers, len(batch.index))):
             part = slice(first, None, workers)
-            yield Batch(batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part])
+            yield Batch(
+                batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part], batch.places[part]
+            )
 
 
 class CpuDecoder:
