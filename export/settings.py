@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.fields import Bounds, check_fields
+from mlx_transformer.spec.files import read_text
 
 Count = Annotated[int, Bounds(at_least=1)]
+Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +28,19 @@ class ServeSettings:
     """Address to listen on; 0.0.0.0 is every one."""
     port: Annotated[int, Bounds(at_least=0, at_most=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
-    max_batch: Count = 32
+    max_batch: Annotated[int, Bounds(at_least=1, at_most=4096)] = 32
     """Most sentences computed together."""
     max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=60_000)] = 5.0
     """Longest wait of a sentence for others when nothing runs."""
-    max_queue: Count = 1024
-    """Most sentences waiting; beyond them requests get 503."""
+    max_queue: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 1024
+    """Most sentences waiting, three quarters of them of one client; beyond them requests get 503."""
+    max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 512
+    """Most sentences of one request; beyond them it gets 413."""
+    max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = 4096
+    """Most open connections; for a new one those are closed that have been idle or sending for longest."""
     threads: Count | None = None
     """Threads of one ONNX Runtime operator; unset: one for each core."""
-    workers: Count = 1
+    workers: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
     """Batches computed at the same time, each with so many threads."""
     precision: str | None = None
     """Which of an ONNX folder's precisions; unset: float32, or the only one."""
@@ -41,9 +48,48 @@ class ServeSettings:
     """Log every request."""
     verify: bool = True
     """Compare the files with the digests in their manifest."""
+    cors: Sequence[str] = ()
+    """Origin whose pages may read the answers, such as https://example.org, or * for all; for several give it again."""
+    api_key_file: Path | str | None = None
+    """Keys, one a line: all requests but those to /health must then bring one of them."""
+    header_seconds: Seconds = 10.0
+    """Time that a client has to send the head of a request."""
+    body_seconds: Seconds = 30.0
+    """Time that a client has to send the body of a request."""
+    idle_seconds: Seconds = 60.0
+    """How long a connection may stay open between requests."""
+    grace_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)] = 30.0
+    """How long running requests may take when the server ends."""
 
     def __post_init__(self) -> None:
         _check(self)
+        if isinstance(self.cors, str) or not all(isinstance(origin, str) for origin in self.cors):
+            raise UserError(f"cors={self.cors!r} must be a list of origins")
+        for origin in self.cors:
+            if origin != "*" and not _is_origin(origin):
+                raise UserError(f"cors={origin!r} is no origin: give scheme and host, as https://example.org, or *")
+
+    def api_keys(self) -> list[str]:
+        """The keys of `api_key_file`; empty lines and those that begin with # are none. `UserError` without any."""
+        if self.api_key_file is None:
+            return []
+        lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        for number, line in enumerate(lines, 1):
+            if line in keys and not (line.isascii() and line.isprintable() and " " not in line):
+                raise UserError(f"{self.api_key_file}, line {number}: a key is of ASCII characters without spaces")
+        if not keys:
+            raise UserError(f"{self.api_key_file}: holds no key; write one on a line: openssl rand -hex 32")
+        return keys
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return port_is_fine and bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}"
 
 
 @dataclass(frozen=True, kw_only=True)

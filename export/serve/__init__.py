@@ -13,7 +13,7 @@ from mlx_transformer.spec.errors import UserError
 
 
 def serve(model: str | Path, **settings: Any) -> None:
-    """Serve the folder `model` until SIGTERM or Ctrl-C (KeyboardInterrupt).
+    """Serve the folder `model` until SIGTERM, SIGHUP or Ctrl-C (KeyboardInterrupt).
 
     settings: the fields of `export.settings.ServeSettings`, such as host="0.0.0.0", port=8000, workers=2.
     `UserError` for what can't be served, and without the extra `serve`.
@@ -23,7 +23,7 @@ def serve(model: str | Path, **settings: Any) -> None:
         from .server import run
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        if missing not in ("starlette", "uvicorn", "prometheus_client"):
+        if missing not in ("starlette", "uvicorn", "httptools", "prometheus_client"):
             raise
         raise UserError(f"serve needs {missing}: pip install -e '.[serve]' in the project's folder") from None
     run(Path(model), chosen)

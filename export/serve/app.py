@@ -6,8 +6,9 @@
     GET /health             200 when the model is loaded and has run, 503 before
     GET /metrics            for Prometheus
 
-Errors are {"error": one line}: 400 what the request says is wrong, 408 its body did not arrive, 413 it is too large,
-500 a fault of the server, 503 it is starting or has no room (with Retry-After).
+Errors are {"error": one line}: 400 what the request says is wrong, 401 it brings no key, 408 it did not arrive, 413 it
+is too large, 414 and 431 its address or head is (`connection.py`), 500 a fault of the server, 503 it is starting, has
+no room or ends (with Retry-After).
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
 
-from .batching import Batcher, OverloadError
+from .access import middleware, name_of
+from .batching import Batcher, EndingError, OverloadError
 from .metrics import Metrics
 from .requests import EXAMPLE, RequestError, TranslateRequest, one_line
 from .service import Model, Service
 
 MAX_BODY = 256 * 1024  # bytes
-BODY_SECONDS = 30.0
 CLIENT_LEFT = 499  # nobody sees it but the metrics
 HELP = f"POST /translate {EXAMPLE}, /translate/stream; GET /health, /metrics\n"
+
+DEFAULTS = ServeSettings()
 
 log = logging.getLogger("export.serve")
 
@@ -48,11 +52,12 @@ class App:
         self,
         load: Callable[[], Model],
         batcher: Batcher,
+        settings: ServeSettings = DEFAULTS,
         ready: Callable[[], None] = lambda: None,
         failed: Callable[[Exception], None] = lambda error: None,
     ):
         """`load` runs in a thread once the event loop does; then `ready` is called, or `failed` with what it raised."""
-        self.load, self.batcher, self.ready, self.failed = load, batcher, ready, failed
+        self.load, self.batcher, self.settings, self.ready, self.failed = load, batcher, settings, ready, failed
         self.metrics = Metrics()
         batcher.on_batch = self.metrics.on_batch
         self.metrics.watch("waiting_sentences", "Sentences in the queue.", lambda: batcher.waiting)
@@ -68,6 +73,7 @@ class App:
                 Route("/metrics", self.show_metrics),
             ],
             lifespan=self.lifespan,
+            middleware=middleware(settings),
             exception_handlers={HTTPException: _http_error, Exception: _server_error},
         )
 
@@ -81,7 +87,8 @@ class App:
 
     async def _load(self) -> None:
         try:
-            self.service = Service(await asyncio.to_thread(self.load), self.batcher, self.metrics)
+            model = await asyncio.to_thread(self.load)
+            self.service = Service(model, self.batcher, self.metrics, self.settings.max_sentences)
         except Exception as error:
             self.failed(error)
         else:
@@ -111,6 +118,8 @@ class App:
                 response = _error(400, str(error))
             except OverloadError as error:
                 response = _error(503, str(error), {"Retry-After": str(error.retry_after)})
+            except (EndingError, asyncio.CancelledError):  # who cancels a request is the server, at its end
+                response = _error(503, ENDING, {"Retry-After": "1", "Connection": "close"})
             except ClientDisconnect:
                 self.metrics.dropped.inc()
                 response = Response(status_code=CLIENT_LEFT)
@@ -125,15 +134,17 @@ class App:
 
     async def translate(self, request: Request) -> Response:
         service, wanted = await self._begin(request)
-        found = await _unless_gone(request, service.translate(wanted))
+        found = await _unless_gone(request, service.translate(wanted, name_of(request)))
         answer: dict[str, Any] = {"translations": [best[0].text for best in found]}
         if wanted.wants_n_best:
             answer["n_best"] = [[{"text": t.text, "score": t.score} for t in n_best] for n_best in found]
-        return JSONResponse(answer)
+        # Large ones take their time; others should not wait for it.
+        large = len(wanted.lines) > FEW_LINES or wanted.wants_n_best
+        return await asyncio.to_thread(JSONResponse, answer) if large else JSONResponse(answer)
 
     async def stream(self, request: Request) -> Response:
         service, wanted = await self._begin(request)
-        pieces = await service.stream(wanted)
+        pieces = await service.stream(wanted, name_of(request))
         # Starlette ends the iterator when the client has left.
         return StreamingResponse(self._events(pieces), media_type="text/event-stream", headers=UNBUFFERED)
 
@@ -146,6 +157,9 @@ class App:
                 yield _event({"text": piece})
             complete = True
             yield _event({"text": text}, "done")
+        except EndingError:
+            complete = True
+            yield _event({"error": ENDING}, "error")
         except Exception as error:
             complete = True
             if not isinstance(error, UserError):
@@ -158,12 +172,14 @@ class App:
 
     async def _begin(self, request: Request) -> tuple[Service, TranslateRequest]:
         if self.service is None:
-            raise OverloadError(self.batcher.waiting, 1)
-        return self.service, TranslateRequest.parse(await _body(request), self.batcher.max_queue)
+            raise OverloadError("the model is being loaded", 1)
+        return self.service, TranslateRequest.parse(await _body(request, self.settings.body_seconds))
 
 
 UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 FAULT = "a fault of the server; its log says more"
+ENDING = "the server ends; try again in 1 s"
+FEW_LINES = 64
 
 
 def _event(data: dict[str, str], kind: str | None = None) -> str:
@@ -183,18 +199,24 @@ async def _server_error(_: Request, __: Exception) -> Response:
     return _error(500, FAULT)
 
 
-async def _body(request: Request) -> bytes:
-    """The whole body. `RequestError` if it is too large or too slow."""
+async def _body(request: Request, seconds: float) -> bytes:
+    """The whole body. `RequestError` if it is too large, which its head may say already, or too slow."""
     body = bytearray()
+    announced = request.headers.get("content-length", "0")
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
+            if announced.isdecimal() and int(announced[:20]) > MAX_BODY:
+                raise RequestError(413, TOO_LARGE)
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MAX_BODY:
-                    raise RequestError(413, f"body: more than {MAX_BODY} bytes; send the text in parts")
+                    raise RequestError(413, TOO_LARGE)
     except TimeoutError:
-        raise RequestError(408, f"body: not complete after {BODY_SECONDS:.0f} s; send it again") from None
+        raise RequestError(408, f"body: not complete after {seconds:g} s; send it again") from None
     return bytes(body)
+
+
+TOO_LARGE = f"body: more than {MAX_BODY} bytes; send the text in parts"
 
 
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:

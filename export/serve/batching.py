@@ -1,51 +1,40 @@
 """Requests that arrive together are computed together, and nothing waits without a bound.
 
-submit -> queue (at most max_queue sentences) -> collect (equal work, near in length) -> a thread runs it -> futures
+submit -> turns (at most max_queue sentences) -> collect (equal work, in turn) -> a thread runs it -> futures
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from .turns import Item, Turns, Work
 
-class Work(Protocol):
-    """What is done with items; items of equal works may share a call."""
-
-    def __call__(self, payloads: list[Any]) -> list[Any]:
-        """One result for each payload, in order. Runs in a thread."""
-        ...
+LARGEST_SHARE = 0.75
+"""Of the queue, that one client may fill: there is always room for another."""
 
 
 class OverloadError(Exception):
-    """The queue is full. `retry_after`: seconds until there should be room."""
+    """There is no room. `retry_after`: seconds until there should be some."""
 
-    def __init__(self, waiting: int, retry_after: int):
-        super().__init__(f"{waiting} sentences are waiting already; try again in {retry_after} s")
+    def __init__(self, message: str, retry_after: int):
+        super().__init__(f"{message}; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
-@dataclass(eq=False)
-class Item:
-    """One payload in the queue. length: of its computation, so that neighbours share a batch; size: sentences in it."""
-
-    work: Work
-    payload: Any
-    length: int
-    size: int
-    arrived: float
-    future: asyncio.Future
+class EndingError(Exception):
+    """The server ends before this could be computed."""
 
 
 class Batcher:
     """A queue and the threads that empty it. All methods are for the event loop that it was started in.
 
-    max_batch: most sentences of a call. max_wait: most seconds that the oldest item waits for company when a thread is
+    max_batch: most sentences of a call. max_wait: most seconds that the first item waits for company when a thread is
     idle; it waits for as many sentences as were about at the end of the last call, so that a single client never waits.
     max_queue: most sentences waiting. workers: calls that run at the same time.
     on_batch(sentences, seconds): told of each call that ended.
@@ -61,15 +50,22 @@ class Batcher:
     ):
         self.max_batch, self.max_wait, self.max_queue, self.workers = max_batch, max_wait, max_queue, workers
         self.on_batch = on_batch
-        self.items: list[Item] = []  # the oldest first
-        self.waiting = 0  # sentences in it
+        self.share = math.ceil(LARGEST_SHARE * max_queue)  # of one client, in sentences
+        self.turns = Turns()
+        self.batches: list[list[Item]] = []  # that run
         self.running = 0  # sentences that a thread computes
         self.company = 1  # sentences that were computed or waiting when the last call ended
         self.rate = 0.0  # sentences a second, lately
+        self.ending = False
         self.arrival = asyncio.Event()
         self.collecting = asyncio.Lock()  # so that two idle threads don't wait for the same company
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="serve")
         self.tasks: list[asyncio.Task] = []
+
+    @property
+    def waiting(self) -> int:
+        """Sentences in the queue."""
+        return self.turns.size
 
     def start(self) -> None:
         self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
@@ -79,22 +75,31 @@ class Batcher:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for item in self.items:
+        for item in self.turns:
             item.future.cancel()
         await asyncio.to_thread(self.pool.shutdown)
 
-    def submit(self, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int = 1) -> list[Item]:
+    def give_up(self) -> None:
+        """Answer nothing more: what waits or runs ends with `EndingError`, running calls at their next step."""
+        self.ending = True
+        items = [*self.turns, *(item for batch in self.batches for item in batch)]
+        for item in items:
+            if not item.future.done():
+                item.future.set_exception(EndingError())
+        self.turns.drop(items)
+
+    def submit(
+        self, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int = 1, client: Hashable = None
+    ) -> list[Item]:
         """Queue payloads, of `size` sentences each. `OverloadError` if there is no room for all of them."""
         total = size * len(payloads)
+        if self.ending:
+            raise EndingError
         if self.waiting + total > self.max_queue:
-            raise OverloadError(self.waiting, self.seconds_to_empty())
-        loop, now = asyncio.get_running_loop(), time.monotonic()
-        items = [
-            Item(work, payload, length, size, now, loop.create_future())
-            for payload, length in zip(payloads, lengths, strict=True)
-        ]
-        self.items += items
-        self.waiting += total
+            raise OverloadError(f"{self.waiting} sentences are waiting already", self.seconds_to_empty())
+        if self.turns.waiting(client) + total > self.share:
+            raise OverloadError(f"{self.turns.waiting(client)} of your sentences are waiting", self.seconds_to_empty())
+        items = self.turns.add(client, work, payloads, lengths, size, time.monotonic())
         self.arrival.set()
         return items
 
@@ -106,14 +111,11 @@ class Batcher:
             self.drop(items)
 
     def drop(self, items: list[Item]) -> None:
-        """Out of the queue, those that are still in it; nobody waits for the others any more."""
-        mine = set(items)
-        there = [item for item in self.items if item in mine]
-        if there:
-            self.items = [item for item in self.items if item not in mine]
-            self.waiting -= sum(item.size for item in there)
+        """Nobody waits for them any more: they leave the queue, and a running call that is for them alone ends."""
+        self.turns.drop(items)
         for item in items:
-            item.future.cancel()
+            if not item.future.cancel() and not item.future.cancelled():
+                item.future.exception()  # seen, so that it is not reported as forgotten
 
     def seconds_to_empty(self) -> int:
         return min(60, max(1, round(self.waiting / self.rate))) if self.rate else 1
@@ -124,53 +126,50 @@ class Batcher:
                 batch = await self._collect()
             sentences, began = sum(item.size for item in batch), time.monotonic()
             self.running += sentences
+            self.batches.append(batch)
             try:
                 await self._compute(batch)
             finally:
+                self.turns.done(batch)
+                self.batches.remove(batch)
                 self.company = self.running + self.waiting
                 self.running -= sentences
             seconds = time.monotonic() - began
-            # A mean in which the last five or so count.
-            self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
+            if not all(item.future.cancelled() for item in batch):  # a mean in which the last five or so count
+                self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
             self.on_batch(sentences, seconds)
 
     async def _collect(self) -> list[Item]:
-        """The oldest item and those that may share its call, once they fill it or the oldest has waited long enough."""
+        """The item whose turn it is and those that may share its call, once they fill it or it has waited enough."""
         while True:
             self.arrival.clear()
-            if not self.items:
+            first = self.turns.first()
+            if first is None:
                 await self.arrival.wait()
                 continue
-            oldest = self.items[0]
-            like = [item for item in self.items if item.work == oldest.work]
-            left = oldest.arrived + self.max_wait - time.monotonic()
-            if left > 0 and sum(item.size for item in like) < min(self.max_batch, self.company - self.running):
+            left = first.arrived + self.max_wait - time.monotonic()
+            wanted = min(self.max_batch, self.company - self.running)
+            if left > 0 and self.turns.like(first.request.work) < wanted:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.arrival.wait(), left)
                 continue
-            # The nearest in length waste the least padding; the oldest is always among them, so none waits forever.
-            like.sort(key=lambda item: (item is not oldest, abs(item.length - oldest.length)))
-            batch, size = like[:1], oldest.size
-            for item in like[1:]:
-                if size + item.size > self.max_batch:
-                    break
-                batch.append(item)
-                size += item.size
-            taken = set(batch)
-            self.items = [item for item in self.items if item not in taken]
-            self.waiting -= size
-            return batch
+            return self.turns.take(first, self.max_batch)
 
     async def _compute(self, batch: list[Item]) -> None:
         """Run one call, hand out its results. If it fails for several, each runs alone: one spoils no other."""
-        loop, work = asyncio.get_running_loop(), batch[0].work
+        loop, work = asyncio.get_running_loop(), batch[0].request.work
+
+        def stopped() -> bool:  # asked in the thread; futures are only looked at
+            return all(item.future.done() for item in batch)
+
+        if stopped():
+            return
         try:
-            results = await loop.run_in_executor(self.pool, work, [item.payload for item in batch])
+            results = await loop.run_in_executor(self.pool, work, [item.payload for item in batch], stopped)
         except Exception as error:
             if len(batch) > 1:
                 for item in batch:
-                    if not item.future.done():
-                        await self._compute([item])
+                    await self._compute([item])
             elif not batch[0].future.done():
                 batch[0].future.set_exception(error)
             return

@@ -33,6 +33,9 @@ class Metrics:
         self.dropped = Counter(
             PREFIX + "dropped_requests", "Requests whose client left before the answer.", registry=registry
         )
+        self.refused = Counter(
+            PREFIX + "refused_heads", "Requests refused before they were understood.", ["status"], registry=registry
+        )
         self.batch = Histogram(
             PREFIX + "batch_sentences", "Sentences that were computed together.", buckets=SENTENCES, registry=registry
         )
@@ -42,6 +45,9 @@ class Metrics:
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         Gauge(PREFIX + name, text, registry=self.registry).set_function(value)
+
+    def on_refused(self, status: int) -> None:
+        self.refused.labels(status).inc()
 
     def on_batch(self, sentences: int, seconds: float) -> None:
         self.batch.observe(sentences)

@@ -12,7 +12,15 @@ from mlx_transformer.spec.errors import UserError
 
 # How much is decoded at once is the server's to say.
 SETTINGS = tuple(field.name for field in fields(Options) if field.name != "batch_tokens")
-MAX_BEAM = 64  # memory grows with it
+LIMITS: dict[str, tuple[float, float]] = {  # what strangers may ask for; the model bounds lengths (service.py)
+    "beam": (1, 64),  # memory grows with it
+    "n_best": (1, 64),
+    "length_penalty": (-10, 10),
+    "temperature": (0.01, 100),
+    "top_k": (0, 1 << 20),
+    "top_p": (0.001, 1),
+    "seed": (0, 2**64 - 1),
+}
 LONGEST_MESSAGE = 400  # characters
 
 
@@ -41,7 +49,7 @@ class TranslateRequest:
     wants_n_best: bool
 
     @classmethod
-    def parse(cls, body: bytes, max_lines: int) -> TranslateRequest:
+    def parse(cls, body: bytes) -> TranslateRequest:
         """From JSON: {"text": one string or a list, and any of SETTINGS and "overlong"}. `RequestError` otherwise."""
         try:
             values = json.loads(body)
@@ -53,8 +61,6 @@ class TranslateRequest:
         lines = [text] if isinstance(text, str) else text
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise RequestError(400, "text: must be a string or a list of strings")
-        if len(lines) > max_lines:
-            raise RequestError(413, f"text: {len(lines)} lines, at most {max_lines} at once; send them in parts")
         overlong = values.pop("overlong", "error")
         if overlong not in get_args(Overlong):
             raise RequestError(400, f"overlong: {overlong!r} is not one of {', '.join(get_args(Overlong))}")
@@ -68,8 +74,9 @@ class TranslateRequest:
             options = Options(**values)
         except UserError as error:
             raise RequestError(400, str(error)) from None
-        if options.beam > MAX_BEAM:
-            raise RequestError(400, f"beam={options.beam}: this server takes at most {MAX_BEAM}")
+        for name, (least, most) in LIMITS.items():
+            if not least <= getattr(options, name) <= most:
+                raise RequestError(400, f"{name}={values[name]}: this server takes {least} to {most}")
         return cls(lines, dict(sorted(values.items())), overlong, "n_best" in values)
 
 

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import cast
+from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from export.runtime.folder import open_folder
 from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.process import drop_hung_up
 
 from .app import App
 from .batching import Batcher
+from .connection import Connection
+from .guard import Guard, allow_files
 from .service import Model
 
-GRACE_SECONDS = 30  # for running requests, at the end
 BACKLOG = 1024  # connections that wait to be accepted
-SPARE_CONNECTIONS = 64  # beside those whose sentences can be in the queue
+HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
+SOON = 0.5  # seconds, in which answers that say that there is none are out
+LAST_SECONDS = 5.0  # and in which clients have read them
 
 log = logging.getLogger("export.serve")
 
 
 def run(model: Path, settings: ServeSettings) -> None:
-    """Serve until SIGTERM (returns) or Ctrl-C (raises KeyboardInterrupt); running requests are finished first.
+    """Serve until SIGTERM or SIGHUP (returns) or Ctrl-C (raises KeyboardInterrupt); what was taken is finished first.
+    A second Ctrl-C or SIGTERM gives it up.
 
-    Raises `UserError` for a folder or an address that can't be served.
+    Raises `UserError` for a folder, a file of keys or an address that can't be used.
     """
     open_folder(model, settings.precision)  # before anything waits for it
+    settings.api_keys()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are of what strangers send
     listener = listening(settings.host, settings.port)
     port = listener.getsockname()[1]
     began = time.perf_counter()
@@ -49,27 +61,18 @@ def run(model: Path, settings: ServeSettings) -> None:
         failures.append(error)
         server.should_exit = True
 
-    app = App(
-        lambda: warmed(model, settings.threads, settings.precision, settings.verify),
-        Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers),
-        ready,
-        failed,
-    )
-    config = uvicorn.Config(
-        app.asgi,
-        log_config=None,
-        access_log=settings.access_log,
-        ws="none",
-        limit_concurrency=settings.max_queue + SPARE_CONNECTIONS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        server_header=False,
-    )
-    server = uvicorn.Server(config)
+    batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers)
+    load = partial(warmed, model, settings.threads, settings.precision, settings.verify)
+    app = App(load, batcher, settings, ready, failed)
+    server = Server(configured(app, settings), batcher.give_up, settings.grace_seconds)
     # uvicorn raises the signal that ended it once more, for the handler that was there before.
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    endings = [signal.SIGTERM, signal.SIGINT, *([HANGUP] if HANGUP else [])]
+    before = {number: signal.getsignal(number) for number in endings}
     signal.signal(signal.SIGTERM, lambda *_: None)
     if before[signal.SIGINT] is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # in whose place asyncio puts its own
+    if HANGUP and before[HANGUP] is not signal.SIG_IGN:  # nohup
+        signal.signal(HANGUP, server.hang_up)
     try:
         server.run(sockets=[listener])
     finally:
@@ -79,6 +82,78 @@ def run(model: Path, settings: ServeSettings) -> None:
     if failures:
         raise failures[0]
     log.info("stopped")
+
+
+def configured(app: App, settings: ServeSettings) -> uvicorn.Config:
+    """uvicorn with our connections, whose bounds are those of the settings."""
+    guard = Guard(allow_files(settings.max_connections), app.metrics.on_refused)
+    app.metrics.watch("connections", "Connections that are open.", lambda: len(guard.connections))
+    app.metrics.watch("held_bytes", "Bytes of requests that are read or answered.", lambda: guard.held)
+    connection = partial(Connection, guard, settings.header_seconds, settings.idle_seconds)
+    return uvicorn.Config(
+        until_cancelled(app.asgi),
+        http=cast(Any, connection),
+        log_config=None,
+        access_log=settings.access_log,
+        ws="none",
+        timeout_keep_alive=max(1, round(settings.idle_seconds)),
+        timeout_graceful_shutdown=max(1, round(settings.grace_seconds + LAST_SECONDS)),
+        server_header=False,
+    )
+
+
+def until_cancelled(asgi: ASGIApp) -> ASGIApp:
+    """Who cancels a request is the server, at its end: that is no fault, and needs no traceback."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asgi(scope, receive, send)
+
+    return application
+
+
+class Server(uvicorn.Server):
+    """Ends in three steps: what was taken is finished; a second signal, or `grace_seconds`, gives it up, and its
+    clients are told so; a third waits for nobody."""
+
+    def __init__(self, config: uvicorn.Config, give_up: Callable[[], None], grace_seconds: float):
+        super().__init__(config)
+        self.give_up, self.grace_seconds = give_up, grace_seconds
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.asked = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.asked += 1
+        self._captured_signals.append(sig)
+        self.should_exit = True
+        if self.asked > 1 and self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._give_up if self.asked == 2 else self._part)
+
+    def hang_up(self, sig: int, frame: FrameType | None) -> None:
+        """Its terminal has gone. That often comes twice, from the system and from the shell, and asks no more."""
+        drop_hung_up()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        later = asyncio.get_running_loop().call_later(self.grace_seconds, self._give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            later.cancel()
+
+    def _give_up(self) -> None:
+        """Nothing more is computed; what has not ended by itself soon, such as the reading of a body, is cancelled."""
+        self.give_up()
+        asyncio.get_running_loop().call_later(SOON, lambda: [task.cancel() for task in self.server_state.tasks])
+
+    def _part(self) -> None:
+        """From clients that don't read. uvicorn's own `force_exit` would leave the application without its end."""
+        for connection in list(self.server_state.connections):
+            cast(Connection, connection).transport.abort()
 
 
 def listening(host: str, port: int) -> socket.socket:

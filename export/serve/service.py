@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from mlx_transformer.generation.options import Hypothesis, Options
+from mlx_transformer.generation.search import Share
+from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.generation.translate import Translation, Translator
 
-from .batching import Batcher, Item
+from .batching import Batcher
 from .metrics import Metrics
 from .requests import RequestError, TranslateRequest
+from .turns import Item
 
 SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
 
@@ -24,9 +27,17 @@ class Model(Protocol):
     def translator(self) -> Translator: ...
     @property
     def depends_on_batch(self) -> bool: ...
-    def generate(self, ids: list[list[int]], **options: Any) -> list[list[int]]: ...
-    def search(self, ids: list[list[int]], **options: Any) -> list[list[Hypothesis]]: ...
+    def generate(self, ids: list[list[int]], *, share: Share, **options: Any) -> list[list[int]]: ...
+    def search(self, ids: list[list[int]], *, share: Share, **options: Any) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sentence to search. place: in its request, on which drawn tokens depend."""
+
+    ids: list[int]
+    place: int
 
 
 @dataclass(frozen=True)
@@ -41,24 +52,14 @@ class Search:
     options: Options
     scored: bool
 
-    def __call__(self, payloads: list[list[int]]) -> list[list[Hypothesis]]:
+    def __call__(self, payloads: list[Row], stopped: Callable[[], bool]) -> list[list[Hypothesis]]:
         if self.model.depends_on_batch and len(payloads) > 1:
-            return [hypotheses for row in payloads for hypotheses in self([row])]
+            return [hypotheses for row in payloads for hypotheses in self([row], stopped)]
+        ids, share = [row.ids for row in payloads], Share(places=[row.place for row in payloads], stopped=stopped)
         options = asdict(self.options)
         if self.scored:
-            return self.model.search(payloads, **options)
-        return [[Hypothesis(ids, 0.0)] for ids in self.model.generate(payloads, **options)]
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Work on one request, whose only payload is all its rows: a drawn token depends on its row's place in the list,
-    so company would change it."""
-
-    search: Search
-
-    def __call__(self, payloads: list[list[list[int]]]) -> list[list[list[Hypothesis]]]:
-        return [self.search(rows) for rows in payloads]
+            return self.model.search(ids, share=share, **options)
+        return [[Hypothesis(best, 0.0)] for best in self.model.generate(ids, share=share, **options)]
 
 
 @dataclass(eq=False)
@@ -66,48 +67,59 @@ class Emit:
     """Work on one stream of text: hands over each piece; its output is as bounded as a translation is."""
 
     give: Callable[[str], None]
-    abandoned: bool = False
 
-    def __call__(self, payloads: list[Iterator[str]]) -> list[None]:
+    def __call__(self, payloads: list[Iterator[str]], stopped: Callable[[], bool]) -> list[None]:
         for pieces in payloads:
             for piece in pieces:
-                if self.abandoned:
-                    break
+                if stopped():
+                    raise Stopped
                 self.give(piece)
         return [None] * len(payloads)
 
 
 class Service:
-    """A loaded model, its queue and its counts."""
+    """A loaded model, its queue and its counts. max_sentences: most of one request."""
 
-    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics):
+    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int):
         self.model, self.translator, self.batcher, self.metrics = model, model.translator, batcher, metrics
+        self.max_sentences = min(max_sentences, batcher.share)
 
-    async def translate(self, request: TranslateRequest) -> list[list[Translation]]:
-        """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`."""
+    async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
+        """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
         owners, rows = await self._rows(request)
-        search = Search(self.model, Options(**request.options), request.wants_n_best)
-        if search.options.sample:
-            lengths = [max(map(len, rows), default=0)]
-            items = self.batcher.submit(Draw(search), [rows], lengths, len(rows)) if rows else []
-            hypotheses = [found for drawn in await self.batcher.results(items) for found in drawn]
-        else:
-            items = self.batcher.submit(search, rows, [len(row) for row in rows])
-            hypotheses = await self.batcher.results(items)
+        work = Search(self.model, Options(**request.options), request.wants_n_best)
+        payloads = [Row(ids, i) for i, ids in enumerate(rows)]
+        items = self.batcher.submit(work, payloads, [len(ids) for ids in rows], client=client)
+        hypotheses = await self.batcher.results(items)
         self.metrics.sentences.inc(len(request.lines))
         self.metrics.tokens.inc(sum(len(found[0].ids) for found in hypotheses))
-        return self.translator.texts(len(request.lines), owners, hypotheses)
+        if sum(map(len, request.lines)) < SHORT_TEXT:
+            return self.translator.texts(len(request.lines), owners, hypotheses)
+        return await asyncio.to_thread(self.translator.texts, len(request.lines), owners, hypotheses)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
+        self._check(request.options)
+        if len(request.lines) > self.max_sentences:
+            raise self._too_many(len(request.lines))
         if sum(map(len, request.lines)) < SHORT_TEXT:
             owners, rows = self.translator.rows(request.lines, request.overlong)
         else:  # others should not wait for it
             owners, rows = await asyncio.to_thread(self.translator.rows, request.lines, request.overlong)
-        if len(rows) > self.batcher.max_queue:
-            raise RequestError(413, f"text: {len(rows)} sentences, at most {self.batcher.max_queue}; send it in parts")
+        if len(rows) > self.max_sentences:
+            raise self._too_many(len(rows))
         return owners, rows
 
-    async def stream(self, request: TranslateRequest) -> AsyncIterator[str]:
+    def _check(self, options: dict[str, Any]) -> None:
+        """What the model bounds; one without a table of positions would write on and on."""
+        most = self.translator.config.max_positions
+        for name in ("min_new_tokens", "max_new_tokens"):
+            if (options.get(name) or 0) > most:
+                raise RequestError(400, f"{name}={options[name]}: this server takes at most {most}")
+
+    def _too_many(self, count: int) -> RequestError:
+        return RequestError(413, f"text: {count} sentences, at most {self.max_sentences}; send it in parts")
+
+    async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[str]:
         """The translation of its one line in pieces, once it is its turn. Errors are raised before the first."""
         if len(request.lines) != 1:
             raise RequestError(400, "text: one string is streamed; send several lines to /translate")
@@ -116,18 +128,18 @@ class Service:
         _, rows = await self._rows(request)
         pieces = await asyncio.to_thread(self.model.stream, line, overlong=request.overlong, **request.options)
         work = Emit(lambda piece: _tell(loop, queue, piece))
-        [item] = self.batcher.submit(work, [pieces], [sum(map(len, rows))], max(1, len(rows)))
+        length, size = sum(map(len, rows)), max(1, len(rows))
+        [item] = self.batcher.submit(work, [pieces], [length], size, client)
         item.future.add_done_callback(lambda _: queue.put_nowait(None))
-        return self._pieces(work, item, queue)
+        return self._pieces(item, queue)
 
-    async def _pieces(self, work: Emit, item: Item, queue: asyncio.Queue[str | None]) -> AsyncIterator[str]:
+    async def _pieces(self, item: Item, queue: asyncio.Queue[str | None]) -> AsyncIterator[str]:
         try:
             while (piece := await queue.get()) is not None:
                 yield piece
             await item.future
             self.metrics.sentences.inc()
         finally:
-            work.abandoned = True
             self.batcher.drop([item])
 
 

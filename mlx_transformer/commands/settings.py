@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -54,6 +54,8 @@ def _options(of: type) -> Iterator[inspect.Parameter]:
         help, _, unset = meanings[name].partition(UNSET)
         if unset:
             help, more = f"{help}.", {"show_default": unset.removesuffix(".")}
+        if isinstance(default, tuple):
+            default = []  # typer's, for an option that is given several times
         if default is True:
             name, default, help = NOT + name, False, f"Do not {help[0].lower()}{help[1:]}"
         option = typer.Option(f"--{name.replace('_', '-')}", help=help, **more)
@@ -66,6 +68,8 @@ def _bare(hint: Any) -> Any:
     parts = get_args(hint)
     if get_origin(hint) is Annotated:
         return _bare(parts[0])
+    if get_origin(hint) is Sequence:
+        return list[parts[0]]
     if NoneType in parts:
         return _bare(parts[0]) | None
     return hint

@@ -8,9 +8,9 @@ import json
 import threading
 
 from starlette.testclient import TestClient
-from waiting import PATIENCE, until
+from waiting import until
 
-from export.serve.app import App
+from export.serve.app import DEFAULTS, App
 from export.serve.batching import Batcher
 
 LINES = ["one two", "", "three. four five six!", "größer, 東京", "x", "two " * 8]
@@ -18,10 +18,9 @@ STREAM = "/translate/stream"
 
 
 @contextlib.contextmanager
-def client(model, **settings):
+def client(model, settings=DEFAULTS, **given):
     """A client of a server in this process, ready."""
-    given = {"max_batch": 8, "max_wait": 0.001, "max_queue": 64, **settings}
-    app = App(lambda: model, Batcher(**given))
+    app = App(lambda: model, Batcher(**{"max_batch": 8, "max_wait": 0.001, "max_queue": 64, **given}), settings)
     with TestClient(app.asgi, raise_server_exceptions=False) as found:
         until(lambda: found.get("/health").status_code == 200)
         yield found, app
@@ -35,9 +34,16 @@ class Held:
         self.depends_on_batch = depends_on_batch
 
     def generate(self, ids, **options):
-        self.calls.append(len(ids))
-        assert self.go.wait(PATIENCE)
+        self._wait(ids, options["share"])
         return self.model.generate(ids, **options)
+
+    def search(self, ids, **options):
+        self._wait(ids, options["share"])
+        return self.model.search(ids, **options)
+
+    def _wait(self, ids, share):
+        self.calls.append(len(ids))
+        until(lambda: self.go.is_set() or share.stopped())
 
     def stream(self, line, **options):
         pieces = self.model.stream(line, **options)

@@ -21,6 +21,7 @@ from without_mlx import WITHOUT_MLX
 
 from export.__main__ import main
 from export.serve import server
+from export.serve.app import ENDING
 from export.serve.batching import Batcher
 
 
@@ -77,7 +78,7 @@ OnnxTransformer.generate = held
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_process(folder, text_model, tmp_path, number, status):
     """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
     hold = tmp_path / "hold"
@@ -101,6 +102,39 @@ def test_process(folder, text_model, tmp_path, number, status):
         assert process.wait(PATIENCE) == status
         said = process.stderr.read()
         assert "Traceback" not in said
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_told_again_it_gives_up(folder, tmp_path, number, status):
+    """Three times in all: who waits for an answer or a stream is told so, and the log has no traceback."""
+    hold = tmp_path / "hold"
+    process, port = started(folder, before=HELD.format(file=str(hold)))
+    hold.touch()
+    try:
+        with ThreadPoolExecutor(3) as pool, socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            asked = [pool.submit(post, port, "/translate", {"text": "x"})]
+            until(lambda: json.loads(post(port, "/health")[1])["running"] == 1)
+            asked += [pool.submit(post, port, path, {"text": "one"}) for path in ("/translate", STREAM)]
+            until(lambda: json.loads(post(port, "/health")[1])["waiting"] == 2)
+            process.send_signal(number)
+            until(lambda: refused(port))
+            assert not any(answer.done() for answer in asked)
+            process.send_signal(number)
+            answers = [answer.result() for answer in asked]
+            told = {"error": ENDING}
+            assert [(code, json.loads(text)) for code, text in answers[:2]] == [(503, told)] * 2
+            assert answers[2] == (200, f"event: error\ndata: {json.dumps(told)}\n\n")
+            process.send_signal(number)
+            hold.unlink()
+            assert process.wait(PATIENCE) == status
+        said = process.stderr.read()
+        assert "Traceback" not in said
+        assert said.count("\n") <= 2, said
     finally:
         process.kill()
         process.wait()

@@ -87,7 +87,13 @@ def shared(text_model):
         (b'{"text": "x", "batch_tokens": 4}', 400, "no such setting"),
         (b'{"text": "x", "beam": 0}', 400, "beam=0 must be"),
         (b'{"text": "x", "beam": 1.5}', 400, "beam=1.5 must be"),
-        (b'{"text": "x", "beam": 65}', 400, "at most 64"),
+        (b'{"text": "x", "beam": 65}', 400, "beam=65: this server takes 1 to 64"),
+        (b'{"text": "x", "length_penalty": 11}', 400, "length_penalty=11: this server takes -10 to 10"),
+        (b'{"text": "x", "beam": 2, "length_penalty": -65536}', 400, "length_penalty=-65536: this server takes"),
+        (b'{"text": "x", "sample": true, "temperature": 1e-38}', 400, "temperature=1e-38: this server takes 0.01 to"),
+        (b'{"text": "x", "sample": true, "top_p": 1e-46}', 400, "top_p=1e-46: this server takes 0.001 to 1"),
+        (b'{"text": "x", "sample": true, "top_k": 4294967296}', 400, "top_k=4294967296: this server takes 0 to"),
+        (b'{"text": "x", "min_new_tokens": 9223372036854775808}', 400, "this server takes at most 60"),
         (b'{"text": "x", "sample": "no"}', 400, "sample: must be true or false"),
         (b'{"text": "x", "length_penalty": NaN}', 400, "length_penalty=nan must be a number"),
         (b'{"text": "x", "beam": "' + b"z" * 9000 + b'"}', 400, "zzz' must be"),
@@ -95,8 +101,8 @@ def shared(text_model):
         (b'{"text": "x", "max_new_tokens": 1000}', 400, "max_new_tokens=1000"),
         (b'{"text": ["x", "\\ud800"]}', 400, "text 2 holds a lone surrogate"),
         (json.dumps({"text": ["x", "one " * 99]}).encode(), 400, "line 2: 199 tokens, the model takes at most 60"),
-        (json.dumps({"text": ["x"] * 65}).encode(), 413, "65 lines, at most 64"),
-        (json.dumps({"text": "one two. " * 900, "overlong": "split"}).encode(), 413, "at most 64; send it in parts"),
+        (json.dumps({"text": ["x"] * 65}).encode(), 413, "65 sentences, at most 48"),
+        (json.dumps({"text": "one two. " * 900, "overlong": "split"}).encode(), 413, "at most 48; send it in parts"),
         (b"x" * (app_module.MAX_BODY + 1), 413, "more than 262144 bytes"),
     ],
 )
@@ -129,10 +135,9 @@ def test_help_and_unknown_addresses(shared):
     assert "POST /translate" in answer.json()["error"]
 
 
-def test_slow_body(text_model, monkeypatch):
-    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.05)
-    with pytest.raises(RequestError, match="not complete") as caught:
-        asyncio.run(app_module._body(SimpleNamespace(stream=forever)))
+def test_slow_body():
+    with pytest.raises(RequestError, match=r"not complete after 0\.05 s") as caught:
+        asyncio.run(app_module._body(SimpleNamespace(stream=forever, headers={}), 0.05))
     assert caught.value.status == 408
 
 
@@ -189,6 +194,6 @@ def test_not_ready_until_loaded(text_model):
 
 
 def test_settings_are_those_of_options():
-    wanted = TranslateRequest.parse(b'{"text": "x", "seed": 1, "beam": 2}', 9)
+    wanted = TranslateRequest.parse(b'{"text": "x", "seed": 1, "beam": 2}')
     assert wanted == TranslateRequest(["x"], {"beam": 2, "seed": 1}, "error", False)
-    assert TranslateRequest.parse(b'{"text": [], "n_best": 1}', 9) == TranslateRequest([], {"n_best": 1}, "error", True)
+    assert TranslateRequest.parse(b'{"text": [], "n_best": 1}') == TranslateRequest([], {"n_best": 1}, "error", True)

@@ -1,0 +1,226 @@
+"""One HTTP connection: uvicorn's, with bounds on what a stranger may send, and on the time that it may take.
+
+    idle ----> head ----> body ----> answered ----> idle           closed after:
+    idle_seconds, header_seconds, (app.py: body_seconds), WRITE_SECONDS without a reader
+
+A head that is too long or too slow, and what is no HTTP, is answered here: JSON, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .guard import Guard
+
+MAX_HEAD = 64 * 1024  # bytes of a request that are not its body
+PIECE = 16 * 1024  # bytes that are parsed at once
+FRAMING = 16  # bytes around each byte of a body that comes in tiny chunks
+MAX_PIPELINE = 32  # requests that are sent before the first is answered
+WRITE_SECONDS = 30.0  # for a client that does not read
+LINGER_SECONDS = 2.0  # in which what a client still sends is read, so that it sees why it was refused
+LINGER_BYTES = 4 << 20
+
+
+class Connection(HttpToolsProtocol):
+    """`guard`: shared by all; the other arguments are uvicorn's."""
+
+    def __init__(self, guard: Guard, header_seconds: float, idle_seconds: float, **given: Any):
+        super().__init__(**given)
+        self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
+        self.held = 0
+        self.answered: Any = None  # the request whose turn it is, of several that were sent at once
+        self.in_head = True
+        self.incomplete = False  # a request has begun and not ended
+        self.overhead = 0  # bytes since its beginning that are not its body
+        self.dropped = 0  # bytes of a body since its request was answered
+        self.left_over: int | None = None  # bytes that may yet come after the last request, and are dropped
+        self.deadline: asyncio.TimerHandle | None = None
+        self.write_deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def stays(self) -> bool:
+        return self.working or self.transport.is_closing()
+
+    @property
+    def working(self) -> bool:
+        cycle = self.cycle
+        return bool(self.pipeline) or (cycle is not None and not cycle.response_complete and not cycle.more_body)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait(self.header_seconds)
+        self.guard.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.answered is not None:  # uvicorn tells the last request of several alone
+            self.answered.disconnected = True
+            self.answered.message_event.set()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._cancel()
+        if self.write_deadline is not None:
+            self.write_deadline.cancel()
+        self.guard.release(self)
+        self.guard.remove(self)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def data_received(self, data: bytes) -> None:
+        for first in range(0, len(data), PIECE):
+            if self.transport.is_closing():
+                return
+            piece = data[first : first + PIECE]
+            if self.left_over is not None:
+                self._drop(len(piece))
+                continue
+            self.overhead += len(piece)
+            answered = self.cycle is not None and self.cycle.response_complete
+            if answered and self.incomplete and not self.in_head:  # the rest of a body that was refused
+                self._drop_within(len(piece))
+            else:
+                self.guard.hold(self, len(piece))
+                if self.left_over is not None or self.transport.is_closing():
+                    return
+            super().data_received(piece)
+            if self.transport.is_closing() or self.left_over is not None:
+                return
+            if len(self.pipeline) > MAX_PIPELINE:
+                self.transport.abort()
+            elif self.overhead > MAX_HEAD:
+                self._refuse_head()
+
+    # What the parser finds.
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.in_head = self.incomplete = True
+        if not self.working:
+            self._wait(self.header_seconds)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.in_head = False
+        self.overhead = 0
+        self._cancel()
+
+    def on_body(self, body: bytes) -> None:
+        self.overhead = max(0, self.overhead - (1 + FRAMING) * len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.incomplete, self.overhead = False, 0
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._idle()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.guard.release(self)
+        if self.transport.is_closing():
+            self._abort_later()
+        elif not self.working:
+            if self.incomplete and not self.in_head:
+                self.dropped = 0
+                self._wait(LINGER_SECONDS)
+            else:
+                self._idle()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing of ours is spoken after an upgrade: the request is answered, and what follows is not read."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+        self.left_over = LINGER_BYTES
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, msg.rstrip("."))
+
+    # What the client does not do.
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._abort_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.write_deadline is not None and not self.transport.is_closing():
+            self.write_deadline.cancel()
+            self.write_deadline = None
+
+    def give_way(self) -> None:
+        if self.left_over is None and (self.held or self.cycle is None):
+            self.refuse(503, "the server has no room for more connections; try again in 1 s", 1)
+        else:
+            self._close()
+
+    def refuse(self, status: int, message: str, retry_after: int | None = None) -> None:
+        """Answer in the application's place and read no more. Where an answer is on its way, only close."""
+        cycle = self.cycle
+        self.guard.release(self)
+        if self.pipeline or (cycle is not None and not cycle.response_complete and cycle.response_started):
+            self._close()
+            return
+        if cycle is not None and not cycle.response_complete:  # its body is not complete: nobody is to be told more
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = json.dumps({"error": message}).encode()
+        head = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
+        head += [f"content-length: {len(body)}", "connection: close"]
+        head += [f"retry-after: {retry_after}"] if retry_after else []
+        self.transport.write("\r\n".join([*head, "\r\n"]).encode() + body)
+        self.guard.refused(status)
+        self.left_over = LINGER_BYTES
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._wait(LINGER_SECONDS)
+
+    def _refuse_head(self) -> None:
+        if self.incomplete and self.in_head and len(self.url) > MAX_HEAD // 2:
+            self.refuse(414, f"the address has more than {MAX_HEAD // 2} bytes")
+        else:
+            self.refuse(431, f"the request has more than {MAX_HEAD} bytes beside its body")
+
+    def _idle(self) -> None:
+        self.guard.waits(self)
+        self._wait(self.idle_seconds)
+
+    def _wait(self, seconds: float) -> None:
+        """For as long: then it is closed."""
+        self._cancel()
+        self.deadline = self.loop.call_later(seconds, self._expired)
+
+    def _cancel(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def _expired(self) -> None:
+        if self.incomplete and self.in_head and self.left_over is None:
+            self.refuse(408, f"the request's head is not complete after {self.header_seconds:g} s")
+        else:
+            self._close()
+
+    def _drop(self, size: int) -> None:
+        assert self.left_over is not None
+        self.left_over -= size
+        if self.left_over < 0:
+            self._close()
+
+    def _drop_within(self, size: int) -> None:
+        self.dropped += size
+        if self.dropped > LINGER_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+        self._abort_later()
+
+    def _abort_later(self) -> None:
+        if self.write_deadline is None:
+            self.write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)

@@ -1,0 +1,184 @@
+"""Who is next: clients take turns, and so do the requests of a client, whatever each of them has waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+
+class Work(Protocol):
+    """What is done with items; items of equal works may share a call."""
+
+    def __call__(self, payloads: list[Any], stopped: Any) -> list[Any]:
+        """One result for each payload, in order. Runs in a thread; `stopped()` is true once nobody waits for them."""
+        ...
+
+
+@dataclass
+class Turn:
+    """The place in a row: who waits for longest is first, and who is computed for now comes after all others. What
+    arrives while a batch runs is therefore in the next one, even if who is in the running one has more."""
+
+    since: int
+    running: int = 0
+
+    def key(self) -> tuple[bool, int]:
+        return self.running > 0, self.since
+
+
+@dataclass
+class Client:
+    """Somebody who sends requests. size: sentences that wait."""
+
+    name: Hashable
+    turn: Turn
+    requests: dict[Request, None] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """Items that were submitted together, for equal work."""
+
+    client: Client
+    work: Work
+    turn: Turn
+    items: dict[Item, None] = field(default_factory=dict)  # those that wait, the oldest first
+
+
+@dataclass(eq=False)
+class Item:
+    """One payload in the queue. length: of its computation, so that neighbours share a batch; size: sentences in it."""
+
+    request: Request
+    payload: Any
+    length: int
+    size: int
+    arrived: float
+    future: asyncio.Future
+
+
+class Turns:
+    """Items that wait, and the order in which they are taken."""
+
+    def __init__(self) -> None:
+        self.clients: dict[Hashable, Client] = {}  # those that wait or are computed for
+        self.size = 0  # sentences
+        self._next = count()
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for client in self.clients.values() for request in client.requests for item in request.items)
+
+    def waiting(self, name: Hashable) -> int:
+        """Sentences of this client."""
+        return self.clients[name].size if name in self.clients else 0
+
+    def add(
+        self, name: Hashable, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int, now: float
+    ) -> list[Item]:
+        """A request of the client: payloads of `size` sentences each, whose results are the items' futures."""
+        loop, since = asyncio.get_running_loop(), next(self._next)
+        client = self.clients.setdefault(name, Client(name, Turn(since)))
+        request = Request(client, work, Turn(since))
+        items = [
+            Item(request, payload, length, size, now, loop.create_future())
+            for payload, length in zip(payloads, lengths, strict=True)
+        ]
+        request.items = dict.fromkeys(items)
+        client.requests[request] = None
+        self._count(client, sum(item.size for item in items))
+        self._forget(request)
+        return items
+
+    def first(self) -> Item | None:
+        """Whose turn it is."""
+        waiting = [client for client in self.clients.values() if client.size]
+        if not waiting:
+            return None
+        requests = min(waiting, key=lambda client: client.turn.key()).requests
+        request = min((one for one in requests if one.items), key=lambda one: one.turn.key())
+        return next(iter(request.items))
+
+    def like(self, work: Work) -> int:
+        """Sentences that wait for equal work."""
+        requests = [request for client in self.clients.values() for request in client.requests]
+        return sum(item.size for request in requests if request.work == work for item in request.items)
+
+    def take(self, first: Item, limit: int) -> list[Item]:
+        """`first` and others for equal work, at most `limit` sentences: one of each client in turn, of each of its
+        requests in turn, the nearest to `first` in length, which wastes the least padding."""
+        batch, size = [first], first.size
+        for item in self._in_turn(first):
+            if item is first:
+                continue
+            if size + item.size > limit:
+                break
+            batch.append(item)
+            size += item.size
+        for item in batch:
+            del item.request.items[item]
+            self._count(item.request.client, -item.size)
+        for turn in _turns(batch):
+            turn.running += 1
+        return batch
+
+    def done(self, batch: list[Item]) -> None:
+        """A batch that was taken has been computed: those it was for are behind all who wait."""
+        since = next(self._next)
+        for turn in _turns(batch):
+            turn.running -= 1
+            turn.since = since
+        for item in batch:
+            self._forget(item.request)
+
+    def drop(self, items: Sequence[Item]) -> None:
+        """They don't wait any more, those that still do."""
+        for item in items:
+            if item in item.request.items:
+                del item.request.items[item]
+                self._count(item.request.client, -item.size)
+                self._forget(item.request)
+
+    def _in_turn(self, first: Item) -> Iterator[Item]:
+        """All items for equal work, that of `first` in the first round."""
+
+        def of_client(client: Client) -> Iterator[Item]:
+            same = [one for one in client.requests if one.items and one.work == first.request.work]
+            same.sort(key=lambda one: one.turn.key())
+            near = lambda item: (item is not first, abs(item.length - first.length))  # noqa: E731
+            return _round_robin([iter(sorted(one.items, key=near)) for one in same])
+
+        waiting = sorted((one for one in self.clients.values() if one.size), key=lambda one: one.turn.key())
+        return _round_robin([of_client(client) for client in waiting])
+
+    def _count(self, client: Client, size: int) -> None:
+        client.size += size
+        self.size += size
+
+    def _forget(self, request: Request) -> None:
+        client = request.client
+        if not request.items and not request.turn.running:
+            client.requests.pop(request, None)
+        if not client.requests:
+            self.clients.pop(client.name, None)
+
+
+def _turns(batch: list[Item]) -> list[Turn]:
+    requests = {id(item.request): item.request for item in batch}.values()
+    clients = {id(request.client): request.client for request in requests}.values()
+    return [*(request.turn for request in requests), *(client.turn for client in clients)]
+
+
+def _round_robin(sources: list[Iterator[Item]]) -> Iterator[Item]:
+    """One of each, then the next of each, as long as there are some."""
+    while sources:
+        left = []
+        for source in sources:
+            item = next(source, None)
+            if item is not None:
+                left.append(source)
+                yield item
+        sources = left
