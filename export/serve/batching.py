@@ -19,6 +19,10 @@ LARGEST_SHARE = 0.75
 """Of the queue, that one client may fill: there is always room for another."""
 
 
+WIDE = 4
+"""Times as many hypotheses as sentences may be in a batch: wider ones take longer, and others wait for them."""
+
+
 class OverloadError(Exception):
     """There is no room. `retry_after`: seconds until there should be some."""
 
@@ -34,8 +38,9 @@ class EndingError(Exception):
 class Batcher:
     """A queue and the threads that empty it. All methods are for the event loop that it was started in.
 
-    max_batch: most sentences of a call. max_wait: most seconds that the first item waits for company when a thread is
-    idle; it waits for as many sentences as were about at the end of the last call, so that a single client never waits.
+    max_batch: most sentences of a call, fewer of those with many hypotheses. max_wait: most seconds that the first item
+    waits for company when a thread is idle; it waits for as many sentences as were about at the end of the last call,
+    so that a single client never waits.
     max_queue: most sentences waiting. workers: calls that run at the same time.
     on_batch(sentences, seconds): told of each call that ended.
     """
@@ -89,9 +94,16 @@ class Batcher:
         self.turns.drop(items)
 
     def submit(
-        self, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int = 1, client: Hashable = None
+        self,
+        work: Work,
+        payloads: Sequence[Any],
+        lengths: Sequence[int],
+        size: int = 1,
+        client: Hashable = None,
+        width: int = 1,
     ) -> list[Item]:
-        """Queue payloads, of `size` sentences each. `OverloadError` if there is no room for all of them."""
+        """Queue payloads, of `size` sentences each, each of them computed with `width` hypotheses. `OverloadError` if
+        there is no room for all of them."""
         total = size * len(payloads)
         if self.ending:
             raise EndingError
@@ -99,7 +111,7 @@ class Batcher:
             raise OverloadError(f"{self.waiting} sentences are waiting already", self.seconds_to_empty())
         if self.turns.waiting(client) + total > self.share:
             raise OverloadError(f"{self.turns.waiting(client)} of your sentences are waiting", self.seconds_to_empty())
-        items = self.turns.add(client, work, payloads, lengths, size, time.monotonic())
+        items = self.turns.add(client, work, payloads, lengths, size, width)
         self.arrival.set()
         return items
 
@@ -148,12 +160,13 @@ class Batcher:
                 await self.arrival.wait()
                 continue
             left = first.arrived + self.max_wait - time.monotonic()
-            wanted = min(self.max_batch, self.company - self.running)
+            limit = max(1, min(self.max_batch, WIDE * self.max_batch // first.request.width))
+            wanted = min(limit, self.company - self.running)
             if left > 0 and self.turns.like(first.request.work) < wanted:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.arrival.wait(), left)
                 continue
-            return self.turns.take(first, self.max_batch)
+            return self.turns.take(first, limit)
 
     async def _compute(self, batch: list[Item]) -> None:
         """Run one call, hand out its results. If it fails for several, each runs alone: one spoils no other."""

@@ -89,7 +89,8 @@ class Service:
         owners, rows = await self._rows(request)
         work = Search(self.model, Options(**request.options), request.wants_n_best)
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
-        items = self.batcher.submit(work, payloads, [len(ids) for ids in rows], client=client)
+        lengths, width = [len(ids) for ids in rows], work.options.beam
+        items = self.batcher.submit(work, payloads, lengths, client=client, width=width)
         hypotheses = await self.batcher.results(items)
         self.metrics.sentences.inc(len(request.lines))
         self.metrics.tokens.inc(sum(len(found[0].ids) for found in hypotheses))

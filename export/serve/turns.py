@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -41,10 +42,11 @@ class Client:
 
 @dataclass(eq=False)
 class Request:
-    """Items that were submitted together, for equal work."""
+    """Items that were submitted together, for equal work. width: hypotheses that a sentence of it is computed with."""
 
     client: Client
     work: Work
+    width: int
     turn: Turn
     items: dict[Item, None] = field(default_factory=dict)  # those that wait, the oldest first
 
@@ -77,12 +79,12 @@ class Turns:
         return self.clients[name].size if name in self.clients else 0
 
     def add(
-        self, name: Hashable, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int, now: float
+        self, name: Hashable, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
     ) -> list[Item]:
         """A request of the client: payloads of `size` sentences each, whose results are the items' futures."""
-        loop, since = asyncio.get_running_loop(), next(self._next)
+        now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
         client = self.clients.setdefault(name, Client(name, Turn(since)))
-        request = Request(client, work, Turn(since))
+        request = Request(client, work, width, Turn(since))
         items = [
             Item(request, payload, length, size, now, loop.create_future())
             for payload, length in zip(payloads, lengths, strict=True)

@@ -71,6 +71,23 @@ def test_clients_take_turns_whatever_they_have_sent():
     assert order([*many, ("b", 2, "xy"), ("c", 3, "z")], max_batch=2) == ["AB", "xy", "z", "CD", "EF"]
 
 
+def test_wide_searches_come_in_small_batches():
+    """A batch of 8 sentences has 32 hypotheses at most, and one sentence at least."""
+
+    async def scene(width):
+        given, batcher = Calls(), Batcher(8, 0, 100)
+        items = batcher.submit(given, "ABCDEFGH", [1] * 8, width=width)
+        batcher.start()
+        for _ in range(8):
+            given.go.release()
+        await batcher.results(items)
+        await batcher.stop()
+        return [len(batch) for batch in given.given]
+
+    sizes = {width: asyncio.run(asyncio.wait_for(scene(width), PATIENCE)) for width in (1, 4, 16, 64)}
+    assert sizes == {1: [8], 4: [8], 16: [2] * 4, 64: [1] * 8}
+
+
 def test_one_client_does_not_fill_the_queue():
     async def scene():
         batcher = Batcher(4, 0, 8)

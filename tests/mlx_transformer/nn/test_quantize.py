@@ -161,8 +161,8 @@ def test_command_line(model, tmp_path, capsys):
     main(["info", str(tmp_path / "q")])
     assert "3 bits in groups of 64" in capsys.readouterr().out
     assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")
-    assert "bits=7" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
-    assert "group_size=16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
+    assert "--bits 7" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
+    assert "--group-size 16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
     assert "is the folder that is read" in refused(capsys, "quantize", plain, plain)
     assert "no such folder" in refused(capsys, "quantize", tmp_path / "none", tmp_path / "x")
     assert "isn't quantised" in refused(capsys, "export", plain, tmp_path / "x", "--precision", "packed")
