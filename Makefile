@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -31,6 +31,8 @@ help:
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
 	@echo 'make dist           wheel and sdist in dist/, installed in empty environments and tried there'
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see mlx_transformer/training/README.md)'
+	@echo 'make soak           the server at twice its capacity for MINUTES=30, killed meanwhile; a table (ARGS="--minutes 1")'
+	@echo 'make audit          the pinned dependencies against known vulnerabilities; needs the network'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
 	@echo 'make setup          only make $(VENV); setup-dev adds the tools for tests and lint'
@@ -106,6 +108,21 @@ false-alarms: $(VENV)/.installed-dev
 # ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.
 fuzz: $(VENV)/.installed-dev
 	@PYTHONPATH=.:tests/helpers $(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+
+MINUTES ?= 30
+soak: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers:tests/soak $(BIN)/python tests/soak/soak.py --minutes $(MINUTES) $(ARGS)
+
+# In an environment of its own, so that its dependencies are not taken for ours.
+AUDIT_VENV := .venv-audit
+audit: $(AUDIT_VENV)/.installed
+	@$(BIN)/python tests/audit.py $(AUDIT_VENV)/bin/pip-audit constraints.txt
+
+$(AUDIT_VENV)/.installed: | $(VENV)/.installed
+	@$(BIN)/python -m venv --clear $(AUDIT_VENV)
+	@$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input pip-audit || \
+	  { echo 'make: audit needs the network, to install pip-audit' >&2; exit 2; }
+	@touch $@
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .
@@ -242,4 +259,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(CONSUMERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)
+	rm -rf $(VENV) $(AUDIT_VENV) $(CONSUMERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)

@@ -6,18 +6,7 @@ import ast
 
 from imports import ROOT, imports_of, modules
 
-RUNS_WHAT_IT_READS = {
-    "pickle",
-    "cPickle",
-    "marshal",
-    "shelve",
-    "dill",
-    "joblib",
-    "cloudpickle",
-    "torch",
-    "yaml",
-    "code",
-}
+RUNS_WHAT_IT_READS = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "torch", "yaml"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 
 
@@ -43,12 +32,8 @@ def test_no_module_runs_what_it_reads():
 
 def test_such_calls_are_seen():
     assert calls("mx.eval(x)\nre.compile('a')\nnumpy.load(f, allow_pickle=False)") == set()
-    assert calls("eval(x)\nnumpy.load(f, allow_pickle=y)\nrun(c, shell=True)") == {
-        "eval",
-        "run",
-        "allow_pickle",
-        "shell",
-    }
+    source = "eval(x)\nnumpy.load(f, allow_pickle=y)\nrun(c, shell=True)"
+    assert calls(source) == {"eval", "run", "allow_pickle", "shell"}
 
 
 def test_the_policy_is_where_people_look():

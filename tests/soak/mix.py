@@ -1,0 +1,78 @@
+"""What the soak asks: texts and settings drawn from a seed, the right answers computed one by one, and odd requests."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+WORDS = "one two three. four five six! größer 東京 x".split()
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {},
+    {"beam": 4},
+    {"beam": 2, "length_penalty": 1.0},
+    {"max_new_tokens": 12},
+    {"beam": 4, "n_best": 2},
+    {"sample": True, "seed": 3, "temperature": 0.9},
+]
+KEYS = [f"key-of-client-{i}" for i in range(8)]
+
+
+def requests(count: int, seed: int) -> list[dict[str, Any]]:
+    """Bodies of `count` requests."""
+    rng = random.Random(seed)
+    found = []
+    for i in range(count):
+        lines = [" ".join(rng.choices(WORDS, k=rng.randint(0, 9))) for _ in range(rng.choice([1, 1, 1, 2, 4, 8]))]
+        found.append({"text": lines[0] if len(lines) == 1 else lines, **SETTINGS[i % len(SETTINGS)]})
+    return found
+
+
+def answers(model: Any, bodies: list[dict[str, Any]]) -> list[list[str]]:
+    """The translations of each, every sentence searched alone; drawn ones with those of their request."""
+    found = []
+    for body in bodies:
+        options = {name: value for name, value in body.items() if name != "text"}
+        lines = [body["text"]] if isinstance(body["text"], str) else body["text"]
+        if options.get("sample"):
+            found.append(model.translate(lines, **options))
+        else:
+            found.append([model.n_best([line], **options)[0][0].text for line in lines])
+    return found
+
+
+def head(body: bytes, path: str = "/translate", key: str = KEYS[0], method: str = "POST", more: str = "") -> bytes:
+    """The head of a request with this body."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: soak", f"Authorization: Bearer {key}"]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", more + "\r\n" if more else "\r\n"]).encode()
+
+
+def odd() -> list[tuple[bytes, int]]:
+    """Requests that nobody should send, and the status of their answers."""
+
+    def post(body: bytes, **given: Any) -> bytes:
+        return head(body, **given) + body
+
+    def asked(**body: Any) -> bytes:
+        return post(json.dumps({"text": "x", **body}).encode())
+
+    return [
+        (post(b""), 400),
+        (post(b"\xff\xfe"), 400),
+        (post(b"[" * 50_000), 400),
+        (post(b'{"text": ' + b"9" * 5000 + b"}"), 400),
+        (asked(beam=10**9), 400),
+        (asked(length_penalty=65536), 400),
+        (asked(min_new_tokens=2**63), 400),
+        (asked(text=["x"] * 5000), 413),
+        (asked(text="\ud800"), 400),
+        (post(b"x" * 300_000), 413),
+        (post(b"{}", path="/nowhere"), 404),
+        (post(b"{}", method="DELETE"), 405),
+        (post(b"{}", key="wrong"), 401),
+        (post(b"{}", more="X-Filler: " + "y" * 100_000), 431),
+        (b"GET /" + b"z" * 100_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 3, 400),  # TLS
+        (b"GET / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+    ]

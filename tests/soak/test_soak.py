@@ -1,0 +1,61 @@
+"""The soak's verdict: what ends with 1; and what it asks is what it means to ask."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import mix
+import pytest
+import soak
+from serving import client
+
+GOOD = {"capacity": 9.0, "counts": {"plain": 3, "accepted": 2, "refused": 1}, "seconds": [0.1, 0.2], "health": [0.01]}
+
+
+def told(result, memory, said=()):
+    server = SimpleNamespace(lives=[[50.0], memory], said=list(said), excused=lambda moment: moment < 100)
+    return soak.report(server, {**GOOD, "cut": [], "wrong": [], **result}, 0)
+
+
+def test_what_is_good(capsys):
+    assert told({"cut": [99.0]}, [100.0] * 40 + [109.0] * 40) == 0
+    table = capsys.readouterr().out
+    assert "latency of accepted          p50 100, p99 100, max 200 ms" in table
+    assert "broken by a kill, otherwise  1, 0" in table
+    assert "memory, last life            begin 100, max 109, end 109 MB" in table
+
+
+@pytest.mark.parametrize(
+    ("result", "memory", "said"),
+    [
+        ({"wrong": ["x: 200"]}, [100.0] * 9, ()),
+        ({"cut": [100.0]}, [100.0] * 9, ()),
+        ({}, [100.0] * 40 + [200.0] * 40, ()),
+        ({}, [100.0] * 9, ["ERROR a fault"]),
+        ({"counts": {"unanswered": 1}}, [100.0] * 9, ()),
+        ({"seconds": []}, [100.0] * 9, ()),
+    ],
+    ids=["wrong", "broken", "grown", "fault", "unanswered", "nothing"],
+)
+def test_what_is_not(result, memory, said, capsys):
+    assert told(result, memory, said) == 1
+    assert "wrong answers" in capsys.readouterr().out
+
+
+def test_when_a_connection_may_break(tmp_path):
+    server = soak.Server(tmp_path, tmp_path)
+    server.down.append((1000.0, 1005.0))
+    assert [server.excused(moment) for moment in (990.0, 999.0, 1003.0, 1006.0, 1010.0)] == [0, 1, 1, 1, 0]
+
+
+def test_requests_have_right_answers_and_odd_ones_are_odd(text_model):
+    bodies = mix.requests(14, seed=2)
+    assert bodies == mix.requests(14, seed=2)
+    with client(text_model, max_queue=600) as (http_, _):
+        for body, expected in zip(bodies, mix.answers(text_model, bodies), strict=True):
+            assert http_.post("/translate", json=body).json()["translations"] == expected
+        for whole, status in mix.odd():
+            start, _, body = whole.partition(b"\r\n\r\n")
+            if start.startswith((b"POST", b"DELETE")) and status not in (401, 431):
+                method, path = start.split()[:2]
+                assert http_.request(method.decode(), path.decode(), content=body).status_code == status
