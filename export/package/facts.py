@@ -13,12 +13,15 @@ Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 
 
 
 def graph_facts(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """{file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...]}} of FOLDER/*.onnx and
-    FOLDER/onnx/*.onnx, in the order of their names; inputs and outputs are (name, type, shape).
+    """{file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}} of
+    FOLDER/*.onnx and FOLDER/onnx/*.onnx, in the order of their names, or of one file; inputs and outputs are
+    (name, type, shape).
 
     Nodes inside the branches of If are counted. Raises `UserError` for a file that is no ONNX model.
     """
     folder = Path(folder)
+    if folder.is_file():
+        return {folder.name: _facts(folder)}
     files = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
     return {str(file.relative_to(folder)): _facts(file) for file in files}
 
@@ -34,6 +37,7 @@ def _facts(file: Path) -> dict[str, Any]:
         "opset": next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
         "inputs": [_value(value) for value in model.graph.input if value.name not in weights],
         "outputs": [_value(value) for value in model.graph.output],
+        "metadata": {entry.key: entry.value for entry in model.metadata_props},
     }
 
 

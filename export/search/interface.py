@@ -12,6 +12,8 @@ PRECISION = "mlx_transformer.precision"
 """Likewise: one of `precision.PRECISIONS`."""
 ACTIVATIONS = "mlx_transformer.activations"
 """Likewise: one of `precision.ACTIVATIONS`, where the precision leaves the choice."""
+TOKENIZER = "mlx_transformer.tokenizer"
+"""Likewise: the tokenizer.json of a model that has one, by which whoever runs the file handles text and long lines."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
 

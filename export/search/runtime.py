@@ -5,7 +5,8 @@ Shapes: B sentences, S source, n = n_best, T longest output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,18 +28,19 @@ from mlx_transformer.generation.options import (
     expected_tokens,
     length_limits,
 )
-from mlx_transformer.generation.search import batches
+from mlx_transformer.generation.search import Done, batches
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import verify_file
 
-from .interface import ACTIVATIONS, CONFIG, DEFAULTS, TEXT_DOMAIN
+from .interface import ACTIVATIONS, CONFIG, DEFAULTS, TEXT_DOMAIN, TOKENIZER
 
 if TYPE_CHECKING:
-    from mlx_transformer.generation.translate import Translation
+    from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
 EXTENSIONS = "onnxruntime_extensions"
+REPLACEMENT = "\ufffd"  # of a character that was cut
 OWN = ("max_new_tokens", "rows", "seed")  # inputs that aren't simply an option's value
 
 
@@ -48,7 +50,7 @@ class SearchModel:
         model = SearchModel("model.onnx")
         model.generate([[17, 5, 2]], beam=4)                  # [[ids]]
         model.search([[17, 5, 2]], beam=4, n_best=2)          # [[Hypothesis(ids, score), ...]]
-        SearchModel("text.onnx").translate(["a line"])        # exported with text
+        model.translate(["a line"])                           # exported with text, or of a model with a tokenizer
 
     Raises `UserError` for a file that isn't one, and for the arguments as `generation.search.search` does.
     """
@@ -67,7 +69,8 @@ class SearchModel:
         if verify:
             verify_file(self.path)
         self.session = _opened(self.path, threads, providers)
-        metadata = self.session.get_modelmeta().custom_metadata_map
+        self.metadata: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
+        metadata = self.metadata
         if CONFIG not in metadata:
             raise UserError(f"{path}: isn't a search graph of this project: write one with export_search")
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
@@ -83,19 +86,26 @@ class SearchModel:
         """New token ids of each input's best output."""
         return [hypotheses[0].ids for hypotheses in self.search(ids, **options)]
 
-    def search(self, ids: Ids, **options: Any) -> list[list[Hypothesis]]:
-        """The `n_best` best outputs of each input, best first. options: the fields of `Options`."""
-        self._check(False, "ids", "translate")
+    def search(self, ids: Ids, *, done: Done | None = None, **options: Any) -> list[list[Hypothesis]]:
+        """The `n_best` best outputs of each input, best first. done: told the share that is finished. options: the
+        fields of `Options`."""
+        if self.takes_text:
+            raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         chosen = self._options(options)
         rows = check_ids(ids, self.config.source_vocab_size)
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
         results: list[list[Hypothesis]] = [[] for _ in rows]
         lengths = np.array([len(row) for row in rows], int)
+        finished = 0
         for index in batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen):
             hypotheses = self._run(index, [rows[i] for i in index], limits[index], chosen)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
-        _check_finite(results, "source row")
+            finished += len(index)
+            if done is not None:
+                done(finished / len(rows))
+        for i, best in enumerate(results):
+            _check_finite(best, f"source row {i}")
         return results
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
@@ -105,34 +115,102 @@ class SearchModel:
         check_single(options)
         return [translations[0].text for translations in self.n_best(lines, **options)]
 
-    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
-        """The `n_best` translations of each line with their scores. For a file exported with text."""
-        from mlx_transformer.generation.translate import Translation, as_lines  # not at the top: see `..runtime`
+    def n_best(
+        self,
+        lines: Sequence[str],
+        *,
+        overlong: Overlong = "error",
+        first_line: int = 1,
+        scored: bool = True,
+        on_overlong: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> list[list[Translation]]:
+        """The `n_best` translations of each line with their scores; as `generation.translate.Translator` has it.
+
+        In a file exported with text the tokenizer is the graph's; else it is this process's.
+        """
+        from mlx_transformer.generation.translate import as_lines, join  # not at the top: see `..runtime`
+
+        lines = as_lines(lines)
+        if not self.takes_text:
+            given: dict[str, Any] = {"overlong": overlong, "first_line": first_line, "scored": scored}
+            return self.translator.n_best(lines, on_overlong=on_overlong, **given, **options)
+        owners, pieces = self._pieces(lines, overlong, first_line, on_overlong)
+        results = self._translated(pieces, [first_line + owner for owner in owners], **options)
+        return join(len(lines), owners, results)
+
+    def rows(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
+        """Check the lines: `UserError` for what can't be translated."""
+        if self.takes_text:
+            self._pieces(lines, overlong, first_line, None)
+        else:
+            self.translator.rows(lines, overlong, first_line)
+
+    def stream(self, line: str, **options: Any) -> Iterator[str]:
+        raise UserError(f"{self.path}: the search is in the file, which gives whole lines alone: leave out stream=True")
+
+    @cached_property
+    def translator(self) -> Translator:
+        """For a file that takes ids; `UserError` where it has no tokenizer."""
+        from mlx_transformer.generation.translate import Translator
+        from mlx_transformer.spec.tokenizer import Tokenizer
+
+        if TOKENIZER not in self.metadata:
+            raise UserError(f"{self.path}: takes ids, and holds no tokenizer: call generate, or export the model again")
+        tokenizer = Tokenizer(self.metadata[TOKENIZER])
+        return Translator(self.config, tokenizer, self.search, str(self.path), self.generate)
+
+    def _pieces(
+        self, lines: Sequence[str], overlong: Overlong, first_line: int, on_overlong: Callable[[int], None] | None
+    ) -> tuple[list[int], list[str]]:
+        """What is given to the graph for lines of text, and the index of the line each belongs to."""
+        from mlx_transformer.generation.translate import as_lines
         from mlx_transformer.spec.tokenizer import unicode_texts
 
-        self._check(True, "text", "generate")
-        chosen = self._options(options)
-        lines = list(unicode_texts(as_lines(lines)))
-        for i, line in enumerate(lines):
+        owners, pieces = [], []
+        for i, line in enumerate(unicode_texts(as_lines(lines))):
             if "\0" in line:
-                raise UserError(f"line {i + 1}: holds a NUL character, at which a string of ONNX Runtime ends")
+                if overlong == "error":
+                    number = first_line + i
+                    raise UserError(f"line {number}: holds a NUL character, at which a string of ONNX Runtime ends")
+                line = line.replace("\0", "")
+            new = [line]
+            # No token is shorter than a byte.
+            if len(line.encode()) >= self.config.max_positions and TOKENIZER in self.metadata:
+                long: list[int] = []
+                _, rows = self.translator.rows([line], overlong, first_line + i, long.append)
+                if long:
+                    new = [self.translator.tokenizer.decode(row).rstrip(REPLACEMENT) for row in rows]
+                    if on_overlong is not None:
+                        on_overlong(first_line + i)
+            owners += [i] * len(new)
+            pieces += new
+        return owners, pieces
+
+    def _translated(
+        self, lines: Sequence[str], numbers: Sequence[int], *, done: Done | None = None, **options: Any
+    ) -> list[list[Translation]]:
+        """Of lines that the graph takes; numbers: of theirs in messages."""
+        from mlx_transformer.generation.translate import Translation
+
+        chosen = self._options(options)
         limit = np.array([chosen.max_new_tokens or 0])
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
         results: list[list[Translation]] = [[] for _ in lines]
         limits = sizes + EXTRA_TOKENS
+        finished = 0
         for index in batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen):
             text = np.array([lines[i] for i in index], object)
             feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": index}
             texts, scores = self._outputs(["translations", "scores"], feeds)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
-        _check_finite(results, "line")
+            finished += len(index)
+            if done is not None:
+                done(finished / len(lines))
+        for number, best in zip(numbers, results, strict=True):
+            _check_finite(best, f"line {number}")
         return results
-
-    def _check(self, text: bool, passed: str, method: str) -> None:
-        if self.takes_text != text:
-            taken = "text" if self.takes_text else "ids"
-            raise UserError(f"{self.path}: takes {taken}, not {passed}: call {method}, or export it the other way")
 
     def _options(self, options: dict[str, Any]) -> Options:
         chosen = Options(**options)
@@ -177,11 +255,9 @@ def _opened(
         raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
 
 
-def _check_finite(results: Sequence[Sequence[Hypothesis | Translation]], what: str) -> None:
-    first = 1 if what == "line" else 0
-    for i, best in enumerate(results, first):
-        if not best or not np.isfinite(best[0].score):
-            raise UserError(f"{what} {i}: the model's logits are not finite; check its weights")
+def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
+    if not best or not np.isfinite(best[0].score):
+        raise UserError(f"{what}: the model's logits are not finite; check its weights")
 
 
 def feeds_of(options: Options) -> dict[str, np.ndarray]:

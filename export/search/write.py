@@ -25,7 +25,7 @@ from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 
 from .graph import search_model
-from .interface import ACTIVATIONS, PRECISION, SOURCE
+from .interface import ACTIVATIONS, PRECISION, SOURCE, TOKENIZER
 from .placement import move_inside
 from .steps import STEPS
 
@@ -78,6 +78,8 @@ def export_search(
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     change(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
+    if tokenizer is not None:
+        model.metadata_props[TOKENIZER] = tokenizer
     if precision in IN_BLOCKS:
         model.metadata_props[ACTIVATIONS] = multiplied
     if PRECISIONS[precision].form == "packed":

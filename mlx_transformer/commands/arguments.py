@@ -12,7 +12,9 @@ Backend = Literal["mlx", "onnx"]
 PenaltyForm = Literal["gnmt", "length"]
 Overlong = Literal["error", "truncate", "split", "skip"]
 
-Model = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
+Model = Annotated[
+    Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")
+]
 Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
 Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]

@@ -107,8 +107,8 @@ def validate(
     raise typer.Exit(validate_command(checkpoint, onnx, **vars(settings)))
 
 
-def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder or an ONNX folder.")]) -> None:
-    """Describe a folder: what it is, its config, sizes and parameters."""
+def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, an ONNX folder or file.")]) -> None:
+    """Describe a model: what it is, its config, sizes and parameters."""
     from export.package.facts import graph_facts
 
     from .info import describe

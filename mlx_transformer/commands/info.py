@@ -15,7 +15,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
-from mlx_transformer.spec.manifest import MANIFEST, verify_files
+from mlx_transformer.spec.manifest import MANIFEST, verify_file, verify_files
 from mlx_transformer.spec.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.spec.quantization import described
 from mlx_transformer.spec.tokenizer import Tokenizer
@@ -24,11 +24,40 @@ Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
 
 def describe(path: Path, graph_facts: Facts) -> RenderableType:
-    """Tables about a checkpoint, a run's folder or an ONNX folder; `UserError` if it is none of these or damaged.
+    """Tables about a checkpoint, a run's folder, an ONNX folder, or one ONNX file with the search inside; `UserError`
+    if it is none of these or damaged.
 
     `graph_facts` is `export.package.facts.graph_facts`, or a function like it.
     """
+    if path.is_file():
+        return _file(path, graph_facts)
     return _onnx(path, graph_facts) if is_onnx_folder(path) else _checkpoint(path)
+
+
+def _file(path: Path, graph_facts: Facts) -> RenderableType:
+    from export.search.interface import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER
+
+    if path.suffix != ".onnx":
+        raise UserError(f"{path}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
+    verify_file(path)
+    graphs = graph_facts(path)
+    (graph,) = graphs.values()
+    metadata, data = graph["metadata"], path.with_name(f"{path.name}_data")
+    facts = {"kind": "ONNX model, not of this project", "file": str(path)}
+    sizes = {file.name: f"{file.stat().st_size:,} bytes" for file in (path, data) if file.is_file()}
+    if CONFIG not in metadata:
+        return Group(_table({**facts, **sizes}), *_graphs(graphs))
+    takes_text = "text" in {name for name, *_ in graph["inputs"]}
+    facts["kind"] = "search in one ONNX file"
+    facts["takes"] = "text" if takes_text else "ids; text by the tokenizer in it" if TOKENIZER in metadata else "ids"
+    facts["precision"] = metadata.get(PRECISION, "float32")
+    if ACTIVATIONS in metadata:
+        facts["activations"] = metadata[ACTIVATIONS]
+    try:
+        config = TransformerConfig.from_json(metadata[CONFIG])
+    except UserError as error:
+        raise UserError(f"{path}: {error}; write it again with export --search") from error
+    return Group(_table({**facts, **sizes}), _config(config), *_graphs(graphs))
 
 
 def _checkpoint(path: Path) -> RenderableType:

@@ -82,7 +82,7 @@ def _translator(model: Path, runtime: RuntimeSettings) -> Any:
     from mlx_transformer.spec.folders import is_onnx_folder
 
     if model.is_file():
-        raise UserError(f"{model}: is a file; give a folder (export.SearchModel runs what `export --search` wrote)")
+        return _search_model(model, runtime)
     onnx = is_onnx_folder(model)
     if runtime.backend == "onnx" and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
@@ -105,3 +105,15 @@ def _translator(model: Path, runtime: RuntimeSettings) -> Any:
         raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
 
     return MlxTranslator(*load(model, runtime.verify))
+
+
+def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
+    if file.suffix != ".onnx":
+        raise UserError(f"{file}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
+    if runtime.backend == "mlx":
+        raise UserError(f"{file}: runs with --backend onnx; MLX needs the checkpoint folder")
+    if runtime.precision is not None:
+        raise UserError(f"{file}: is of one precision; leave out --precision")
+    from export import SearchModel
+
+    return SearchModel(file, threads=runtime.threads, verify=runtime.verify)

@@ -201,8 +201,8 @@ def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
             file.seek(0)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-        rows = getattr(getattr(translator, "translator", translator), "rows", None)
-        if overlong == "error" and rows is not None:
+        if overlong == "error":
+            rows = getattr(translator, "rows", None) or translator.translator.rows
             reader, first = LineReader(file, str(path), quiet=True), 1
             for part in reader.parts():
                 rows(part, overlong, first)

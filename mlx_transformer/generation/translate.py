@@ -104,12 +104,12 @@ class Translator:
 
     def texts(self, lines: int, owners: Sequence[int], hypotheses: list[list[Hypothesis]]) -> list[list[Translation]]:
         """The translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
-        found: list[list[Translation]] = [[] for _ in range(lines)]
-        for i, row in zip(owners, hypotheses, strict=True):
-            texts = self.tokenizer.decode_batch([h.ids for h in row])
-            new = [Translation(text, h.score) for text, h in zip(texts, row, strict=True)]
-            found[i] = _joined(found[i], new) if found[i] else new
-        return [translations or [Translation("", 0.0)] for translations in found]
+        texts = (self.tokenizer.decode_batch([h.ids for h in row]) for row in hypotheses)
+        pieces = [
+            [Translation(text, h.score) for text, h in zip(decoded, row, strict=True)]
+            for decoded, row in zip(texts, hypotheses, strict=True)
+        ]
+        return join(lines, owners, pieces)
 
     def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
         """The ids of the line, or of its pieces, none of them longer than the model takes."""
@@ -168,6 +168,11 @@ def check_single(options: Mapping[str, Any]) -> None:
         raise UserError(f"n_best={options['n_best']!r:.60}: translate returns the best alone; n_best returns several")
 
 
-def _joined(first: list[Translation], second: list[Translation]) -> list[Translation]:
-    """The k-th best of one piece with the k-th best of the next."""
-    return [Translation(f"{a.text} {b.text}", a.score + b.score) for a, b in zip(first, second, strict=False)]
+def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]]) -> list[list[Translation]]:
+    """The translations of so many lines from those of their pieces, in order: the k-th best of one with the k-th best
+    of the next. A line without any is empty."""
+    found: list[list[Translation]] = [[] for _ in range(lines)]
+    for i, new in zip(owners, pieces, strict=True):
+        both = zip(found[i], new, strict=False)
+        found[i] = [Translation(f"{a.text} {b.text}", a.score + b.score) for a, b in both] if found[i] else new
+    return [translations or [Translation("", 0.0)] for translations in found]

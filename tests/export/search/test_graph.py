@@ -254,7 +254,7 @@ def test_errors_say_what_to_do(tmp_path):
     graph = SearchModel(export_search(checkpoint, tmp_path / "a.onnx"))
     with pytest.raises(UserError, match="row 0, position 1: id 99 is outside the vocabulary"):
         graph.generate([[4, 99, 2]])
-    with pytest.raises(UserError, match="takes ids, not text: call generate"):
+    with pytest.raises(UserError, match="takes ids, and holds no tokenizer: call generate"):
         graph.translate(["a line"])
     with pytest.raises(UserError, match="max_new_tokens=90: source row 0 leaves room for 70 tokens"):
         graph.generate([[4, 2]], max_new_tokens=90)

@@ -15,6 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 from export.__main__ import main as build
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
+from export.search.interface import TOKENIZER
 from export.search.text import PIECES, WORDS, TextOps, _split
 from export.targets.graph import GraphBuilder
 from mlx_transformer import cli
@@ -206,6 +207,23 @@ def test_translations(model, tokenizer, corpus, tmp_path, options):
     assert graph.translate(lines, **options) == [row[0].text for row in translations]
 
 
+@pytest.mark.parametrize("text", [True, False], ids=["text", "ids"])
+def test_long_lines_as_on_the_host(model, tokenizer, tmp_path, text):
+    mlx, checkpoint = model
+    graph = SearchModel(export_search(checkpoint, tmp_path / "one.onnx", text=text), threads=1)
+    host = Translator(mlx.config, tokenizer, mlx.search)
+    lines = ["one two", "3 Feb. 1999 " * 40, "", "größe" * 90, "x"]
+    for overlong in ("split", "truncate", "skip"):
+        told, expected = [], []
+        options = {"overlong": overlong, "first_line": 7, "max_new_tokens": 9}
+        found = graph.n_best(lines, on_overlong=told.append, **options)
+        others = host.n_best(lines, on_overlong=expected.append, **options)
+        assert [[t.text for t in row] for row in found] == [[t.text for t in row] for row in others]
+        assert told == expected == [8, 10]
+    with pytest.raises(UserError, match="line 8: "):
+        graph.rows(lines, "error", 7)
+
+
 def test_errors(model, tokenizer, tmp_path, monkeypatch):
     _, checkpoint = model
     graph = SearchModel(export_search(checkpoint, tmp_path / "text.onnx", text=True), threads=1)
@@ -213,6 +231,12 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
         graph.translate(["a", "b\0c"])
     with pytest.raises(UserError, match="takes text, not ids: call translate"):
         graph.generate([[4, 2]])
+    with pytest.raises(UserError, match=r"line 2: .* the model takes at most"):
+        graph.translate(["a", "1 " * 150])
+    with pytest.raises(UserError, match="takes a list of lines"):
+        graph.translate("one")
+    assert graph.translate(line for line in ["a", "b"]) == graph.translate(["a", "b"])
+    del graph.metadata[TOKENIZER]  # a file of an earlier version
     with pytest.raises(UserError, match="a sentence may be too long"):
         graph.translate(["1 " * 150])
     monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)

@@ -83,6 +83,33 @@ def test_scores_and_json(call, made):
         assert [f"{t['score']:.4f}" for t in row["translations"]] == [score for score in cells[1::2] if score]
 
 
+@pytest.mark.parametrize("inside", ["--search", "--text"])
+def test_one_file_with_the_search(call, made, tmp_path, inside):
+    if inside == "--text":
+        pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
+    file = tmp_path / "one.onnx"
+    assert call("export", made / "model", file, inside)[0] == 0
+    options = ["--beam", 3, "--max-new-tokens", 8]
+    text = f"{TEXT}{'one ' * 100}\n"
+    expected = call("translate", made / "onnx", *options, stdin=text)
+    assert call("translate", file, *options, stdin=text) == expected
+    (tmp_path / "in").write_text(TEXT, encoding="utf-8")
+    files = ["--source", tmp_path / "in", "--reference", tmp_path / "in", *options]
+    scores = [json.loads(call("evaluate", model, *files)[1]) | {"model": ""} for model in (made / "onnx", file)]
+    assert scores[0] == scores[1]
+    status, out, said = call("info", file)
+    assert (status, said) == (0, "")
+    for word in ("search in one ONNX file", "float32", "d_model", "scores", "opset"):
+        assert word in out
+    assert ("text by the tokenizer in it" in out) == (inside == "--search")
+    refused(call("translate", file, "x", "--stream"), "leave out --stream")
+    refused(call("translate", file, "x", "--backend", "mlx"), "MLX needs the checkpoint folder")
+    refused(call("serve", file), "is a file; give a folder that `export` wrote without --search")
+    (tmp_path / "bad.onnx").write_text("x")
+    refused(call("translate", tmp_path / "bad.onnx", "x"), "bad.onnx: ONNX Runtime can't open it")
+    refused(call("info", tmp_path / "bad.onnx"), "bad.onnx: cannot be read as an ONNX model")
+
+
 def test_text_as_an_argument(call, made):
     expected = call("translate", made / "onnx", stdin="one two\nthree\n")[1]
     assert call("translate", made / "onnx", "one two", "three") == (0, expected, "")
