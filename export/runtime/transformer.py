@@ -22,6 +22,7 @@ from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+from mlx_transformer.generation.likelihood import log_probabilities
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
 from mlx_transformer.spec.errors import UserError
@@ -116,6 +117,10 @@ class OnnxTransformer:
         from mlx_transformer.generation.stream import stream
 
         return stream(self.graphs, self.translator, line, overlong=overlong, **options)  # type: ignore[arg-type]
+
+    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
+        """Log p of every token of each target; see `generation.likelihood.log_probabilities`."""
+        return log_probabilities(self.graphs, ids, targets, **options)  # type: ignore[arg-type]
 
     @cached_property
     def translator(self) -> Translator:

@@ -21,6 +21,7 @@ ALL = {
     "train": training.train,
     "translate": text.translate,
     "evaluate": text.evaluate,
+    "score": text.score,
     "export": exporting.export,
     "validate": exporting.validate,
     "serve": text.serve,
@@ -31,7 +32,7 @@ ALL = {
 }
 ONNX = {
     "build": exporting.export,
-    **{name: ALL[name] for name in ("validate", "translate", "evaluate", "serve", "info")},
+    **{name: ALL[name] for name in ("validate", "translate", "evaluate", "score", "serve", "info")},
 }
 PROGRAMS = {
     "mlx-transformer": (

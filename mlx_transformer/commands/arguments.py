@@ -11,6 +11,7 @@ import typer
 Backend = Literal["mlx", "onnx"]
 PenaltyForm = Literal["gnmt", "length"]
 Overlong = Literal["error", "truncate", "split", "skip"]
+OverlongPair = Literal["error", "skip"]
 
 Model = Annotated[
     Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")

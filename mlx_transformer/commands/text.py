@@ -11,7 +11,16 @@ import typer
 from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
 
-from .arguments import Model, Onnx, Overlong, RuntimeSettings, SearchSettings, TextSettings, TranslateSettings
+from .arguments import (
+    Model,
+    Onnx,
+    Overlong,
+    OverlongPair,
+    RuntimeSettings,
+    SearchSettings,
+    TextSettings,
+    TranslateSettings,
+)
 from .settings import with_settings
 
 OverlongOption = Annotated[
@@ -58,15 +67,60 @@ def evaluate(
     search: SearchSettings,
     overlong: OverlongOption = "error",
     runtime: RuntimeSettings,
+    output: Annotated[Path | None, typer.Option(help="Keep the translations in this file, one a line.")] = None,
 ) -> None:
     """Score translations: JSON with sacreBLEU (and its signature), chrF and exact match."""
     from mlx_transformer.data.corpus import read_parallel
+    from mlx_transformer.generation.lines import one_line
     from mlx_transformer.scoring import score
+    from mlx_transformer.spec.durable import write_text
+    from mlx_transformer.spec.progress import quiet_progress
 
     options = search.options()  # checked before the files and the model are read
     text = read_parallel(source, reference)
-    hypotheses = _translator(model, runtime).translate(text.source, overlong=overlong, **options)
-    print(json.dumps({"model": str(model), **options, **score(hypotheses, text.target)}, indent=2, ensure_ascii=False))
+    if output is not None:
+        for read in (source, reference):
+            if output.exists() and output.samefile(read):
+                raise UserError(f"{output}: is read as well: choose another output")
+    long: list[int] = []
+    with quiet_progress("evaluate") as report:
+        found = _translator(model, runtime).n_best(
+            text.source,
+            overlong=overlong,
+            scored=False,
+            on_overlong=long.append,
+            done=lambda share: report(share, f"{round(share * len(text)):,} of {len(text):,} lines"),
+            **options,
+        )
+    hypotheses = [best[0].text for best in found]
+    if output is not None:
+        write_text(output, "".join(f"{one_line(line)}\n" for line in hypotheses))
+    treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
+    results = {"model": str(model), **options, **treated, **score(hypotheses, text.target)}
+    print(json.dumps(results, indent=2, ensure_ascii=False))
+
+
+@with_settings
+def score(
+    model: Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")],
+    *,
+    source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
+    target: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    output: Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Write each pair as JSON, with its tokens.")] = False,
+    overlong: Annotated[
+        OverlongPair, typer.Option(help="A pair that is longer than the model takes ends the command, or stays empty.")
+    ] = "error",
+    runtime: RuntimeSettings,
+) -> None:
+    """Log-probabilities of given translations: a line each, the sum, a tab, and those of the tokens."""
+    from mlx_transformer.generation.pairs import score_pairs
+
+    if model.is_file():
+        raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
+    scorer = _translator(model, runtime)
+    translator = getattr(scorer, "translator", scorer)
+    score_pairs(scorer, translator.tokenizer, source, target, output, json=json, overlong=overlong)
 
 
 @with_settings

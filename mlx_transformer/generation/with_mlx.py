@@ -17,6 +17,7 @@ from mlx_transformer.device import choices
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from . import likelihood
 from . import search as shared
 from .arrays import Arrays
 from .options import Hypothesis, Ids
@@ -150,6 +151,12 @@ def search(model: Network, ids: Ids, prefix: Ids | None = None, **options: Any) 
         return shared.search(MlxModel(model), ids, prefix, **options)
 
 
+def log_probabilities(model: Network, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
+    """Log p of every token of each target; see `generation.likelihood.log_probabilities`."""
+    with evaluating(model):
+        return likelihood.log_probabilities(MlxModel(model), ids, targets, **options)
+
+
 @contextmanager
 def evaluating(model: Network) -> Iterator[None]:
     """Without dropout; afterwards the model is in the mode it was in."""
@@ -177,6 +184,10 @@ class MlxTranslator(Translator):
     def __init__(self, model: Network, tokenizer: Tokenizer | None):
         super().__init__(model.config, tokenizer, partial(search, model), generate=partial(generate, model))
         self.model = model
+
+    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
+        """Log p of every token of each target; see `generation.likelihood.log_probabilities`."""
+        return log_probabilities(self.model, ids, targets, **options)
 
     def stream(self, line: str, **options: Any) -> Iterator[str]:
         """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""

@@ -165,6 +165,47 @@ def test_evaluate_prints_json_alone(call, made, tmp_path):
     assert json.loads(call("evaluate", made / "model", *files, "--beam", 4, "--max-new-tokens", 1)[1])["beam"] == 4
 
 
+def test_evaluate_keeps_the_translations(call, made, tmp_path):
+    (tmp_path / "source").write_text(TEXT, encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--reference", tmp_path / "source"]
+    assert call("evaluate", made / "onnx", *files, "--output", tmp_path / "kept")[0] == 0
+    assert (tmp_path / "kept").read_text(encoding="utf-8") == call("translate", made / "onnx", stdin=TEXT)[1]
+    refused(call("evaluate", made / "onnx", *files, "--output", tmp_path / "source"), "is read as well")
+    (tmp_path / "source").write_text("one " * 100 + "\ntwo\n")
+    found = json.loads(call("evaluate", made / "onnx", *files, "--overlong", "split")[1])
+    assert found["overlong"] == {"lines": 1, "treated_by": "split"}
+
+
+def test_score(call, made, tmp_path):
+    (tmp_path / "source").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "target").write_text("".join(reversed(TEXT.splitlines(True))), encoding="utf-8")
+    files = ["--source", tmp_path / "source", "--target", tmp_path / "target"]
+    found = {}
+    for name in ("model", "onnx"):
+        status, out, said = call("score", made / name, *files)
+        assert (status, said) == (0, "")
+        found[name] = [[float(cell) for cell in line.replace("\t", " ").split()] for line in out.splitlines()]
+        rows = [json.loads(line) for line in call("score", made / name, *files, "--json")[1].splitlines()]
+        assert [row["source"] for row in rows] == LINES
+        assert [row["target"] for row in rows] == LINES[::-1]
+        for row, (total, *parts) in zip(rows, found[name], strict=True):
+            assert row["tokens"][-1] == "</s>"
+            assert len(row["tokens"]) == len(parts)
+            assert row["log_p"] == pytest.approx(sum(row["token_log_p"]))
+            assert parts == [round(value, 4) for value in row["token_log_p"]]
+            assert total == pytest.approx(sum(parts), abs=1e-3)
+            assert total < 0
+    for one, other in zip(found["model"], found["onnx"], strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
+    assert call("score", made / "onnx", *files, "--output", tmp_path / "out")[:2] == (0, "")
+    assert (tmp_path / "out").read_text() == call("score", made / "onnx", *files)[1]
+    (tmp_path / "target").write_text(f"x\n{'one ' * 100}\nx\nx\nx\n")
+    refused(call("score", made / "onnx", *files), "line 2: ", "choose --overlong skip")
+    status, out, said = call("score", made / "onnx", *files, "--overlong", "skip")
+    assert (status, out.split("\n")[1]) == (0, "\t")
+    assert said.endswith("1 of 5 pairs, the first of them line 2: longer than the model takes, left empty\n")
+
+
 def test_export_writes_what_it_says(call, made, tmp_path):
     status, out, said = call("export", made / "model", tmp_path / "out")
     assert (status, said) == (0, "")

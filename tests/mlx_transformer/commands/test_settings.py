@@ -18,7 +18,7 @@ from export.targets.table import TARGETS
 from mlx_transformer.commands import arguments
 from mlx_transformer.commands.app import ALL, ONNX, app_of
 from mlx_transformer.commands.settings import with_settings
-from mlx_transformer.generation import options, translate
+from mlx_transformer.generation import options, pairs, translate
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.fields import meanings_of
 
@@ -85,6 +85,7 @@ def test_what_help_shows_is_what_the_library_takes():
     theirs = {field.name: field.default for field in fields(options.Options)}
     assert {**ours, "batch_tokens": theirs["batch_tokens"]} == theirs
     assert get_args(arguments.PenaltyForm) == get_args(options.PenaltyForm) == tuple(options.PENALTY_OFFSETS)
+    assert get_args(arguments.OverlongPair) == get_args(pairs.OverlongPair)
     assert get_args(arguments.Overlong) == get_args(translate.Overlong)
     assert tuple(TARGETS) == TARGET_NAMES
 
