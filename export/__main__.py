@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from mlx_transformer.spec.early import stop_quietly
+
+if __name__ == "__main__":
+    stop_quietly("python -m export")
+
 import sys
 
 from mlx_transformer.spec.process import run

@@ -1,6 +1,10 @@
-"""`python -m mlx_transformer`: the command line where the console script is not on the path."""
+"""The program `mlx-transformer`, and `python -m mlx_transformer` where it is not on the path."""
 
-from .cli import main
+from mlx_transformer.spec.early import stop_quietly
+
+stop_quietly("mlx-transformer")
+
+from mlx_transformer.cli import main  # noqa: E402 - Ctrl-C first
 
 if __name__ == "__main__":
     main()

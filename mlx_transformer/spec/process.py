@@ -113,6 +113,10 @@ def is_panic(error: BaseException) -> bool:
 
 
 def _failed(name: str, message: str, status: int = 2) -> int:
+    if status == INTERRUPTED:
+        # Python ends by the signal where an interruption has left the code of a string, though it was caught since;
+        # the code of another string makes it forget that.
+        exec("")
     with suppress(OSError, ValueError):  # nobody can be told
         print(f"{name}:", " ".join(message.splitlines()), file=sys.stderr, flush=True)
     return status
@@ -168,7 +172,8 @@ class _Interrupts:
         self._thread = _thread.get_ident()
 
     def __enter__(self) -> None:
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler and not hasattr(before, "early"):  # ignored, or somebody else's
             return
         try:
             signal.signal(signal.SIGINT, self._receive)

@@ -114,6 +114,52 @@ def test_an_interruption_waits_for_an_import(tmp_path, monkeypatch, capsys):
     assert sys.modules.pop("takes_its_time").done
 
 
+def ended_by(code: str, *arguments: object) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupted_before_anything_has_begun():
+    """And the handler of the first line gives way to that of the command."""
+    early = "from mlx_transformer.spec.early import stop_quietly\nstop_quietly('program')\n"
+    raised = "import signal\nsignal.raise_signal(signal.SIGINT)"
+    assert ended_by(early + raised) == (130, "program: interrupted\n")
+    command = "from mlx_transformer.spec.process import run\ndef command():\n    try:\n        "
+    command += (
+        "signal.raise_signal(signal.SIGINT)\n    finally:\n        print('cleaned', file=__import__('sys').stderr)\n"
+    )
+    found = ended_by(f"{early}import signal\n{command}raise SystemExit(run('program', command))")
+    assert found == (130, "cleaned\nprogram: interrupted\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupted_in_code_from_a_string():
+    """As typer evaluates annotations: Python would end by the signal, after all is said."""
+    command = "lambda: eval('__import__(\"signal\").raise_signal(2)')"
+    found = ended_by(f"from mlx_transformer.spec.process import run\nraise SystemExit(run('program', {command}))")
+    assert found == (130, "program: interrupted\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("module", ["onnxruntime", "onnxruntime.capi.onnxruntime_pybind11_state", "numpy", "typer"])
+def test_interrupted_while_a_library_is_imported(made, module):
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from mlx_transformer.cli import main\n"
+        "main()"
+    )
+    text = "one two three\n" * 9
+    assert ended_by(code, "translate", made / "onnx", *text.splitlines()) == (130, "mlx-transformer: interrupted\n")
+
+
 def test_signals_of_others_are_left_alone():
     """Ignored (a job in the background), or in a thread that has no say in it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
