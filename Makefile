@@ -120,7 +120,7 @@ audit: $(AUDIT_VENV)/.installed
 
 $(AUDIT_VENV)/.installed: | $(VENV)/.installed
 	@$(BIN)/python -m venv --clear $(AUDIT_VENV)
-	@$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input pip-audit || \
+	@$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input pip-audit 2>/dev/null || \
 	  { echo 'make: audit needs the network, to install pip-audit' >&2; exit 2; }
 	@touch $@
 

@@ -100,7 +100,7 @@ class App:
     async def health(self, _: Request) -> Response:
         state = {"status": "ready" if self.service else "starting"}
         state |= {"waiting": self.batcher.waiting, "running": self.batcher.running}
-        return JSONResponse(state, 200 if self.service else 503)
+        return JSONResponse(state) if self.service else JSONResponse(state, 503, {"Retry-After": "1"})
 
     async def show_metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)

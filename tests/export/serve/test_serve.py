@@ -178,6 +178,7 @@ def test_not_ready_until_loaded(text_model):
     with TestClient(app.asgi) as http_:
         assert http_.get("/health").status_code == 503
         assert http_.get("/health").json()["status"] == "starting"
+        assert http_.get("/health").headers["retry-after"] == "1"
         answer = http_.post("/translate", json={"text": "x"})
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
