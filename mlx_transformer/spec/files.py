@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +21,48 @@ DEEPEST = 64
 """Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
 
 
+def open_regular(
+    path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
+) -> BufferedReader:
+    """A file opened to be read; `UserError` for what can't be opened, has more than `largest` bytes, or is no regular
+    file: a pipe would be waited for, and a device read without an end. pipes: one that somebody writes to will do, and
+    a terminal.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {hint}") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:  # a name with a NUL, or half a surrogate pair
+        raise UserError(f"{path!s}: cannot be read ({error})") from error
+    try:
+        found = os.fstat(file.fileno())
+        if pipes and (stat.S_ISFIFO(found.st_mode) or file.isatty()):
+            return BufferedReader(_Stream(file, f"{path}"))
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path}: is no regular file; put a copy of its contents there")
+        if largest is not None and found.st_size > largest:
+            size = f"{found.st_size / 1e6:,.1f} MB, more than the {largest / 1e6:,.1f} MB that such a file may have"
+            raise UserError(f"{path}: {size}; {hint}")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
 @contextmanager
 def open_file(
     path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
 ) -> Iterator[BufferedReader]:
-    """A file opened to be read; `UserError` for what can't be read, has more than `largest` bytes, or is no regular
-    file: a pipe would be waited for, and a device read without an end. Errors while it is read are told the same way.
-    pipes: one that somebody writes to will do.
-    """
-    try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            found = os.fstat(file.fileno())
-            if pipes and stat.S_ISFIFO(found.st_mode):
-                yield _Written(file, f"{path}")  # type: ignore[misc]
-                return
-            if not stat.S_ISREG(found.st_mode):
-                raise UserError(f"{path}: is no regular file; put a copy of its contents there")
-            if largest is not None and found.st_size > largest:
-                size = f"{found.st_size / 1e6:,.1f} MB, more than the {largest / 1e6:,.1f} MB that such a file may have"
-                raise UserError(f"{path}: {size}; {hint}")
+    """The same until the block ends, in which nothing but reading may fail: its errors are told the same way."""
+    with open_regular(path, largest, hint, pipes) as file:
+        try:
             yield file
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {hint}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, MemoryError) as error:  # a name with a NUL; what the size was no sign of
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path!s}: cannot be read ({error or 'out of memory'})") from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except MemoryError as error:
+            raise UserError(f"{path}: cannot be read (out of memory)") from error
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
@@ -89,23 +103,40 @@ def parse_json(text: str, where: str, hint: str) -> Any:
     raise UserError(f"{where} (more than {DEEPEST} brackets deep); {hint}")
 
 
-class _Written:
-    """A pipe that was opened without waiting; `UserError` if nobody writes to it. Its reads wait."""
+class _Stream(RawIOBase):
+    """A pipe or a terminal that was opened without waiting; `UserError` if nobody writes to it. Its reads wait."""
 
     def __init__(self, file: BufferedReader, path: str):
-        try:
-            self._begin = os.read(file.fileno(), 1)
-        except BlockingIOError:  # nothing yet, but somebody who writes
-            self._begin = b""
-        else:
-            if not self._begin:
-                raise UserError(f"{path}: is a pipe that nobody writes to; give a file")
+        self._file, self._begin = file, b""
+        if not file.isatty():
+            try:
+                self._begin = os.read(file.fileno(), 1)
+            except BlockingIOError:  # nothing yet, but somebody who writes
+                pass
+            else:
+                if not self._begin:
+                    raise UserError(f"{path}: is a pipe that nobody writes to; give a file")
         os.set_blocking(file.fileno(), True)
-        self._file = file
 
-    def read(self, size: int) -> bytes:
-        begin, self._begin = self._begin, b""
-        return begin + self._file.read(size - len(begin))
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._begin:
+            buffer[:1], self._begin = self._begin, b""
+            return 1
+        return self._file.raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _unreadable(path: str | Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read ({error.strerror or error})")
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -11,7 +11,7 @@ from mlx_transformer.data import corpus
 from mlx_transformer.data.corpus import read_lines
 from mlx_transformer.spec.checkpoint import read_tensors
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import DEEPEST, LARGEST, parse_json, read_json, read_text
+from mlx_transformer.spec.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_text
 from mlx_transformer.spec.manifest import sha256
 from mlx_transformer.spec.tokenizer import Tokenizer
 from mlx_transformer.training.recipe import load_recipe
@@ -86,6 +86,11 @@ def test_text_may_come_from_a_pipe_that_somebody_writes_to(tmp_path):
     writer.start()
     assert read_lines(tmp_path / "pipe") == ["one", "two"]
     writer.join()
+    keeper = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(keeper, b"three\nfour")
+    with open_regular(tmp_path / "pipe", pipes=True) as file:
+        os.close(keeper)
+        assert (file.readline(), file.read(), file.read()) == (b"three\n", b"four", b"")
 
 
 def test_a_line_has_an_end(tmp_path, monkeypatch):
