@@ -23,10 +23,10 @@ def spelled(message: str, known: Mapping[str, tuple[str, bool]], given: Sequence
         if any(name in text for text in given if not text.startswith("-")):
             continue
         if flag:
-            message = re.sub(rf"(?<![\w-]){name}=True\b", option, message)
-            message = re.sub(rf"(?<![\w-]){name}=False\b", f"no {option}", message)
+            message = re.sub(rf"(?<![\w.-]){name}=True\b", option, message)
+            message = re.sub(rf"(?<![\w.-]){name}=False\b", f"no {option}", message)
         else:
-            message = re.sub(rf"(?<![\w-]){name}=(?=\S)", f"{option} ", message)
+            message = re.sub(rf"(?<![\w.-]){name}=(?=\S)", f"{option} ", message)
         if "_" in name:  # a word of no other meaning
-            message = re.sub(rf"(?<![\w-]){name}\b(?!=)", option, message)
+            message = re.sub(rf"(?<![\w.-]){name}\b(?!=)", option, message)
     return message

@@ -117,8 +117,10 @@ def _failed(name: str, message: str, status: int = 2) -> int:
         # Python ends by the signal where an interruption has left the code of a string, though it was caught since;
         # the code of another string makes it forget that.
         exec("")
+    line = " ".join(message.splitlines())  # parts of it may come from a file of a stranger, to be read, not obeyed
+    line = "".join(letter if letter.isprintable() else "?" for letter in line)
     with suppress(OSError, ValueError):  # nobody can be told
-        print(f"{name}:", " ".join(message.splitlines()), file=sys.stderr, flush=True)
+        print(f"{name}:", line, file=sys.stderr, flush=True)
     return status
 
 

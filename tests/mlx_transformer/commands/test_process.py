@@ -37,6 +37,7 @@ class PanicException(BaseException):
     ("error", "status", "said"),
     [
         (UserError("two\nlines"), 2, "two lines"),
+        (UserError("\x1b[2J\0\u202efile: größer 日本"), 2, "?[2J??file: größer 日本"),
         (PermissionError(13, "Permission denied", "some/file"), 2, "some/file: Permission denied"),
         (OSError(28, "No space left on device"), 2, "standard output: No space left on device"),
         (MemoryError("of 9 TB"), 2, "out of memory (of 9 TB)"),

@@ -25,6 +25,7 @@ def test_options_are_known():
         ("max_new_tokens is 3: raise it", "--max-new-tokens is 3: raise it"),
         ("at most 40 (max_positions=40)", "at most 40 (max_positions=40)"),  # of the model
         ("choose overlong=truncate or overlong=split", "choose --overlong truncate or --overlong split"),
+        ("data.top_k = 3 must be text", "data.top_k = 3 must be text"),  # a key of a file
         ("a beam of light, --beam 2", "a beam of light, --beam 2"),
     ],
 )
