@@ -40,6 +40,40 @@ def numbers(random: Random, folder: Path) -> Attempt:
     return [*given, *(["--sample"] if {"--temperature", "--top-p", "--top-k"} & {*given} else [])]
 
 
+def paths(random: Random, folder: Path) -> Attempt:
+    """A command with something else in the place of a file or a folder."""
+    text, model, onnx, new = f"{folder}/in.txt", f"{folder}/model", f"{folder}/onnx", f"{folder}/new"
+    command = random.choice(
+        [
+            *(
+                ["translate", model, "--input", text, "--output", new],
+                ["translate", onnx, "--input", text, "--output", new],
+            ),
+            *(["evaluate", model, "--source", text, "--reference", text], ["info", model], ["info", onnx]),
+            *(
+                ["export", model, new],
+                ["export", model, f"{new}.onnx", "--search"],
+                ["import", f"{folder}/theirs", new],
+            ),
+            *(["validate", model, onnx, "--json", new], ["validate", model, onnx, "--html", new]),
+            *(["to-huggingface", model, new], ["quantize", model, new, "--group-size", "32"]),
+            ["train", f"{folder}/recipe.toml", "--out", new, "--steps", "1"],
+            ["train", "--source", f"{folder}/0.source", "--target", f"{folder}/0.target", "--out", new, "--steps", "1"],
+            ["train", f"{folder}/recipe.toml", "--out", new, "--steps", "1", "--corpus", "x"],
+            ["train", "--resume", f"{folder}/run", "--steps", "3"],
+        ]
+    )
+    places = [i for i, word in enumerate(command) if word.startswith(str(folder)) or word == "x"]
+    others = ["", ".", "..", "/", "-", "~", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/mem", "/proc/self/fd/0"]
+    others += ["x" * 300, "x/" * 3000, "a\nb", "\udcff", "nothing/at/all", "cldr:en-de", "cldr:", "cldr:../..-de", "%s"]
+    others += [str(path) for path in (folder, *folder.iterdir())] * 2
+    command[random.choice(places)] = random.choice(others)
+    return [
+        *command,
+        *(["--force"] if random.random() < 0.2 and command[0] in ("export", "import", "quantize") else []),
+    ]
+
+
 def from_python(random: Random, folder: Path) -> Attempt:
     """Calls of the functions that README shows, with arguments of every kind."""
     from export import OnnxTransformer, SearchModel

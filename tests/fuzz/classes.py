@@ -10,7 +10,7 @@ from random import Random
 
 import damage
 import graphs
-from attempts import Attempt, from_python, numbers, search_model
+from attempts import Attempt, from_python, numbers, paths, search_model
 from damage import NUMBERS
 
 TRAIN = "train {f}/recipe.toml --out {f}/new --steps 1"
@@ -229,6 +229,7 @@ CLASSES = (
     Class("training text", TEXT, _on("0.*", damage.in_text), (TRAIN,), 8),
     Class("run, --resume", ("run", *TEXT), _run_folder, RESUME, 30),
     Class("numbers", ALL, nothing, numbers, 75),
+    Class("paths", ALL, nothing, paths, 20),
     Class("from Python", ("text.onnx", "ids.onnx", "onnx", "cpu", "model"), nothing, from_python, 20),
     Class(
         "digests: checkpoint",
