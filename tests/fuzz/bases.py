@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -29,10 +30,18 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 
 
 def make(folder: Path) -> None:
-    """FOLDER/model, onnx, cpu, int8, quantized, theirs, run, ids.onnx, text.onnx, recipe.toml, in.txt and
-    expected.json: what the models make of in.txt."""
+    """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
+    decoder), alone-onnx, quantized, theirs, run, ids.onnx, text.onnx, recipe.toml, in.txt and expected.json: what the
+    models make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "heads": 2, "d_ff": 32, "max_positions": 40}
+    sizes: dict[str, Any] = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "d_model": 32,
+        "heads": 2,
+        "d_ff": 32,
+        "max_positions": 40,
+    }
     mx.random.seed(4)
     model = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, output_bias=True, **sizes))
     bias = np.zeros(tokenizer.vocab_size, np.float32)
@@ -42,7 +51,13 @@ def make(folder: Path) -> None:
     export_onnx(folder / "model", folder / "onnx")
     export_onnx(folder / "model", folder / "cpu", target="cpu")
     export_onnx(folder / "model", folder / "int8", precision=["float32", "int8", "int4"], target="cpu")
+    export_onnx(folder / "model", folder / "fixed", target="coreml", fixed_shape="2x12x12")
     export_search(folder / "model", folder / "ids.onnx")
+    shutil.copytree(folder / "onnx", folder / "foreign", ignore=shutil.ignore_patterns("m*.json"))
+    rotary = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "positions": "rotary"}
+    alone = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **rotary}))
+    save_checkpoint(folder / "alone", alone.config, alone.weights(), tokenizer.to_json())
+    export_onnx(folder / "alone", folder / "alone-onnx")
     if find_spec("onnxruntime_extensions"):
         export_search(folder / "model", folder / "text.onnx", text=True)
     quantize_checkpoint(folder / "model", folder / "quantized", Scheme(32, 4))

@@ -207,6 +207,38 @@ CLASSES = (
         "ONNX target cpu", ("cpu", "model", "in.txt"), _on("cpu/onnx/*.onnx", graphs.in_graph), onnx_commands("cpu"), 15
     ),
     Class(
+        "ONNX of fixed shape",
+        ("fixed", "model", "in.txt"),
+        _on("fixed/**/*.onnx", graphs.in_graph),
+        onnx_commands("fixed"),
+        6,
+    ),
+    Class(
+        "ONNX made elsewhere",
+        ("foreign", "model", "in.txt"),
+        _on("foreign/*.json", damage.in_json_file),
+        onnx_commands("foreign"),
+        8,
+    ),
+    Class(
+        "decoder alone",
+        ("alone", "alone-onnx"),
+        lambda random, folder: random.choice(
+            [
+                *[_on("alone*/*.json", damage.in_json_file)] * 2,
+                _on("alone/*.safetensors", damage.in_safetensors),
+                _on("alone-onnx/onnx/*.onnx", graphs.in_graph),
+            ]
+        )(random, folder),
+        (
+            "validate {f}/alone {f}/alone-onnx",
+            "export {f}/alone {f}/new",
+            "info {f}/alone-onnx",
+            "quantize {f}/alone {f}/new",
+        ),
+        10,
+    ),
+    Class(
         "ONNX precisions",
         ("int8", "model", "in.txt"),
         _on("int8/**/*.onnx", graphs.in_graph),
