@@ -81,7 +81,8 @@ class Fuzz:
         recipe = folder / "recipe.toml"
         if recipe.exists():
             recipe.write_text(recipe.read_text(encoding="utf-8").replace(str(self.base), str(folder)), encoding="utf-8")
-        (folder / "process").mkdir()
+        beside = self.place / f"{folder.name}.process"
+        beside.mkdir()
         attempt, shown = kind.attempt(random, folder)
         python, arguments = (attempt, []) if callable(attempt) else (None, attempt)
 
@@ -103,7 +104,7 @@ class Fuzz:
             return command
 
         os.chdir(folder)  # a name without a folder is written there
-        return Child(folder / "process", prepare), shown
+        return Child(beside, prepare), shown
 
     def all(
         self, chosen: list[tuple[Class, int]], workers: int, until: float
@@ -127,7 +128,8 @@ class Fuzz:
                     plain = shown.endswith("--input {f}/in.txt") and name == "translate"
                     column = judged(ended, kind, self.expected.get(model) if plain else None, name == "validate")
                     yield kind, number, shown, column, ended
-                    shutil.rmtree(self.place / child.folder.parent.name, ignore_errors=True)
+                    for folder in (child.folder, child.folder.with_suffix("")):
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
