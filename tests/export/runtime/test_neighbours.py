@@ -1,11 +1,14 @@
 """Whoever is computed with it, a sentence's answer is the same: tokens, and scores bit for bit."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
+from export.targets.portable.runtime import padded_sources
 from mlx_transformer.spec.checkpoint import save_checkpoint
 
 MODELS = {
@@ -88,3 +91,25 @@ def test_a_row_of_zeros_is_no_division_by_zero(tmp_path):
         folder = export_onnx(checkpoint, tmp_path / target, target=target, precision="int8")
         [[best]] = OnnxTransformer(folder, threads=1).search([[5, 6, 7, 2]], max_new_tokens=4)
         assert best.score == pytest.approx(expected.score, rel=0.1)
+
+
+@pytest.mark.parametrize(("lengths", "padded_to"), [([1], 4), ([4, 3], 4), ([5, 2], 8), ([37, 3], 39), ([39], 39)])
+def test_no_source_is_padded_beyond_what_the_model_takes(lengths, padded_to):
+    """Relative positions have a table of distances, with no row beyond them."""
+    config = dataclasses.replace(MODELS["relative"], max_positions=39)
+    given = [np.arange(3, 3 + n) for n in lengths]
+    ids, mask = padded_sources(given, config)
+    assert ids.shape == mask.shape == (len(lengths), padded_to)
+    for row, tokens, seen in zip(given, ids, mask, strict=True):
+        assert tokens[: len(row)].tolist() == row.tolist()
+        assert seen.tolist() == [1] * len(row) + [0] * (padded_to - len(row))
+        assert (tokens[len(row) :] == config.pad_id).all()
+
+
+def test_the_longest_source_of_relative_positions(tmp_path):
+    config = dataclasses.replace(MODELS["relative"], max_positions=39)
+    checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config, 3))
+    sources = [[*[5] * 38, 2], [7, 2], [*[6] * 36, 2]]
+    for target in ("portable", "cpu"):
+        folder = export_onnx(checkpoint, tmp_path / target, target=target, precision="int8")
+        check(OnnxTransformer(folder, threads=1), sources)
