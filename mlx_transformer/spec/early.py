@@ -1,7 +1,7 @@
 """Ctrl-C before anything has begun: one line and its status. For the first line of a program, so it imports nothing
 that Python has not loaded by then."""
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import os
 
 
