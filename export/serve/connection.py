@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .guard import Guard
 
 MAX_HEAD = 64 * 1024  # bytes of a request that are not its body
-PIECE = 16 * 1024  # bytes that are parsed at once
+PIECE = 4 * 1024  # bytes that are parsed at once: so much more a head may have
 FRAMING = 16  # bytes around each byte of a body that comes in tiny chunks
 MAX_PIPELINE = 32  # requests that are sent before the first is answered
 WRITE_SECONDS = 30.0  # for a client that does not read
