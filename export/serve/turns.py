@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol
+
+AT_ONCE = 8
+"""Sentences that a request has computed in its turn: one of a few is answered at once, and not one by one."""
 
 
 class Work(Protocol):
@@ -110,8 +113,8 @@ class Turns:
         return sum(item.size for request in requests if request.work == work for item in request.items)
 
     def take(self, first: Item, limit: int) -> list[Item]:
-        """`first` and others for equal work, at most `limit` sentences: one of each client in turn, of each of its
-        requests in turn, the nearest to `first` in length, which wastes the least padding."""
+        """`first` and others for equal work, at most `limit` sentences: one of each client in turn, up to
+        `AT_ONCE` of each of its requests in turn, the nearest to `first` in length, which wastes the least padding."""
         batch, size = [first], first.size
         for item in self._in_turn(first):
             if item is first:
@@ -151,7 +154,7 @@ class Turns:
             same = [one for one in client.requests if one.items and one.work == first.request.work]
             same.sort(key=lambda one: one.turn.key())
             near = lambda item: (item is not first, abs(item.length - first.length))  # noqa: E731
-            return _round_robin([iter(sorted(one.items, key=near)) for one in same])
+            return _round_robin([iter(sorted(one.items, key=near)) for one in same], AT_ONCE)
 
         waiting = sorted((one for one in self.clients.values() if one.size), key=lambda one: one.turn.key())
         return _round_robin([of_client(client) for client in waiting])
@@ -174,13 +177,13 @@ def _turns(batch: list[Item]) -> list[Turn]:
     return [*(request.turn for request in requests), *(client.turn for client in clients)]
 
 
-def _round_robin(sources: list[Iterator[Item]]) -> Iterator[Item]:
-    """One of each, then the next of each, as long as there are some."""
+def _round_robin(sources: list[Iterator[Item]], at_once: int = 1) -> Iterator[Item]:
+    """So many of each, then the next of each, as long as there are some."""
     while sources:
         left = []
         for source in sources:
-            item = next(source, None)
-            if item is not None:
+            some = list(islice(source, at_once))
+            yield from some
+            if some:
                 left.append(source)
-                yield item
         sources = left

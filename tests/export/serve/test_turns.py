@@ -71,6 +71,12 @@ def test_clients_take_turns_whatever_they_have_sent():
     assert order([*many, ("b", 2, "xy"), ("c", 3, "z")], max_batch=2) == ["AB", "xy", "z", "CD", "EF"]
 
 
+def test_a_request_of_a_few_sentences_is_not_torn_apart():
+    """Two of five, as no batch holds both: one is answered after the first. A long one gives way after eight."""
+    assert order([("a", 1, "ABCDE"), ("a", 1, "vwxyz")], max_batch=6) == ["ABCDEv", "wxyz"]
+    assert order([("a", 1, "ABCDEFGHIJKLMNOP"), ("a", 1, "xyz")], max_batch=12) == ["ABCDEFGHxyzI", "JKLMNOP"]
+
+
 def test_wide_searches_come_in_small_batches():
     """A batch of 8 sentences has 32 hypotheses at most, and one sentence at least."""
 
