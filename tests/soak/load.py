@@ -34,7 +34,7 @@ class Load:
         self.rng, self.odd = random.Random(plan["seed"]), odd()
         self.counts: Counter[str] = Counter()
         self.seconds: list[float] = []
-        self.health: list[float] = []
+        self.health: list[tuple[float, float]] = []  # when, seconds
         self.cut: list[float] = []
         self.wrong: list[str] = []
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -62,7 +62,7 @@ class Load:
             "capacity": rate,
             "counts": dict(self.counts),
             "seconds": sorted(self.seconds),
-            "health": sorted(self.health),
+            "health": self.health,
             "cut": self.cut,
             "wrong": self.wrong[:20],
         }
@@ -80,14 +80,14 @@ class Load:
         """Health once a second, over a connection of its own."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            began = time.monotonic()
+            began, moment = time.monotonic(), time.time()
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 try:
                     writer.write(b"GET /health HTTP/1.1\r\nHost: soak\r\n\r\n")
                     status, _, _ = await answer(reader)
                     if status == 200:
-                        self.health.append(time.monotonic() - began)
+                        self.health.append((moment, time.monotonic() - began))
                     elif status != 503:  # 503: it is starting
                         self.wrong.append(f"health: {status}")
                 finally:

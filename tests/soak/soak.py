@@ -140,6 +140,8 @@ def report(server: Server, result: dict[str, Any], status: int) -> int:
     unexplained = [moment for moment in result["cut"] if not server.excused(moment)]
     faults = [line for line in server.said if "ERROR" in line or "Traceback" in line]
 
+    started = server.excused  # it answers when it is there
+
     def times(seconds: list[float]) -> str:
         if not seconds:
             return "-"
@@ -158,7 +160,7 @@ def report(server: Server, result: dict[str, Any], status: int) -> int:
         ("killed and started", str(len(server.lives) - 1)),
         ("broken by a kill, otherwise", f"{len(result['cut']) - len(unexplained)}, {len(unexplained)}"),
         ("latency of accepted", times(result["seconds"])),
-        ("latency of /health", times(result["health"])),
+        ("latency of /health", times(sorted(seconds for moment, seconds in result["health"] if not started(moment)))),
         ("memory, last life", f"begin {first:.0f}, max {max(memory):.0f}, end {last:.0f} MB"),
         ("errors in the log", str(len(faults))),
         ("exit status on SIGTERM", str(status)),

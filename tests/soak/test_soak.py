@@ -9,7 +9,12 @@ import pytest
 import soak
 from serving import client
 
-GOOD = {"capacity": 9.0, "counts": {"plain": 3, "accepted": 2, "refused": 1}, "seconds": [0.1, 0.2], "health": [0.01]}
+GOOD = {
+    "capacity": 9.0,
+    "counts": {"plain": 3, "accepted": 2, "refused": 1},
+    "seconds": [0.1, 0.2],
+    "health": [(150.0, 0.01), (99.0, 5.0)],
+}
 
 
 def told(result, memory, said=()):
@@ -21,6 +26,7 @@ def test_what_is_good(capsys):
     assert told({"cut": [99.0]}, [100.0] * 40 + [109.0] * 40) == 0
     table = capsys.readouterr().out
     assert "latency of accepted          p50 100, p99 100, max 200 ms" in table
+    assert "latency of /health           p50 10, p99 10, max 10 ms" in table, "while it was there"
     assert "broken by a kill, otherwise  1, 0" in table
     assert "memory, last life            begin 100, max 109, end 109 MB" in table
 
