@@ -52,11 +52,11 @@ def test_numpy_and_mlx_decide_alike(options, arrays):
         np.testing.assert_allclose(*scores, rtol=1e-5)
 
 
-@pytest.mark.parametrize("width", [7, 900, 4097])
-def test_top_k_is_the_same(width):
+@pytest.mark.parametrize(("width", "count"), [(7, 6), (900, 6), (4097, 6), (900, 130), (40_000, 130)])
+def test_top_k_is_the_same(width, count):
     x = np.random.default_rng(width).integers(0, 50, (6, width)).astype(np.float32)
-    expected = top_k(NumpyArrays(), x, 6)
-    for by_mlx, by_numpy in zip(top_k(MlxArrays(), mx.array(x), 6), expected, strict=True):
+    expected = top_k(NumpyArrays(), x, count)
+    for by_mlx, by_numpy in zip(top_k(MlxArrays(), mx.array(x), count), expected, strict=True):
         np.testing.assert_array_equal(np.array(by_mlx), by_numpy)
 
 
