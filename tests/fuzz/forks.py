@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class Child:
         finally:
             os._exit(status if isinstance(status, int) else GUILTY)
 
+    def end(self) -> None:
+        """With all that it has begun."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process, signal.SIGKILL)
+
     def ended(self) -> Ended | None:
         """None as long as it runs."""
         found, status, usage = os.wait4(self.process, os.WNOHANG)
@@ -68,7 +74,7 @@ class Child:
             killed = "hang" if seconds > SECONDS else "memory" if _resident(self.process) > BYTES else ""
             if not killed:
                 return None
-            os.killpg(self.process, signal.SIGKILL)
+            self.end()
             _, status, usage = os.wait4(self.process, 0)
         out, error = ((self.folder / name).read_bytes() for name in ("out", "error"))
         peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -111,7 +111,19 @@ class Fuzz:
     ) -> Iterator[tuple[Class, int, str, str, Ended]]:
         """(class, number, command, column, how it ended) of each, in the order of their ends."""
         running: list[tuple[Class, int, Child, str]] = []
-        waiting = iter(chosen)
+        try:
+            yield from self._all(running, iter(chosen), workers, until)
+        finally:
+            for *_, child, _ in running:
+                child.end()
+
+    def _all(
+        self,
+        running: list[tuple[Class, int, Child, str]],
+        waiting: Iterator[tuple[Class, int]],
+        workers: int,
+        until: float,
+    ) -> Iterator[tuple[Class, int, str, str, Ended]]:
         while True:
             while len(running) < workers and time.monotonic() < until and (following := next(waiting, None)):
                 running.append((*following, *self.one(*following)))
@@ -179,7 +191,7 @@ def main() -> int:
         chosen, given.seed = [(next(kind for kind in CLASSES if kind.name == name), int(number))], int(seed)
     place, here = Path(tempfile.mkdtemp(prefix="fuzz-")), os.getpid()
     counts: dict[str, Counter[str]] = {kind.name: Counter() for kind, _ in chosen}
-    begin = time.monotonic()
+    begin, interrupted = time.monotonic(), False
     try:
         fuzz = Fuzz(place, given.seed)
         for kind, number, shown, column, ended in fuzz.all(chosen, given.workers, begin + 60 * given.minutes):
@@ -193,6 +205,8 @@ def main() -> int:
                 )
             if given.repeat:
                 print(ended.out.decode(errors="replace")[-3000:], ended.error[-9000:], sep="\n")
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         if os.getpid() == here:
             os.chdir("/")
@@ -201,7 +215,7 @@ def main() -> int:
     faults = sum(found[column] for found in counts.values() for column in FAULTS)
     done = sum(sum(found.values()) for found in counts.values())
     print(f"seed {given.seed}: {done} inputs, {faults} faults, {time.monotonic() - begin:.0f} s")
-    return 1 if faults else 0
+    return 1 if faults else 130 if interrupted else 0
 
 
 def _import_all() -> None:
