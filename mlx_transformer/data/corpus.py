@@ -14,10 +14,8 @@ import numpy as np
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.encoding import without_mark
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import open_file
+from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_file
 from mlx_transformer.spec.memory import check_memory
-
-LONGEST_LINE = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def _read(path: str | Path) -> tuple[list[str], str]:
     lines = []
     for number, line in enumerate(split_lines(without_mark(data, str(path))), start=1):
         if len(line) > LONGEST_LINE:
-            raise _too_long(path, number)
+            raise line_without_end(path, number)
         try:
             lines.append(line.decode())
         except UnicodeDecodeError as error:
@@ -119,15 +117,11 @@ def _bytes(path: str | Path) -> bytes:
         parts, size = [], 0
         while part := file.read(LONGEST_LINE):
             if len(part) == LONGEST_LINE and b"\n" not in part:  # before the rest, which may be as large as a disk
-                raise _too_long(path, 1 + sum(part.count(b"\n") for part in parts))
+                raise line_without_end(path, 1 + sum(part.count(b"\n") for part in parts))
             parts.append(part)
             size += len(part)
             check_memory(3 * size, f"{path}: its text", "give less")
         return b"".join(parts)
-
-
-def _too_long(path: str | Path, number: int) -> UserError:
-    return UserError(f"{path}, line {number}: more than {LONGEST_LINE >> 20} MB in one line; is it text?")
 
 
 def _digest(lines: list[str]) -> str:

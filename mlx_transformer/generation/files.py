@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from mlx_transformer.spec.encoding import without_mark
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_regular
 from mlx_transformer.spec.progress import quiet_progress
 
 from .lines import PART_LINES, Layout, LineReader, one_line
@@ -177,26 +178,22 @@ def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[
         if sys.stdin is None:
             raise UserError("standard input is closed; give a file with --input")
         return sys.stdin.buffer, "standard input"
-    return stack.enter_context(_open(input)), str(input)
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
 def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
     """The lines and the SHA-256 of a file; `UserError` for a line that would end its translation."""
-    digest, lines, last = hashlib.sha256(), 0, b"\n"
-    with _open(path) as file:
+    digest, lines, last, line = hashlib.sha256(), 0, b"\n", 0
+    with open_regular(path) as file:
         try:
             while block := file.read(BLOCK):
                 if not lines:
                     without_mark(block, str(path))
                 digest.update(block)
                 lines += block.count(b"\n")
+                line = len(block) - block.rfind(b"\n") - 1 if b"\n" in block else line + len(block)
+                if line > LONGEST_LINE:  # before the rest, which may be as large as a disk
+                    raise line_without_end(path, lines + 1)
                 last = block[-1:]
             file.seek(0)
         except OSError as error:

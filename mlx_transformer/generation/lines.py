@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from mlx_transformer.spec.encoding import without_mark
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import LONGEST_LINE, line_without_end
 
 from .translate import Translation
 
@@ -30,13 +31,15 @@ class LineReader(Iterator[str]):
 
     def __next__(self) -> str:
         try:
-            line = self.stream.readline()
+            line = self.stream.readline(LONGEST_LINE + 1)
         except OSError as error:
             raise UserError(f"{self.name}: cannot be read ({error.strerror})") from error
         if not line:
             raise StopIteration
         self.number += 1
         self.position += len(line)
+        if len(line) > LONGEST_LINE:
+            raise line_without_end(self.name, self.number)
         if self.number == 1:
             line = without_mark(line, self.name)
         if line.endswith(b"\n"):

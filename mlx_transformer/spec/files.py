@@ -17,6 +17,9 @@ from .errors import UserError
 LARGEST = 64 << 20
 """Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
 
+LONGEST_LINE = 16 << 20
+"""Bytes, of a text. A device or a sparse file has no other end."""
+
 DEEPEST = 64
 """Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
 
@@ -31,7 +34,7 @@ def open_regular(
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; {hint}") from None
+        raise UserError(f"{path}: cannot be read (no such file); {hint}") from None
     except OSError as error:
         raise _unreadable(path, error) from error
     except ValueError as error:  # a name with a NUL, or half a surrogate pair
@@ -121,6 +124,9 @@ class _Stream(RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
     def fileno(self) -> int:
         return self._file.fileno()
 
@@ -133,6 +139,11 @@ class _Stream(RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def line_without_end(path: str | Path, number: int) -> UserError:
+    """The error of a line of more than `LONGEST_LINE`."""
+    return UserError(f"{path}, line {number}: more than {LONGEST_LINE >> 20} MB in one line; is it text?")
 
 
 def _unreadable(path: str | Path, error: OSError) -> UserError:

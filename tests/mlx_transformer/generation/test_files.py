@@ -229,3 +229,18 @@ def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts):
     assert said[-1] == "translate 100 %  10 of 10 lines"
     assert 2 <= len(said) < 8
     assert all(line.startswith("translate ") for line in said)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_only_what_has_an_end_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, said in [
+        ("pipe", "is a pipe that nobody writes to"),
+        ("zero", "is no regular file"),
+        ("sparse", "line 1: more than 16 MB in one line; is it text"),
+    ]:
+        with pytest.raises(UserError, match=f"{name}[:,] {said}"):
+            translate_stream(translator(), tmp_path / name, tmp_path / "out")

@@ -99,5 +99,5 @@ def test_a_line_has_an_end(tmp_path, monkeypatch):
     assert read_lines(tmp_path / "text") == ["1234567", "1234"]
     for data in (b"12345678", b"1\n123456789\n", b"1234567\n12345678901\n"):
         (tmp_path / "text").write_bytes(data)
-        with pytest.raises(UserError, match=rf"text, line {1 + (data[1:8].count(10))}: more than 0 MB in one line"):
+        with pytest.raises(UserError, match=rf"text, line {1 + (data[1:8].count(10))}: more than 16 MB in one line"):
             read_lines(tmp_path / "text")
