@@ -114,9 +114,11 @@ def is_panic(error: BaseException) -> bool:
 
 def _failed(name: str, message: str, status: int = 2) -> int:
     if status == INTERRUPTED:
-        # Python ends by the signal where an interruption has left the code of a string, though it was caught since;
-        # the code of another string makes it forget that.
-        exec("")
+        # Python ends by the signal where an interruption has left the code of a string, though it was caught since,
+        # until the code of another string has run; a namedtuple is made of one.
+        from collections import namedtuple
+
+        namedtuple("Forgotten", "")
     line = " ".join(message.splitlines())  # parts of it may come from a file of a stranger, to be read, not obeyed
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
     with suppress(OSError, ValueError):  # nobody can be told

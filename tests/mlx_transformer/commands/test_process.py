@@ -260,10 +260,12 @@ def test_an_interruption_after_the_end_changes_nothing():
 
 @pytest.mark.parametrize("moment", range(8))
 def test_interrupted_at_any_moment(made, moment):
-    """Python itself takes a while to start, before which no program of it has a say: there a line shows first."""
+    """Python itself takes a while to start, before which no program of it has a say: the first line of the program is
+    over when there is something to read."""
     text = made / "long"
     text.write_text("one two three\n" * 20_000)
-    code = f"print(1, flush=True)\n{COMMAND[2]}"
+    early = "from mlx_transformer.spec.early import stop_quietly\nstop_quietly('mlx-transformer')"
+    code = f"{early}\nprint(1, flush=True)\n{COMMAND[2]}"
     arguments = ["translate", made / ("onnx", "model")[moment % 2], "--input", text, "--output", os.devnull]
     with start(*arguments, command=[sys.executable, "-c", code]) as process:
         process.stdout.readline()
