@@ -12,6 +12,7 @@ from rich import console as rich_console
 from export.settings import ValidateSettings
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import verify_file, verify_files
+from mlx_transformer.spec.progress import quiet_progress
 from mlx_transformer.spec.terminal import Console
 
 from .compare import compare
@@ -50,15 +51,17 @@ def validate_command(
             raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
         if chosen.verify:
             _verify(Path(onnx))
-        report = compare(
-            checkpoint,
-            onnx,
-            runtime_names(chosen.runtimes),
-            chosen.seed,
-            threads=chosen.threads,
-            gradients=chosen.gradients,
-            names=parse_names(chosen.names),
-        )
+        with quiet_progress("validate") as watch:
+            report = compare(
+                checkpoint,
+                onnx,
+                runtime_names(chosen.runtimes),
+                chosen.seed,
+                threads=chosen.threads,
+                gradients=chosen.gradients,
+                names=parse_names(chosen.names),
+                watch=watch,
+            )
         report.print(console)
         if json is not None:
             report.write(json)

@@ -10,7 +10,7 @@ tokens     the likeliest token at every position; greedy and beam search and sam
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +56,10 @@ class Sample:
     natural: Natural
 
 
+Watch = Callable[[float, str], None]
+TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
+
+
 def compare(
     checkpoint: str | Path,
     onnx: str | Path | None,
@@ -65,13 +69,14 @@ def compare(
     threads: int | None = None,
     gradients: bool = False,
     names: Mapping[str, str] | None = None,
+    watch: Watch = lambda share, status: None,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
     Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
     `Unavailable`. `seed` repeats a run; `longest` bounds the longest input, `threads` those of ONNX Runtime.
-    `gradients`: MLX's are checked too.
+    `gradients`: MLX's are checked too. `watch` is told the share that is done and what is being done.
     Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see
     `engines/foreign_engine.py`). Raises `UserError` for folders that are no such models.
     """
@@ -92,7 +97,7 @@ def compare(
     seed = fresh_seed() if seed is None else seed
     texts = tokenised(opened.tokenizer_path, opened.config)
     longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
-    report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest))
+    report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest), watch)
     derivatives = _gradients(opened, seed) if gradients else ()
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
@@ -111,13 +116,20 @@ def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:
         return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
 
 
-def compare_engines(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]) -> Report:
+def compare_engines(
+    checkpoint: Checkpoint,
+    engines: Sequence[Engine],
+    cases: Sequence[Case],
+    watch: Watch = lambda share, status: None,
+) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     with one_blas_thread():
-        return _compare(checkpoint, engines, cases, words_of(checkpoint))
+        return _compare(checkpoint, engines, cases, words_of(checkpoint), watch)
 
 
-def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words) -> Report:
+def _compare(
+    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words, watch: Watch
+) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
     inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
@@ -125,9 +137,16 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
     held = {engine.name: held_by(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
+    judged = 0
     for network in {id(values): values for values in held.values()}.values():
         members = [engine for engine in engines if held[engine.name] is network]
-        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words)
+        begun, part = judged / len(engines), len(members) / len(engines)
+
+        def within(share: float, status: str, begun: float = begun, part: float = part) -> None:
+            watch(begun + part * share, status)
+
+        judged += len(members)
+        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within)
         points += network_points
         tokens += network_tokens
     report = Report(
@@ -158,14 +177,20 @@ def _compare(checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[
 
 
 def _against(
-    c: TransformerConfig, weights: Mapping[str, Array], engines: Sequence[Engine], cases: Sequence[Case], words: Words
+    c: TransformerConfig,
+    weights: Mapping[str, Array],
+    engines: Sequence[Engine],
+    cases: Sequence[Case],
+    words: Words,
+    watch: Watch,
 ) -> tuple[list[Point], list[Tokens]]:
     """Runtimes of one network against its reference."""
     truth64, truth32 = Reference(c, weights), Reference(c, weights, np.float32)
     samples: list[Sample] = []
     natural: list[Natural] = []
     agreement = Agreement()
-    for case in cases:
+    for done, case in enumerate(cases):
+        watch(TEACHER_FORCED * done / len(cases), f"input {case.name} {case.ids.shape}")
         truths = _truths(truth64, truth32, case)
         natural.append(truths["logits"].natural)
         for engine in engines:
@@ -174,6 +199,7 @@ def _against(
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
                 if tap == "logits":
                     agreement.add(engine.name, path, case, got, truths[tap])
+    watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: _limit(engine, natural) for engine in engines}
     inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
     points = _judged(samples, SecondLook(c, weights))

@@ -277,3 +277,12 @@ def test_only_valid_positions_count(exported: dict[str, tuple[Path, Path]]) -> N
     assert run(lambda case: ~case.mask).equal
     report = run(lambda case: case.mask)
     assert [(p.path, p.tap) for p in report.points if not p.passed] == [("plain", "logits")]
+
+
+def test_progress_rises(exported):
+    seen: list[tuple[float, str]] = []
+    compare(*exported["encoder"], ["onnxruntime"], seed=1, watch=lambda *now: seen.append(now))
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares)
+    assert (shares[0], seen[-1][1]) == (0, "free decoding")
+    assert len({status for _, status in seen}) == len(seen) > 2
