@@ -54,7 +54,7 @@ _LOW = "worst of 60 random models in MLX on an x86 CPU, about doubled"
 # Packages: rms at most 2.9 (int8-weights) and 1.7 (int4), max at most 6.2 and 1.4.
 _QUANTISED = "worst of 24 random models in ONNX Runtime on an x86 CPU, times about 1.4"
 # A scale a row of weights and a row of activations: rms at most 2.1, max at most 2.9.
-_ROWS = "worst of 28 packages of random models in ONNX Runtime on an x86 CPU, times about 1.5"
+_ROWS = "worst of 28 packages of random models in ONNX Runtime on x86, times about 1.5"
 # Weights are the checkpoint's, so only activations are rounded, in blocks: rms at most 0.75, max at most 0.83.
 _PACKED = "worst of 36 random models in ONNX Runtime on an x86 CPU, about doubled"
 _DECLARED = "declared; not measured on this device"

@@ -59,7 +59,8 @@ def free_running(
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
     limit = min(MOST_NEW_TOKENS, room - longest + 1)
-    truth = beam_search(reference, sources, BEAM, limit)
+    widest = min(BEAM, c.vocab_size)
+    truth = beam_search(reference, sources, widest, limit)
 
     def reference_outputs(beam: int, drawn: int | None) -> list[list[int]]:
         """The reference's own outputs, without eos."""
@@ -68,7 +69,7 @@ def free_running(
         return [[token for token in s.finished[0][1].tokens if token != c.eos_id] for s in truth]
 
     for engine in engines:
-        for name, beam, drawn in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {BEAM}", BEAM, None)):
+        for name, beam, drawn in (("greedy", 1, None), ("sampling", 1, SAMPLE), (f"beam {widest}", widest, None)):
             hypotheses, why = attempt(
                 lambda engine=engine, beam=beam, drawn=drawn: engine.search(sources, beam, limit, drawn)
             )

@@ -94,7 +94,13 @@ def test_of_several_precisions_only_the_used_one_is_read(made, tmp_path, monkeyp
         read.clear()
         OnnxTransformer(folder, precision=precision)
         graphs = {f"{name}{suffix}.onnx" for name in ("encoder_model", "decoder_model", "decoder_with_past_model")}
-        assert set(read) == {*graphs, f"model{suffix}.onnx_data"}
+        assert set(read) == {
+            *graphs,
+            f"model{suffix}.onnx_data",
+            "config.json",
+            "mlx_transformer.json",
+            "tokenizer.json",
+        }
     changed(folder / "onnx" / "model_int8.onnx_data")
     OnnxTransformer(folder, precision="float32")
     with pytest.raises(UserError, match=r"model_int8\.onnx_data: damaged"):

@@ -82,7 +82,7 @@ def test_files_without_keys(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         ServeSettings(api_key_file=path).api_keys()
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="no such file"):
         ServeSettings(api_key_file=tmp_path / "none").api_keys()
 
 

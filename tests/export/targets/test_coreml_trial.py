@@ -54,7 +54,7 @@ class CoreML:
 def coreml(monkeypatch):
     """Make this machine look as if it had Core ML, whose outputs are what `spoil` makes of them: coreml(spoil) -> the
     (file, options) that it was asked for, one for each session."""
-    plain = opening.ort.InferenceSession
+    plain = opening.Session
 
     def install(spoil=lambda name, value, feeds: value):
         opened = []
@@ -67,7 +67,7 @@ def coreml(monkeypatch):
             return CoreML(plain(file, options, providers=[CPU], **named), spoil)
 
         monkeypatch.setattr(opening.ort, "get_available_providers", lambda: [PROVIDER, CPU])
-        monkeypatch.setattr(opening.ort, "InferenceSession", session)
+        monkeypatch.setattr(opening, "Session", session)
         return opened
 
     return install
@@ -165,14 +165,14 @@ def test_the_cpu_takes_over_with_one_line(failure, written, coreml, capsys):
 
 def test_a_graph_that_does_not_load(written, coreml, capsys, monkeypatch):
     coreml()
-    plain = opening.ort.InferenceSession
+    plain = opening.Session
 
     def session(file, options=None, *, providers, **named):
         if providers != [CPU]:
             raise RuntimeError("Error in declaring network.")
         return plain(file, options, providers=providers, **named)
 
-    monkeypatch.setattr(opening.ort, "InferenceSession", session)
+    monkeypatch.setattr(opening, "Session", session)
     assert OnnxTransformer(written[1], providers=[PROVIDER]).generate([[5, 6]], max_new_tokens=3)
     (line,) = capsys.readouterr().err.splitlines()
     assert "not Core ML: encoder_coreml: " in line

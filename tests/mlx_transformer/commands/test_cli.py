@@ -90,7 +90,10 @@ def test_help_is_quick_and_needs_no_mlx():
             ["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "-3"],
             ["steps = -3 must be a whole number of at least 1"],
         ),
-        (["train", "--out", "x", "--corpus", "cldr:en-de", "--minutes", "nan"], ["minutes = nan must be finite"]),
+        (
+            ["train", "--out", "x", "--corpus", "cldr:en-de", "--minutes", "nan"],
+            ["minutes = nan must be a number above 0"],
+        ),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--preset", "hug"], ["unknown preset"]),
         (["train", "nothing", "--out", "x"], ["no such recipe file", "multi30k"]),
         (["train", "--out", "x", "--corpus", "cldr:xx-yy", "--steps", "3"], ["xx"]),
@@ -161,7 +164,7 @@ def test_unequal_files_and_bad_text(call, made, tmp_path):
 def test_recipes_that_are_wrong(call, tmp_path):
     path = tmp_path / "my.toml"
     for text, part in {
-        "[training]\nstep = 3\n": "unknown key training.step (did you mean steps?)",
+        "[training]\nstep = 3\n": "unknown key training.step (did you mean 'steps'?)",
         "[training]\nsteps = true\n": "training.steps = True must be a whole number",
         "[training": "not a TOML recipe",
         "[model]\nd_modell = 3\n[data]\ncorpus='cldr:en-de'\n[training]\nsteps=1\n": "did you mean 'd_model'",
