@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_protobuf
 
 Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 8 x 64"
 
@@ -28,8 +29,10 @@ def graph_facts(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 def _facts(file: Path) -> dict[str, Any]:
     try:
-        model = onnx.load(str(file), load_external_data=False)
-    except Exception as error:  # OSError, and protobuf's DecodeError, which onnx does not export
+        model = onnx.load_from_string(read_protobuf(file))
+    except UserError:
+        raise
+    except Exception as error:  # protobuf's DecodeError, which onnx does not export
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
     weights = {tensor.name for tensor in model.graph.initializer}
     return {

@@ -23,6 +23,7 @@ from export.targets.table import TARGETS, target_of
 from mlx_transformer.spec.checkpoint import weights_digest
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_protobuf
 
 from .graph import search_model
 from .interface import ACTIVATIONS, PRECISION, SOURCE, TOKENIZER
@@ -103,7 +104,7 @@ def export_search(
 def _source(file: Path) -> str | None:
     """The digest of the weights that a file of this project was made from."""
     try:
-        model = onnx.load(file, load_external_data=False)
+        model = onnx.load_from_string(read_protobuf(file))
     except Exception:  # protobuf's errors have no public name
         return None
     return {entry.key: entry.value for entry in model.metadata_props}.get(SOURCE)

@@ -82,6 +82,16 @@ def read_text(path: str | Path, largest: int = LARGEST) -> str:
         raise UserError(f"{path}: cannot be read (not UTF-8 at byte {error.start + 1})") from error
 
 
+def read_protobuf(path: str | Path) -> bytes:
+    """The bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more than
+    2 GB, and none begins with a zero, as a file with a hole does."""
+    with open_file(path, (1 << 31) - 1) as file:
+        begin = file.read(1)
+        if begin == b"\0":
+            raise UserError(f"{path}: damaged, or no ONNX model; restore it from a copy")
+        return begin + file.read()
+
+
 def read_json(path: str | Path) -> Any:
     """The contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
     return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")

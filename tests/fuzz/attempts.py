@@ -16,7 +16,7 @@ Attempt = list[str] | Callable[[], object]
 def numbers(random: Random, folder: Path) -> Attempt:
     """A command with one or two options of unheard-of values."""
     decoding = "beam length-penalty n-best min-new-tokens max-new-tokens temperature top-k top-p seed".split()
-    train = "vocab-size batch-tokens steps epochs minutes warmup learning-rate dropout save-every seed preset".split()
+    train = "vocab-size batch-tokens epochs minutes warmup learning-rate dropout save-every seed preset".split()
     command, options = random.choice(
         [
             *((f"translate {folder}/model --input {folder}/in.txt", decoding),) * 3,

@@ -22,6 +22,7 @@ from export.targets.coreml.trial import with_options
 from export.validate.cases import Case
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_protobuf
 
 from .onnx_engine import NoCachedPath, OnnxEngine, check_same_model
 from .onnxruntime_engine import PROVIDERS
@@ -33,7 +34,7 @@ Array = NDArray
 def is_search(path: Path) -> bool:
     """Whether this file is one that `export_search` wrote."""
     try:
-        model = onnx.load(path, load_external_data=False)
+        model = onnx.load_from_string(read_protobuf(path))
     except Exception:  # protobuf's exceptions have no common base
         return False
     return any(entry.key == CONFIG for entry in model.metadata_props)

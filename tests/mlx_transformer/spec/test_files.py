@@ -11,7 +11,7 @@ from mlx_transformer.data import corpus
 from mlx_transformer.data.corpus import read_lines
 from mlx_transformer.spec.checkpoint import read_tensors
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_text
+from mlx_transformer.spec.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_protobuf, read_text
 from mlx_transformer.spec.manifest import sha256
 from mlx_transformer.spec.tokenizer import Tokenizer
 from mlx_transformer.training.recipe import load_recipe
@@ -25,6 +25,7 @@ READERS = {
     "digest": sha256,
     "recipe": lambda path: load_recipe(str(path), {}),
     "lines": read_lines,
+    "graph": read_protobuf,
 }
 
 
@@ -101,3 +102,12 @@ def test_a_line_has_an_end(tmp_path, monkeypatch):
         (tmp_path / "text").write_bytes(data)
         with pytest.raises(UserError, match=rf"text, line {1 + (data[1:8].count(10))}: more than 16 MB in one line"):
             read_lines(tmp_path / "text")
+
+
+def test_a_hole_is_no_protobuf(tmp_path):
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate((1 << 31) - 1)
+    with pytest.raises(UserError, match="hole: damaged, or no ONNX model"):
+        read_protobuf(tmp_path / "hole")
+    (tmp_path / "whole").write_bytes(b"\x08\x0a")
+    assert read_protobuf(tmp_path / "whole") == b"\x08\x0a"
