@@ -265,7 +265,7 @@ def test_the_browsers_build_reports_its_errors(exported: tuple[Path, Path], tmp_
     model = onnx.load(graph, load_external_data=False)
     model.graph.node[0].op_type = "NoSuchOperator"
     graph.write_bytes(model.SerializeToString())
-    assert validate_command(exported[0], tmp_path / "onnx", runtimes=["wasm"]) == 2
+    assert validate_command(exported[0], tmp_path / "onnx", runtimes=["wasm"], verify=False) == 2
     error = capsys.readouterr().err
     assert "encoder_model.onnx: ONNX Runtime Web can't load it (" in error
     assert "NoSuchOperator" in error

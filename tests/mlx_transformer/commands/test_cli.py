@@ -85,7 +85,10 @@ def test_help_is_quick_and_needs_no_mlx():
         (["train", "--out", "x", "--corpus", "cldr:en-de"], ["say how long to train"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["exclude each other"]),
         (["train", "--out", "x", "--source", "a", "--steps", "3"], ["source and target files go together"]),
-        (["train", "--out", "x", "--source", "a", "--target", "b", "--steps", "3"], ["a: no such file"]),
+        (
+            ["train", "--out", "x", "--source", "a", "--target", "b", "--steps", "3"],
+            ["a: cannot be read (no such file)"],
+        ),
         (
             ["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "-3"],
             ["steps = -3 must be a whole number of at least 1"],
@@ -108,7 +111,7 @@ def test_help_is_quick_and_needs_no_mlx():
         (["export", "nowhere", "x", "--precision", "int2"], ["--precision", "'int8'", "'packed'"]),
         (["export", "nowhere", "x", "--activations", "int2"], ["--activations", "'float32'"]),
         (["evaluate", "nowhere", "--source", "a"], ["Missing option '--reference'"]),
-        (["evaluate", "nowhere", "--source", "a", "--reference", "b"], ["a: no such file"]),
+        (["evaluate", "nowhere", "--source", "a", "--reference", "b"], ["a: cannot be read (no such file)"]),
         (["export", "nowhere", "x"], ["nowhere: no such folder"]),
         (["info", "nowhere"], ["nowhere: no such folder"]),
         (["info"], ["Missing argument"]),
