@@ -136,24 +136,34 @@ def _corpus(file: Path) -> str | None:
     return corpus if isinstance(corpus, str) and corpus.startswith("cldr:") else None
 
 
-def judge(folder: Path, plain: Path, precisions: Sequence[str], text: Text) -> list[Quality]:
+def judge(
+    folder: Path,
+    plain: Path,
+    precisions: Sequence[str],
+    text: Text,
+    watch: Callable[[float, str], None] = lambda share, status: None,
+) -> list[Quality]:
     """Compare a package's precisions with float32.
 
     `folder`: the package; `plain`: the same model as a portable package with float32 and these precisions, whose graphs
-    show logits, which those of other targets don't.
+    show logits, which those of other targets don't. `watch` is told the share that is done, and the precision.
     """
     from export.runtime import OnnxTransformer
 
     wide = OnnxTransformer(plain)
     tokenizer = wide.translator.tokenizer
     rows = tokenizer.encode_batch(text.source)
-    expected = wide.generate(rows)
+
+    def translated(model: OnnxTransformer, name: str, finished: int) -> list[list[int]]:
+        return model.generate(rows, done=lambda share: watch((finished + share) / (1 + len(precisions)), name))
+
+    expected = translated(wide, "float32", 0)
     best = _best_tokens(wide, rows, expected)
     qualities = []
-    for precision in precisions:
+    for finished, precision in enumerate(precisions, start=1):
         narrow = OnnxTransformer(plain, precision=precision)
         counts = [a == b for a, b in zip(best, _best_tokens(narrow, rows, expected), strict=True)]
-        got = OnnxTransformer(folder, precision=precision).generate(rows)
+        got = translated(OnnxTransformer(folder, precision=precision), precision, finished)
         same = sum(a == b for a, b in zip(got, expected, strict=True)) / len(rows)
         scores = _scores(tokenizer.decode_batch(got), tokenizer.decode_batch(expected), text.reference)
         agreement = float(np.concatenate(counts).mean())

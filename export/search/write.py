@@ -48,6 +48,7 @@ def export_search(
     gate_reference: str | Path | None = None,
     force: bool = False,
     told: Callable[[str], None] = lambda _: None,
+    watch: Callable[[float, str], None] = lambda share, status: None,
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
@@ -89,7 +90,9 @@ def export_search(
     judged = [precision] if precision in LIMITS else []
     if gate_text(opened, judged, gate_source, gate_reference, told) is not None:
         gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference}
-        _judge(checkpoint, out, precision=precision, activations=activations, force=force, told=told, **gate)
+        _judge(
+            checkpoint, out, precision=precision, activations=activations, force=force, told=told, watch=watch, **gate
+        )
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name

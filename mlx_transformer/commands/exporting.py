@@ -64,17 +64,26 @@ def export(
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
+    from mlx_transformer.spec.progress import quiet_progress
 
     precisions = [name.value for name in precision or []] or ["float32"]
-    more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": print}
+    one_file = search or text
+    if one_file and (fixed_shape is not None or len(precisions) > 1):
+        raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
+    lines: list[str] = []
+    more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": lines.append}
     more |= {"gate_source": gate_source, "gate_reference": gate_reference}
-    if search or text:
-        if fixed_shape is not None or len(precisions) > 1:
-            raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
-        export_search(checkpoint, out, precision=precisions[0], text=text, **more)
+    try:
+        with quiet_progress("export") as watch:
+            if one_file:
+                export_search(checkpoint, out, precision=precisions[0], text=text, watch=watch, **more)
+            else:
+                export_onnx(checkpoint, out, precision=precisions, fixed_shape=fixed_shape, watch=watch, **more)
+    finally:
+        print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
+    if one_file:
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
         return
-    export_onnx(checkpoint, out, precision=precisions, fixed_shape=fixed_shape, **more)
     files = sorted(path for path in out.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in files)
     print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")

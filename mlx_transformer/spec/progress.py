@@ -13,6 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from mlx_transformer.spec.terminal import Console
 
+Watch = Callable[[float, str], None]
+"""Told the share of the work that is done, in [0, 1], and what is being done."""
+
 
 class Reporter:
     """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
@@ -82,7 +85,7 @@ class Reporter:
 
 
 @contextmanager
-def quiet_progress(title: str | None) -> Iterator[Callable[[float, str], None]]:
+def quiet_progress(title: str | None) -> Iterator[Watch]:
     """`update` of a brief `Reporter`; without a title nothing is shown."""
     if title is None:
         yield lambda share, status: None

@@ -39,8 +39,8 @@ ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
 RANDOM = ("paper", "modern", "untied")
 RANDOM_NEW_TOKENS = 16
 
-# Lower ones that these consumers know, by transformers.js's names for them in PRECISIONS. Activations are quantised by
-# the range of all of a run's tensor, so that whoever shares a batch has an influence: phrases go one by one.
+# Lower ones that these consumers know, by transformers.js's names for them in PRECISIONS. The last bits of int4's
+# products depend on how many rows they have: phrases go one by one.
 LOWER = ("float16", "int8", "int4")
 LOWER_PHRASES = 24
 

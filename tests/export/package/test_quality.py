@@ -65,6 +65,21 @@ def test_agreement_is_that_of_the_best_tokens(checkpoint, tmp_path):
     assert judged.same == float(wide.generate(rows) == narrow.generate(rows))
 
 
+def test_progress_is_told(checkpoint, text, tmp_path, monkeypatch):
+    """Of float32 and of each judged precision, up to the whole."""
+    for precision in ("int4", "int8"):
+        monkeypatch.setitem(LIMITS, precision, ALWAYS)
+    told = []
+    precisions = ["float32", "int4", "int8"]
+    watch = lambda *entry: told.append(entry)  # noqa: E731
+    export_onnx(checkpoint, tmp_path / "onnx", precision=precisions, gate_source=text[0], watch=watch)
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert shares[0] > 0
+    assert shares[-1] == 1
+    assert list(dict.fromkeys(name for _, name in told)) == precisions
+
+
 def test_a_package_beyond_the_limits_is_refused_and_nothing_is_left(checkpoint, text, tmp_path, monkeypatch):
     for precision in ("int8", "int4"):
         monkeypatch.setitem(LIMITS, precision, NEVER)
