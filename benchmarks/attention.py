@@ -13,6 +13,7 @@ Shapes: H heads, n positions, d_k width of a head, D width of a layer.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import platform
 import time
@@ -68,7 +69,7 @@ def print_growth(seconds: float) -> None:
     print(f"\n{sizes}, no mask; time, and peak memory above the inputs:\n")
     print("| n | fused, ms | weights stored, ms | fused, MB | weights stored, MB |\n|-|-|-|-|-|")
     for n, *times, small, large in rows:
-        print(f"| {n} | {' | '.join(f'{1e3 * t:.2f}' for t in times)} | {small / 1e6:.1f} | {large / 1e6:.1f} |")
+        print(f"| {n} | {' | '.join(f'{1e3 * t:.2f}' for t in times)} | {small / 1e6:.3f} | {large / 1e6:.3f} |")
     print("| fitted slope | " + " | ".join(f"{slope:.2f}" for slope in fitted) + " |")
     print(f"| slope of the last doubling | {' | '.join(f'{slope:.2f}' for slope in last)} |")
 
@@ -135,6 +136,8 @@ def fastest(functions: list[Callable[[], mx.array]], seconds: float) -> list[flo
 
 def peak(function: Callable[[], mx.array]) -> int:
     """Most bytes that MLX held while computing, above what it held before; its cache of freed buffers not counted."""
+    gc.collect()  # what is left of earlier work must not be freed while this is measured
+    mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
