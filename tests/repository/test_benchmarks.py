@@ -238,4 +238,4 @@ def test_attention_grows_with_the_square_of_the_length(monkeypatch, capsys):
     # Four times as much for four times the length, and twice that or half where an input's buffer is reused in one
     # measurement and not in another; sixteen times if it were of (n, n).
     assert ((rest[2] / rest[0] > 1.9) & (rest[2] / rest[0] < 8.2)).all(), megabytes
-    assert (megabytes[-1] > 1.7).all(), megabytes
+    assert (megabytes[-1] > 1.4).all(), megabytes  # 1 if all were linear, 1.58 with such a buffer at 512 alone
