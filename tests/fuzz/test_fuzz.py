@@ -23,7 +23,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parent / "helpers")]),
     }
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=given, timeout=PATIENCE)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=given, timeout=5 * PATIENCE)
 
 
 @linux
