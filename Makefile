@@ -18,7 +18,7 @@ PYTHON ?=
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
-	@echo 'make test           the tests, under 8 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
+	@echo 'make test           the tests, under 10 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
 	@echo 'make test-gpu-path  the tests with what a GPU does otherwise, rehearsed on the CPU'
 	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
 	@echo 'make test-slow      the checks that take minutes'
