@@ -26,6 +26,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.spec.watch import Watch, unwatched
 
 if TYPE_CHECKING:
     from export.runtime import OnnxTransformer
@@ -141,7 +142,7 @@ def judge(
     plain: Path,
     precisions: Sequence[str],
     text: Text,
-    watch: Callable[[float, str], None] = lambda share, status: None,
+    watch: Watch = unwatched,
 ) -> list[Quality]:
     """Compare a package's precisions with float32.
 

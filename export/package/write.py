@@ -36,6 +36,7 @@ from mlx_transformer.spec.folders import SPEC
 from mlx_transformer.spec.huggingface import tokenizer_config
 from mlx_transformer.spec.manifest import write_manifest
 from mlx_transformer.spec.versions import versions
+from mlx_transformer.spec.watch import Watch, unwatched
 
 from . import consumers
 from .quality import LIMITS, gate_text, judge, record
@@ -59,7 +60,7 @@ def export_onnx(
     gate_reference: str | Path | None = None,
     force: bool = False,
     told: Callable[[str], None] = lambda _: None,
-    watch: Callable[[float, str], None] = lambda share, status: None,
+    watch: Watch = unwatched,
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 

@@ -24,6 +24,7 @@ from mlx_transformer.spec.checkpoint import weights_digest
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_protobuf
+from mlx_transformer.spec.watch import Watch, unwatched
 
 from .graph import search_model
 from .interface import ACTIVATIONS, PRECISION, SOURCE, TOKENIZER
@@ -48,7 +49,7 @@ def export_search(
     gate_reference: str | Path | None = None,
     force: bool = False,
     told: Callable[[str], None] = lambda _: None,
-    watch: Callable[[float, str], None] = lambda share, status: None,
+    watch: Watch = unwatched,
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 

@@ -10,7 +10,7 @@ tokens     the likeliest token at every position; greedy and beam search and sam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ from export.runtime.folder import precisions
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.versions import versions
+from mlx_transformer.spec.watch import Watch, unwatched
 
 from .cases import Case, fresh_seed, grid, reference_taps, tokenised
 from .checks.agreement import Agreement
@@ -56,7 +57,6 @@ class Sample:
     natural: Natural
 
 
-Watch = Callable[[float, str], None]
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
 
 
@@ -69,7 +69,7 @@ def compare(
     threads: int | None = None,
     gradients: bool = False,
     names: Mapping[str, str] | None = None,
-    watch: Watch = lambda share, status: None,
+    watch: Watch = unwatched,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
@@ -120,7 +120,7 @@ def compare_engines(
     checkpoint: Checkpoint,
     engines: Sequence[Engine],
     cases: Sequence[Case],
-    watch: Watch = lambda share, status: None,
+    watch: Watch = unwatched,
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     with one_blas_thread():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
@@ -12,9 +12,7 @@ from typing import IO, Any, TextIO, cast
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mlx_transformer.spec.terminal import Console
-
-Watch = Callable[[float, str], None]
-"""Told the share of the work that is done, in [0, 1], and what is being done."""
+from mlx_transformer.spec.watch import Watch, unwatched
 
 
 class Reporter:
@@ -88,7 +86,7 @@ class Reporter:
 def quiet_progress(title: str | None) -> Iterator[Watch]:
     """`update` of a brief `Reporter`; without a title nothing is shown."""
     if title is None:
-        yield lambda share, status: None
+        yield unwatched
         return
     with Reporter(title, brief=True) as reporter:
         yield reporter.update
