@@ -12,14 +12,11 @@ from mlx_transformer.spec.errors import UserError
 
 # How much is decoded at once is the server's to say.
 SETTINGS = tuple(field.name for field in fields(Options) if field.name != "batch_tokens")
-LIMITS: dict[str, tuple[float, float]] = {  # what strangers may ask for; the model bounds lengths (service.py)
+LIMITS: dict[str, tuple[float, float]] = {  # narrower than those of Options; the model bounds lengths (service.py)
     "beam": (1, 64),  # memory grows with it
     "n_best": (1, 64),
-    "length_penalty": (-10, 10),
     "temperature": (0.01, 100),
-    "top_k": (0, 1 << 20),
     "top_p": (0.001, 1),
-    "seed": (0, 2**64 - 1),
 }
 LONGEST_MESSAGE = 400  # characters
 

@@ -44,18 +44,13 @@ def run(model: Path, settings: ServeSettings) -> None:
     Raises `UserError` for a folder, a file of keys or an address that can't be used.
     """
     open_folder(model, settings.precision)  # before anything waits for it
-    settings.api_keys()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are of what strangers send
-    listener = listening(settings.host, settings.port)
-    port = listener.getsockname()[1]
-    began = time.perf_counter()
+    failures: list[Exception] = []
 
     def ready() -> None:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         log.info("serving %s on http://%s:%d (ready in %.1f s)", model, shown, port, time.perf_counter() - began)
-
-    failures: list[Exception] = []
 
     def failed(error: Exception) -> None:
         failures.append(error)
@@ -64,6 +59,9 @@ def run(model: Path, settings: ServeSettings) -> None:
     batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers)
     load = partial(warmed, model, settings.threads, settings.precision, settings.verify)
     app = App(load, batcher, settings, ready, failed)
+    listener = listening(settings.host, settings.port)
+    port = listener.getsockname()[1]
+    began = time.perf_counter()
     server = Server(configured(app, settings), batcher.give_up, settings.grace_seconds)
     # uvicorn raises the signal that ended it once more, for the handler that was there before.
     endings = [signal.SIGTERM, signal.SIGINT, *([HANGUP] if HANGUP else [])]
@@ -158,8 +156,6 @@ class Server(uvicorn.Server):
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket on the address; `UserError` says why there is none."""
-    if not 0 <= port <= 65535:  # getaddrinfo takes what is left after dividing
-        raise UserError(f"port={port} must be from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
