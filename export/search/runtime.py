@@ -28,7 +28,7 @@ from mlx_transformer.generation.options import (
     expected_tokens,
     length_limits,
 )
-from mlx_transformer.generation.search import Done, batches
+from mlx_transformer.generation.search import Done, batches, reported
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -96,14 +96,11 @@ class SearchModel:
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
         results: list[list[Hypothesis]] = [[] for _ in rows]
         lengths = np.array([len(row) for row in rows], int)
-        finished = 0
-        for index in batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen):
+        indices = batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen)
+        for index in reported(indices, len, len(rows), done):
             hypotheses = self._run(index, [rows[i] for i in index], limits[index], chosen)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
-            finished += len(index)
-            if done is not None:
-                done(finished / len(rows))
         for i, best in enumerate(results):
             _check_finite(best, f"source row {i}")
         return results
@@ -198,16 +195,13 @@ class SearchModel:
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
         results: list[list[Translation]] = [[] for _ in lines]
         limits = sizes + EXTRA_TOKENS
-        finished = 0
-        for index in batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen):
+        indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
+        for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
             feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": index}
             texts, scores = self._outputs(["translations", "scores"], feeds)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
-            finished += len(index)
-            if done is not None:
-                done(finished / len(lines))
         for number, best in zip(numbers, results, strict=True):
             _check_finite(best, f"line {number}")
         return results

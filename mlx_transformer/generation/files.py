@@ -18,9 +18,10 @@ from mlx_transformer.spec.encoding import without_mark
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_regular
 from mlx_transformer.spec.progress import quiet_progress
+from mlx_transformer.spec.watch import Watch
 
 from .lines import PART_LINES, Layout, LineReader, one_line
-from .output import Progress, Writer, writer
+from .output import Writer, writer
 from .translate import Overlong
 
 BLOCK = 1 << 20  # bytes
@@ -101,7 +102,7 @@ class _Job:
     options: Mapping[str, Any]
 
     def run(self, stream: bool) -> None:
-        self.progress = replace(getattr(self.target, "progress", Progress()))
+        self.progress = replace(self.target.progress)
         if self.progress.read:
             self.source.seek(self.progress.read)
         reader = LineReader(self.source, self.name, self.progress.lines, self.progress.read)
@@ -109,7 +110,7 @@ class _Job:
             self._stream(reader) if stream else self._parts(reader)
             self.target.finish()
         except (UserError, KeyboardInterrupt) as error:
-            if kept := getattr(self.target, "progress", Progress()).lines:
+            if kept := self.target.progress.lines:
                 what = f"{error}; " if str(error) else ""
                 error.args = (f"{what}{kept:,} lines are done: go on with --resume",)
             raise
@@ -147,7 +148,7 @@ class _Job:
             self.target.write(b"\n")
             self.progress.lines = reader.number
 
-    def _watched(self, lines: int, report: Callable[[float, str], None]) -> dict[str, Any]:
+    def _watched(self, lines: int, report: Watch) -> dict[str, Any]:
         """What tells `report` of the search in these lines, where there is something to report."""
         if not self.lines:
             return {}

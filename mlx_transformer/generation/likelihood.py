@@ -10,7 +10,7 @@ import numpy as np
 from mlx_transformer.spec.errors import UserError
 
 from .options import Ids, Options, check_ids
-from .search import Done, batches
+from .search import Done, batches, reported
 from .steps import Model
 
 
@@ -37,15 +37,11 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Done | None
     steps = np.array([len(row) for row in wanted], int)
     found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sources)
     positions = None if model.extends_positions or config.has_encoder else config.max_positions
-    finished = 0
     # By the number of steps: a batch takes as many as its longest target.
-    for index in batches(steps, lengths, lengths, Options(), positions):
+    for index in reported(batches(steps, lengths, lengths, Options(), positions), len, len(sources), done):
         values = _batch(model, [sources[i] for i in index], [wanted[i] for i in index])
         for i, row in zip(index, values, strict=True):
             found[i] = row[: steps[i]]
-        finished += len(index)
-        if done is not None:
-            done(finished / len(sources))
     for i, row in enumerate(found):
         if not np.isfinite(row).all():
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")

@@ -37,10 +37,11 @@ class Progress:
 
 
 class Writer:
-    """Every write goes out at once, so that closing has nothing left to fail at."""
+    """Every write goes out at once, so that closing has nothing left to fail at. progress: what is kept of it, so that
+    another can continue it."""
 
-    def __init__(self, stream: BinaryIO, name: str):
-        self.stream, self.name = stream, name
+    def __init__(self, stream: BinaryIO, name: str, progress: Progress | None = None):
+        self.stream, self.name, self.progress = stream, name, progress or Progress()
 
     def write(self, data: bytes) -> None:
         """`UserError` names what has no room for it; who reads no more is the caller's matter."""
@@ -95,7 +96,7 @@ class Partial(Writer):
             stream.seek(self.progress.written)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-        super().__init__(stream, str(path))
+        super().__init__(stream, str(path), self.progress)
 
     def _read(self, earlier: bool) -> None:
         if not earlier:

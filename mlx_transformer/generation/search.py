@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,17 @@ from .options import Hypothesis, Ids, Options, check_beam, check_ids, check_pref
 from .steps import Batch, Model, Strategy, run
 
 Done = Callable[[float], None]
+T = TypeVar("T")
+
+
+def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: Done | None) -> Iterator[T]:
+    """The batches; `done` is told the share of `total` inputs that is finished whenever the next one is asked for."""
+    finished = 0
+    for batch in batches:
+        yield batch
+        finished += size(batch)
+        if done is not None:
+            done(finished / total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +117,10 @@ def _search(
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
     indices = batches(lengths, expected, limits, chosen, shared)
     work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i], places[i]) for i in indices]
-    finished = 0
-    for batch, hypotheses in run_all(model, work, chosen, scored, share.stopped):
+    searched = run_all(model, work, chosen, scored, share.stopped)
+    for batch, hypotheses in reported(searched, lambda pair: len(pair[0].index), len(results), done):
         for i, best in zip(batch.index, hypotheses, strict=True):
             results[i] = best
-        finished += len(batch.index)
-        if done is not None:
-            done(finished / len(results))
     for i, hypotheses in enumerate(results):
         if not hypotheses or not np.isfinite(hypotheses[0].score):
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")
