@@ -70,6 +70,12 @@ class Trained:
         return [(text, tokens) for text, tokens in pairs if len(tokens) < NEW_TOKENS][:20]
 
 
+def first_difference(ours: list[int], theirs: list[int], eos: int) -> tuple[int, int, int]:
+    """The place at which two outputs part, and the token of each there; eos where one has ended."""
+    pairs = zip([*ours, eos], [*theirs, eos], strict=False)
+    return next((at, a, b) for at, (a, b) in enumerate(pairs) if a != b)
+
+
 @dataclass(frozen=True)
 class Lower:
     """The trained model in precisions below float32: folder, and what our own runtime says of the first phrases."""
@@ -100,10 +106,8 @@ class Lower:
             mine = self.tokens[precision][i][:limit]
             if mine == theirs:
                 continue
-            eos, bos = ours.config.eos_id, ours.config.bos_id
-            pairs = zip([*mine, eos], [*theirs, eos], strict=False)
-            at, (a, b) = next((at, (a, b)) for at, (a, b) in enumerate(pairs) if a != b)
-            before = np.array([[bos, *mine[:at]]])
+            at, a, b = first_difference(mine, theirs, ours.config.eos_id)
+            before = np.array([[ours.config.bos_id, *mine[:at]]])
             source = np.array([self.rows[i]])
             logits, wide = (m.decode(before, m.encode(source))[0, -1] for m in (ours, exact))
             gap, moved = logits[a] - logits[b], np.abs(logits - wide).max()

@@ -19,6 +19,7 @@ from cases import (
     SPECIAL_TEXT,
     TEXTS,
     Trained,
+    first_difference,
 )
 from documents import blocks
 from imports import ROOT
@@ -46,12 +47,10 @@ def differing(trained: Trained, found: list[list[int]]) -> list[str]:
     lines = []
     for i, (ours, theirs) in enumerate(zip(trained.tokens, found, strict=False)):
         if ours != theirs:
-            eos, config = [trained.model.config.eos_id], trained.model.config
-            pairs = zip(ours + eos, theirs + eos, strict=False)
-            at = next(at for at, (a, b) in enumerate(pairs) if a != b)
+            config = trained.model.config
+            at, a, b = first_difference(ours, theirs, config.eos_id)
             before = mx.array([[config.bos_id, *ours[:at]]])
             logits = trained.model(mx.array(trained.tokenizer.encode_batch([trained.phrases[i]])), before)[0, -1]
-            a, b = (ours + eos)[at], (theirs + eos)[at]
             gap = (logits[a] - logits[b]).item()
             lines.append(f"{trained.phrases[i]!r}, token {at}: MLX {a}, consumer {b}, logits differ by {gap:.1e}")
     return lines

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
+from command_line import ending_model
 from tiny_run import write_pairs, write_recipe
 
 from export import export_onnx, export_search
@@ -42,11 +41,7 @@ def make(folder: Path) -> None:
         "d_ff": 32,
         "max_positions": 40,
     }
-    mx.random.seed(4)
-    model = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, output_bias=True, **sizes))
-    bias = np.zeros(tokenizer.vocab_size, np.float32)
-    bias[2] = 1.0
-    model.output_proj.bias = mx.array(bias)
+    model = ending_model(tokenizer, **sizes)
     save_checkpoint(folder / "model", model.config, model.weights(), tokenizer.to_json())
     export_onnx(folder / "model", folder / "onnx")
     export_onnx(folder / "model", folder / "cpu", target="cpu")

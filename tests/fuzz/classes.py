@@ -172,6 +172,12 @@ ODD = (
     "info {f}/quantized",
 )
 
+
+def _digests(name: str, bases: tuple[str, ...], path: str, commands: tuple[str, ...]) -> Class:
+    """Damage that the digests beside the file tell of."""
+    return Class(f"digests: {name}", bases, _on(path, _on_weights, True), commands, 5, True)
+
+
 CLASSES = (
     Class("config.json", ("model", "onnx", "in.txt"), _on("model/config.json", damage.in_json_file), MODEL, 38),
     Class("safetensors", ("model", "onnx", "in.txt"), _on("model/*.safetensors", damage.in_safetensors), MODEL, 20),
@@ -263,28 +269,7 @@ CLASSES = (
     Class("numbers", ALL, nothing, numbers, 75),
     Class("paths", ALL, nothing, paths, 20),
     Class("from Python", ("text.onnx", "ids.onnx", "onnx", "cpu", "model"), nothing, from_python, 20),
-    Class(
-        "digests: checkpoint",
-        ("model", "onnx", "in.txt"),
-        _on("model/*.safetensors", _on_weights, True),
-        MODEL[:4],
-        5,
-        True,
-    ),
-    Class(
-        "digests: ONNX",
-        ("onnx", "in.txt"),
-        _on("onnx/onnx/model.*", _on_weights, True),
-        onnx_commands("onnx")[:4],
-        5,
-        True,
-    ),
-    Class(
-        "digests: ONNX JSON",
-        ("onnx", "in.txt"),
-        _on("onnx/[mt]*r.json", _on_weights, True),
-        onnx_commands("onnx")[:4],
-        5,
-        True,
-    ),
+    _digests("checkpoint", ("model", "onnx", "in.txt"), "model/*.safetensors", MODEL[:4]),
+    _digests("ONNX", ("onnx", "in.txt"), "onnx/onnx/model.*", onnx_commands("onnx")[:4]),
+    _digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),
 )

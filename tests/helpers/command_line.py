@@ -20,16 +20,22 @@ LINES = ["one two", "", "three. four", "  ", "seven"]
 TEXT = "".join(f"{line}\n" for line in LINES)
 
 
-def both_models(tmp_path_factory) -> Path:
-    """A fixture. FOLDER/model: random weights and a tokenizer; FOLDER/onnx: its export."""
-    folder = tmp_path_factory.mktemp("made")
-    tokenizer = Tokenizer.train(["one two three. four five six! seven " * 3], vocab_size=280)
+def ending_model(tokenizer: Tokenizer, **sizes: int) -> Transformer:
+    """One layer a side and random weights, with a leaning to the end token: its outputs end."""
     mx.random.seed(4)
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "heads": 1, "d_ff": 16, "max_positions": 40}
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_positions": 40, **sizes}
     model = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, output_bias=True, **sizes))
     bias = np.zeros(tokenizer.vocab_size, np.float32)
     bias[2] = 1.0
     model.output_proj.bias = mx.array(bias)
+    return model
+
+
+def both_models(tmp_path_factory) -> Path:
+    """A fixture. FOLDER/model: random weights and a tokenizer; FOLDER/onnx: its export."""
+    folder = tmp_path_factory.mktemp("made")
+    tokenizer = Tokenizer.train(["one two three. four five six! seven " * 3], vocab_size=280)
+    model = ending_model(tokenizer, d_model=16, heads=1, d_ff=16)
     save_checkpoint(folder / "model", model.config, model.weights(), tokenizer.to_json())
     export_onnx(folder / "model", folder / "onnx")
     return folder
