@@ -25,7 +25,7 @@ import onnx_ir as ir
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
-from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
+from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import Target, target_of
 from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, weights_digest
@@ -132,7 +132,6 @@ def _write(
     if tokenizer is not None:
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
-    blocks = {"activations": activations, "blocks": target.lowering.blocks}
     texts[SPEC] = {
         "format": FORMAT,
         "config": config.to_dict(),
@@ -141,13 +140,19 @@ def _write(
         **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
         "precisions": {
-            name: {"suffix": PRECISIONS[name].suffix, **(blocks if name in IN_BLOCKS else {})} for name in precisions
+            name: {"suffix": PRECISIONS[name].suffix, **_blocks(name, target, activations)} for name in precisions
         },
         "versions": versions(),
     }
     for name, values in texts.items():
         (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_manifest(graphs)
+
+
+def _blocks(precision: str, target: Target, activations: str) -> dict[str, str]:
+    if precision not in IN_BLOCKS:
+        return {}
+    return {"activations": activations, "blocks": blocks_operators(precision, target.lowering, activations)}
 
 
 def _write_graphs(

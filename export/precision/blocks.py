@@ -5,16 +5,18 @@
 
 What is multiplied with them is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where ONNX Runtime
 makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it); without it,
-and so in whatever else opens the file, the activations are rounded to int8.
+and so in whatever else opens the file, the activations are rounded to int8. Of 8 bits, weights that meet float32
+activations are unpacked when the graph is loaded, in every target (`unpacked.py`).
 
 Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in
-`int8.py`, with float32 activations too (`multiply_unpacked`), except for target web, where GatherBlockQuantized and
-MatMulNBits read the same bytes.
+`int8.py`, except for target web, where GatherBlockQuantized and MatMulNBits read the same bytes.
 
 Shapes: D width in, O width out, V entries of a table, G blocks of a row, b values of a block.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -23,44 +25,85 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.nn.primitives import extent
 
-from .int8 import CONTRIB, multiply_unpacked, to_int8
+from .int8 import CONTRIB, to_int8, unpack_rows
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
 from .recipes import recipe_value, then
 from .rounding import BLOCK, block_rows, packed
-from .table import ACTIVATIONS
+from .table import ACTIVATIONS, STANDARD, UNPACKED
+from .unpacked import Opening, multiply_unpacked
 
 
 def weight_only(
-    model: ir.Model, bits: int, activations: str, *, standard: bool, fused: bool, blocks_in_tables: bool
+    model: ir.Model, bits: int, activations: str, operators: str, *, fused: bool, blocks_in_tables: bool
 ) -> None:
     """Change a built graph, before its weights are filled, by `bits` for what isn't a table.
 
-    `standard`: blocks are read by standard operators. `blocks_in_tables`: tables are in blocks too; otherwise as in
-    `int8.py`, there `fused` with ONNX Runtime's own operator.
+    `operators`: that read blocks (`table.blocks_operators`). `blocks_in_tables`: tables are in blocks too; otherwise as
+    in `int8.py`, there `fused` with ONNX Runtime's own operator.
     """
-    looked_up = lookups(model)
     products = linears(model)
-    of_tables = [linear for linear in products if linear.is_table]
-    if blocks_in_tables:
-        for lookup in looked_up:
-            _look_up(model, lookup)
-        for linear in of_tables:
-            _matmul_n_bits(model, linear, 8, activations)
-    elif activations == "float32":
-        to_int8(model, [], looked_up, fused)
-        multiply_unpacked(model, of_tables)
+    others = [linear for linear in products if not linear.is_table]
+    _change_tables(model, [linear for linear in products if linear.is_table], activations, fused, blocks_in_tables)
+    if operators == UNPACKED:
+        multiply_unpacked(model, others, _unpack)
     else:
-        to_int8(model, of_tables, looked_up, fused)
-    for linear in products:
-        if not linear.is_table:
-            if standard:
+        for linear in others:
+            if operators == STANDARD:
                 _dequantize(model, linear, bits)
             else:
                 _matmul_n_bits(model, linear, bits, activations)
     RemoveUnusedNodesPass()(model)
 
 
+def _change_tables(
+    model: ir.Model, products: Sequence[Linear], activations: str, fused: bool, blocks_in_tables: bool
+) -> None:
+    """To 8 bits. A table is stored in one way, whether it is looked up, multiplied or both: in blocks if it may be and
+    consists of whole ones, as GatherBlockQuantized reads no other; else in rows."""
+
+    def in_blocks(width: int) -> bool:
+        return blocks_in_tables and width % BLOCK == 0
+
+    looked_up = lookups(model)
+    for lookup in looked_up:
+        if in_blocks(extent(lookup.table, 1)):
+            _look_up(model, lookup)
+    rows_looked_up = [lookup for lookup in looked_up if not in_blocks(extent(lookup.table, 1))]
+    blocks = [linear for linear in products if in_blocks(_sizes(linear)[1])]
+    rows = [linear for linear in products if not in_blocks(_sizes(linear)[1])]
+    if activations == "float32":
+        to_int8(model, [], rows_looked_up, fused)
+        multiply_unpacked(model, rows, unpack_rows)
+        multiply_unpacked(model, blocks, _unpack)
+    else:
+        to_int8(model, rows, rows_looked_up, fused)
+        for linear in blocks:
+            _matmul_n_bits(model, linear, 8, activations)
+
+
 def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str) -> None:
+    out, width = _sizes(linear)
+    q, scale = _blocks(model, linear, bits)
+    rewrite = Rewriter(model, linear.node)
+    sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACTIVATIONS[activations]}
+    y = rewrite("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes)
+    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+
+
+def _unpack(opening: Opening, linear: Linear) -> ir.Value:
+    """For `multiply_unpacked`: of 8 bits. What fills the last block is cut off."""
+    out, width = _sizes(linear)
+    q, scale = _blocks(opening.model, linear, 8)
+    signed = opening("Sub", opening("Cast", q, to=ir.DataType.FLOAT), opening.number(128))
+    rows = opening("Mul", signed, opening("Unsqueeze", scale, opening.integers(2)))
+    rows = opening("Reshape", rows, opening.integers(out, -1))
+    if width % BLOCK == 0:
+        return rows
+    return opening("Slice", rows, opening.integers(0), opening.integers(width), opening.integers(1))
+
+
+def _blocks(model: ir.Model, linear: Linear, bits: int) -> tuple[ir.Value, ir.Value]:
+    """(O, G, b * bits / 8) uint8, and scales (O, G)."""
     out, width = _sizes(linear)
     groups = -(-width // BLOCK)
 
@@ -70,12 +113,9 @@ def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str)
 
     recipe = then(linear.weight, make, f"blocks{bits}")
     name = f"{linear.weight.name}.uint{bits}"
-    q = initializer(model, recipe_value(name, recipe, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8))
-    scale = initializer(model, recipe_value(f"{name}_scale", recipe, 1, (out, groups), ir.DataType.FLOAT))
-    rewrite = Rewriter(model, linear.node)
-    sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACTIVATIONS[activations]}
-    y = rewrite("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes)
-    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+    q = recipe_value(name, recipe, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8)
+    scale = recipe_value(f"{name}_scale", recipe, 1, (out, groups), ir.DataType.FLOAT)
+    return initializer(model, q), initializer(model, scale)
 
 
 def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
@@ -100,11 +140,9 @@ def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
 
 def _look_up(model: ir.Model, lookup: Lookup) -> None:
     size, width = extent(lookup.table, 0), extent(lookup.table, 1)
-    groups = -(-width // BLOCK)
-    if width % BLOCK:
-        return  # the operator knows no last block that is shorter: such a table stays float32
+    groups = width // BLOCK
     recipe = then(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
-    # The bytes of _matmul_n_bits in another shape; the file holds them once.
+    # The bytes of `_blocks` in another shape; the file holds them once.
     q = recipe_value(f"{lookup.table.name}.uint8_rows", recipe, 0, (size, width), ir.DataType.UINT8)
     scale = recipe_value(f"{lookup.table.name}.uint8_scale", recipe, 1, (size, groups), ir.DataType.FLOAT)
     rewrite = Rewriter(model, lookup.node)

@@ -34,6 +34,7 @@ from export.nn.primitives import extent
 from .products import Linear, Lookup, Rewriter, constant, initializer, linears, lookups
 from .recipes import recipe_value, then
 from .rounding import int8_rows
+from .unpacked import Opening
 
 CONTRIB = "com.microsoft"
 IN_STEPS = "scale_"
@@ -122,33 +123,10 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
     rewrite.replace(rewrite("Mul", row, rewrite("Gather", scale, lookup.ids, axis=0)))
 
 
-def multiply_unpacked(model: ir.Model, products: Sequence[Linear]) -> None:
-    """These products in float32, of weights that are stored as for a lookup; ONNX Runtime computes those once, when it
-    loads the graph.
-
-    W int8 (O, D) --> Cast --> Mul scale(W) --> Transpose --+
-                                                       x --> MatMul --> [Add] --> y
-    """
-    unpacked: dict[str, ir.Value] = {}
-    for linear in products:
-        name = str(linear.weight.name)
-        if name not in unpacked:
-            unpacked[name] = _unpacked(model, *_rows(model, linear.weight, linear.rows), name)
-        rewrite = Rewriter(model, linear.node)
-        y = rewrite("MatMul", linear.x, unpacked[name])
-        rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
-
-
-def _unpacked(model: ir.Model, q: ir.Value, scale: ir.Value, name: str) -> ir.Value:
-    """(D, O) float32, in the outermost graph, before all else: every branch and body may read it."""
-    wide = ir.node("Cast", [q], {"to": ir.DataType.FLOAT}, name=f"{name}/Cast")
-    scaled = ir.node("Mul", [wide.outputs[0], scale], name=f"{name}/Mul")
-    turned = ir.node("Transpose", [scaled.outputs[0]], {"perm": [1, 0]}, name=f"{name}/Transpose")
-    nodes = [wide, scaled, turned]
-    for node in nodes:
-        node.outputs[0].name = str(node.name)
-    model.graph.insert_before(model.graph[0], nodes)
-    return turned.outputs[0]
+def unpack_rows(opening: Opening, linear: Linear) -> ir.Value:
+    """For `multiply_unpacked`: of the integers of a lookup."""
+    q, scale = _rows(opening.model, linear.weight, linear.rows)
+    return opening("Mul", opening("Cast", q, to=ir.DataType.FLOAT), scale)
 
 
 def _rows(model: ir.Model, weight: ir.Value, rows: bool) -> tuple[ir.Value, ir.Value]:

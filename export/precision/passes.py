@@ -7,7 +7,7 @@ import onnx_ir as ir
 from .blocks import weight_only
 from .half import half, stored_half
 from .int8 import int8
-from .table import DEFAULT_ACTIVATIONS, ONNXRUNTIME, PRECISIONS, STANDARD, Lowering
+from .table import DEFAULT_ACTIVATIONS, ONNXRUNTIME, PRECISIONS, STANDARD, Lowering, blocks_operators
 
 
 def change(model: ir.Model, precision: str, lowering: Lowering, activations: str = DEFAULT_ACTIVATIONS) -> None:
@@ -19,8 +19,8 @@ def change(model: ir.Model, precision: str, lowering: Lowering, activations: str
     if chosen.form == "integers":
         int8(model, fused=fused)
     elif chosen.form == "blocks":
-        tables = lowering.tables_in_blocks
-        weight_only(model, chosen.bits, activations, standard=standard, fused=fused, blocks_in_tables=tables)
+        operators, tables = blocks_operators(precision, lowering, activations), lowering.tables_in_blocks
+        weight_only(model, chosen.bits, activations, operators, fused=fused, blocks_in_tables=tables)
     elif chosen.form == "floats" and chosen.bits == 16:
         (half if precision in lowering.computes_in else stored_half)(model, ir.DataType[precision.upper()])
     if standard and chosen.opset > model.graph.opset_imports[""]:

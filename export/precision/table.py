@@ -17,6 +17,8 @@ from mlx_transformer.spec.errors import UserError
 OPSET, IR_VERSION = 20, 9
 STANDARD, ONNXRUNTIME = "standard", "com.microsoft"
 """Sets of operators: those of ai.onnx alone, or ONNX Runtime's own too."""
+UNPACKED = "unpacked"
+"""In their place: weights that are made float32 when the graph is loaded."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,13 @@ def check_activations(name: str | None, precisions: Iterable[str]) -> str:
         have = ", ".join(IN_BLOCKS)
         raise UserError(f"activations {name}: precision {', '.join(precisions)} has no choice; {have} have one")
     return name
+
+
+def blocks_operators(precision: str, lowering: Lowering, activations: str) -> str:
+    """What reads weights in blocks: `lowering`'s operators, but of 8 bits and with float32 activations none: ONNX
+    Runtime has no fast product for these two."""
+    unpacked = PRECISIONS[precision].rounds_blocks and PRECISIONS[precision].bits == 8 and activations == "float32"
+    return UNPACKED if unpacked else lowering.blocks
 
 
 def arithmetic(precision: str, activations: str | None) -> str:

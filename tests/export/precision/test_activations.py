@@ -102,10 +102,40 @@ def test_int8_activations_keep_their_own_budget(tmp_path):
 def test_a_session_that_rounds_activations_is_found_out(tmp_path, monkeypatch):
     """What ONNX Runtime does by itself with the blocks of a portable package."""
     checkpoint = saved(tmp_path)
-    folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8-weights", activations="float32")
-    assert judged(checkpoint, folder, "int8-weights").equal
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int4", activations="float32")
+    assert judged(checkpoint, folder, "int4").equal
     monkeypatch.setitem(ACTIVATIONS, "float32", ACTIVATIONS["int8"])
-    assert not judged(checkpoint, folder, "int8-weights").equal
+    assert not judged(checkpoint, folder, "int4").equal
+
+
+@pytest.mark.parametrize("tied", ["none", "target-output", "all"])
+@pytest.mark.parametrize("precision", ["int4", "int8-weights"])
+def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied, tmp_path):
+    """Target web reads tables in blocks of 32; of a width of 48 it can't; what is looked up is what is multiplied."""
+    config = dataclasses.replace(PAPER, d_model=48, tie_embeddings=tied)
+    checkpoint = saved(tmp_path, config)
+    for activations in ACTIVATIONS:
+        folder = export_onnx(
+            checkpoint, tmp_path / activations, target="web", precision=precision, activations=activations
+        )
+        assert judged(checkpoint, folder, precision).equal
+        assert "GatherBlockQuantized" not in {node.op_type for node in nodes(folder)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_eight_bits_are_unpacked_for_float32_activations(target, tmp_path):
+    """No operator on blocks is left, as ONNX Runtime has no fast one; the files are as small all the same."""
+    checkpoint, sizes = saved(tmp_path, dataclasses.replace(PAPER, d_model=64, d_ff=256)), {}
+    for activations in ACTIVATIONS:
+        folder = export_onnx(
+            checkpoint, tmp_path / activations, target=target, precision="int8-weights", activations=activations
+        )
+        sizes[activations] = sum(path.stat().st_size for path in folder.rglob("*.onnx_data"))
+    assert sizes["float32"] < 1.02 * sizes["int8"]
+    assert not {"MatMulNBits", "DequantizeLinear"} & {node.op_type for node in nodes(folder)}
+    assert judged(checkpoint, folder, "int8-weights").equal
+    with pytest.raises(UserError, match="was exported with float32 activations; export it with activations int8"):
+        OnnxTransformer(folder, activations="int8")
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
@@ -151,7 +181,8 @@ def test_int8_is_the_default_and_what_older_packages_are(tmp_path):
 
 def error(checkpoint, model):
     """Of the encoder, relative to its largest output, against the network of the weights as the package holds them."""
-    engine = open_engine("onnxruntime:cpu:all:int4", open_checkpoint(checkpoint), model.folder.path, 1)
+    runtime = f"onnxruntime:cpu:all:{model.folder.precision}"
+    engine = open_engine(runtime, open_checkpoint(checkpoint), model.folder.path, 1)
     weights = dict(open_checkpoint(checkpoint).tensors())
     weights |= {name: engine.as_stored(where, name, weights[name]) for where, name, _ in engine.parameters()}
     expected = Reference(model.config, weights).encode(IDS, MASK.astype(bool))[MASK == 1]

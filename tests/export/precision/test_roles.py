@@ -15,6 +15,7 @@ from export.nn.primitives import FULL_PRECISION, Embedding, Linear, Parameter, R
 from export.precision.blocks import weight_only
 from export.precision.half import half
 from export.precision.products import linears, lookups
+from export.precision.table import ONNXRUNTIME
 from export.targets.graph import GraphBuilder
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
@@ -97,7 +98,7 @@ def test_roles_not_names_choose_what_is_quantised() -> None:
         ("output_proj.weight", False),
         ("last.weight", True),
     ]
-    weight_only(model, 4, "int8", standard=False, fused=True, blocks_in_tables=True)
+    weight_only(model, 4, "int8", ONNXRUNTIME, fused=True, blocks_in_tables=True)
     stored = {name: value.dtype for name, value in model.graph.initializers.items()}
     assert stored["embedding.weight"] == ir.DataType.FLOAT
     assert {"positions.words.weight.uint8_rows", "output_proj.weight.uint4", "last.weight.uint8"} <= stored.keys()
