@@ -100,6 +100,8 @@ def mlx_step(preset: str) -> tuple[Callable[[], None], int]:
     from mlx_transformer.data.batches import Batch
     from mlx_transformer.nn import Transformer
     from mlx_transformer.spec.config import TransformerConfig
+    from mlx_transformer.training.optimizers import Optimizer
+    from mlx_transformer.training.recipe import TrainingOptions
     from mlx_transformer.training.step import TrainStep
 
     vocab_size, rows, length = SHAPES[preset]
@@ -107,7 +109,7 @@ def mlx_step(preset: str) -> tuple[Callable[[], None], int]:
     model = Transformer(TransformerConfig.preset(preset, vocab_size))
     model.train()
     mx.eval(model.parameters())
-    step = TrainStep(model, smoothing=0.1, clip_norm=1.0)
+    step = TrainStep(model, Optimizer(model, TrainingOptions()), smoothing=0.1, clip_norm=1.0)
     batch = Batch(ids[0], ids[1], ids[2], rows * length)
     return lambda: step.evaluate(*step(batch, 1e-4)), rows * length
 

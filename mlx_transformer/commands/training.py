@@ -56,6 +56,23 @@ def train(
     learning_rate: Annotated[
         float | None, typer.Option(help="Highest learning rate.", show_default="the paper's, (d_model * warm-up)^-0.5")
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Learning rate after warm-up: inverse-square-root, noam, constant, linear, cosine or "
+            "warmup-stable-decay.",
+            show_default="inverse-square-root",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adam, adamw, adafactor, lion or muon.", show_default="adam")
+    ] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Batches a step; the gradient is that of all their tokens.", show_default="1")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Compute in float32, bfloat16 or float16.", show_default="float32")
+    ] = None,
     dropout: Annotated[float | None, typer.Option(help="Dropout.", show_default="0.1; big 0.3")] = None,
     save_every: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Seconds between checkpoints.", show_default="300")
@@ -87,7 +104,8 @@ def train(
         "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files},
         "model": {"preset": preset, "dropout": dropout},
         "training": {"steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
-        | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every},
+        | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}
+        | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision},
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)
     result = Trainer(chosen, out, resume, force=force).run()

@@ -14,6 +14,7 @@ from mlx import nn
 from mlx_transformer.spec.config import TransformerConfig
 
 from .cache import KeyValues, LayerCache
+from .dropout import Dropout
 from .masks import Mask, as_array, as_numbers
 from .norms import RMSNorm
 from .positions import Rotation, rotate
@@ -40,7 +41,7 @@ class Attention(nn.Module):
             self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
         self.normed = config.query_key_norm
         self.output_proj = nn.Linear(config.heads * config.d_v, config.d_model, bias)
-        self.dropout = nn.Dropout(config.attention_dropout)
+        self.dropout = Dropout(config.attention_dropout)
         self.drops = config.attention_dropout > 0
 
     def keys_values(self, x: mx.array, rotation: Rotation = None) -> KeyValues:

@@ -14,6 +14,8 @@ from mlx import nn
 from mlx_transformer.device import choices
 from mlx_transformer.spec.config import TransformerConfig
 
+from .dropout import Dropout
+
 
 def relu(x: mx.array) -> mx.array:
     return mx.maximum(x, 0)
@@ -63,7 +65,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(config.d_model, config.d_ff, bias)
         self.down_proj = nn.Linear(config.d_ff, config.d_model, bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def __call__(self, x: mx.array) -> mx.array:
         """(B, L, D) -> (B, L, D)."""

@@ -17,6 +17,7 @@ from mlx_transformer.spec.config import TransformerConfig
 
 from .attention import Attention, MakeAttention
 from .cache import KeyValues, LayerCache
+from .dropout import Dropout
 from .feedforward import FeedForward
 from .masks import Mask
 from .norms import make_norm
@@ -34,7 +35,7 @@ class EncoderLayer(nn.Module):
         self.self_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
         """(B, L, D) -> (B, L, D)."""
@@ -73,7 +74,7 @@ class DecoderLayer(nn.Module):
             self.cross_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def __call__(
         self,
@@ -124,7 +125,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.positions = Positions(config, causal=False)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = [EncoderLayer(config, attention) for _ in range(config.encoder_layers)]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
@@ -149,7 +150,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.positions = Positions(config, causal=True)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = [DecoderLayer(config, attention) for _ in range(config.decoder_layers)]
         if config.norm_placement == "pre":
             self.norm = make_norm(config)

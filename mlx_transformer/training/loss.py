@@ -7,6 +7,10 @@ N target positions (B*T flattened), V vocabulary, D model. With z = h W^T + b, s
 No one-hot matrix is built and each logit is exponentiated once: the backward pass reuses the softmax of the forward
 pass, which is what costs time on CPUs. dz = softmax(z) - (1 - e) onehot(y) - e/V, of which only the softmax is ever
 (N, V).
+
+Many positions times a large vocabulary don't fit (25,000 times 37,000: 3.7 GB, three times over). They are taken in
+chunks of rows, one after another, and each leaves its part of the gradient, which is known but for a factor when the
+loss is computed. This costs no product more.
 """
 
 from __future__ import annotations
@@ -18,21 +22,67 @@ import mlx.core as mx
 
 from mlx_transformer.device import choices
 
+LARGEST = 1 << 26
+"""Logits of one chunk: 256 MiB in float32."""
+
 
 def label_smoothed_loss(
-    hidden: mx.array, weight: mx.array, bias: mx.array | None, targets: mx.array, smoothing: float, pad_id: int
+    hidden: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    targets: mx.array,
+    smoothing: float,
+    pad_id: int,
+    with_gradient: bool = True,
 ) -> mx.array:
     """Sum of nll over the positions whose target is not `pad_id`; a scalar in nats, float32.
 
     hidden (..., D), weight (V, D), bias (V,) or None, targets (...) of ids. Divide by the number of target tokens for
-    the mean; a batch of only padding gives 0.
+    the mean; a batch of only padding gives 0. Without `with_gradient` chunks don't compute any.
     """
     hidden = hidden.reshape(-1, hidden.shape[-1])
     targets = targets.reshape(-1)
     counted = (targets != pad_id).astype(mx.float32)
     if bias is None:
         bias = mx.zeros((weight.shape[0],), dtype=hidden.dtype)
-    return _function(smoothing)(hidden, weight, bias, targets, counted)[0]
+    rows = max(1, LARGEST // weight.shape[0])
+    of_rows = _function(smoothing)
+    if len(targets) <= rows:
+        return of_rows(hidden, weight, bias, targets, counted)[0]
+    if with_gradient:
+        return _in_chunks(smoothing, rows)(hidden, weight, bias, targets, counted)[0]
+    total = mx.array(0.0)
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        (inputs,) = mx.depends([hidden[part]], [total])
+        total = total + of_rows(inputs, weight, bias, targets[part], counted[part])[0]
+    return total
+
+
+def _in_chunks(smoothing: float, rows: int) -> Callable[..., tuple[mx.array, ...]]:
+    """As `_function`, of (h, W, b, y, counted) -> (sum of nll, dh, dW, db), never more than `rows` rows at a time."""
+    of_rows = mx.value_and_grad(lambda *inputs: _function(smoothing)(*inputs)[0], argnums=(0, 1, 2))
+
+    @mx.custom_function
+    def loss(h, W, b, y, counted):
+        total, dh, dW, db = mx.array(0.0), [], mx.zeros(W.shape), mx.zeros(b.shape)
+        for start in range(0, len(y), rows):
+            part = slice(start, start + rows)
+            # The next chunk begins when nothing of this one is left but its gradients.
+            (inputs,) = mx.depends([h[part]], [total, dW, db, *dh[-1:]])
+            nll, (part_dh, part_dW, part_db) = of_rows(inputs, W, b, y[part], counted[part])
+            total, dW, db = total + nll, dW + part_dW, db + part_db
+            dh.append(part_dh)
+        return total, mx.concatenate(dh), dW.astype(W.dtype), db.astype(b.dtype)
+
+    @loss.vjp
+    def loss_vjp(primals, cotangents, outputs):
+        _, dh, dW, db = outputs
+        _, _, _, y, counted = primals
+        scaled = [(cotangents[0] * gradient).astype(gradient.dtype) for gradient in (dh, dW, db)]
+        return *scaled, mx.zeros_like(y), mx.zeros_like(counted)
+
+    return cast(Callable[..., tuple[mx.array, ...]], loss)
 
 
 def _function(smoothing: float) -> Callable[..., tuple[mx.array, mx.array]]:

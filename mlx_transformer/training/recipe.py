@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -25,6 +25,8 @@ from .run import RECORD
 RECIPES = Path(__file__).parent.parent / "recipes"
 LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
+Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
+ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 
@@ -68,6 +70,8 @@ class TrainingOptions:
     """End after so many batches."""
     minutes: Long | None = None
     """End after so many minutes."""
+    schedule: Schedule = "inverse-square-root"
+    """How the learning rate goes on after warm-up. noam: the same curve with the paper's own peak."""
     learning_rate: Rate | None = None
     """Highest learning rate, at the end of warm-up; unset: the paper's (d_model * warm-up steps)^-0.5, where
     warmup_steps is unset too at most 0.58 / d_model."""
@@ -76,15 +80,30 @@ class TrainingOptions:
     warmup_steps: Some | None = None
     """Steps over which the learning rate rises; unset: a quarter of the run, at most 4000 steps."""
     cooldown: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
-    """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0."""
+    """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
+    constant, linear and cosine have no such end."""
+    optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
+    """lion's learning rate is a fifth of the schedule's; muon takes the matrices inside the stacks, adam the others."""
+    weight_decay: Annotated[float, Bounds(at_least=0, at_most=1e3)] | None = None
+    """Share of a parameter, times the learning rate, that is taken off at each step; unset: 0 of adam and adafactor,
+    0.01 of adamw and muon, 0.05 of lion."""
+    no_decay: str | None = None
+    """Patterns of the names of parameters that don't decay, between commas, such as "*.bias, *norm.weight"; unset:
+    biases, norms, embeddings and tables of positions."""
     beta1: Decay = 0.9
-    """Adam's decay of the mean of gradients."""
+    """Adam's and Lion's decay of the mean of gradients."""
     beta2: Decay = 0.98
-    """Adam's decay of the mean of their squares."""
+    """Adam's decay of the mean of their squares; Lion's of the mean that it goes on with."""
     epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
     """Adam's, beside the root of that mean."""
     label_smoothing: Annotated[float, Bounds(at_least=0, below=1)] = 0.1
     """Probability that the loss's targets spread evenly over the vocabulary."""
+    accumulate: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 1
+    """Batches a step, one after another: the gradient is that of all their tokens, the memory that of one batch."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What is computed in. Parameters, their gradients and the optimizer's moments stay float32."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the gradient, and compute the layer again there: less memory, more time."""
     clip_norm: Annotated[float, Bounds(at_least=0, at_most=1e30)] = 1.0
     """Largest gradient norm; 0 leaves gradients alone."""
     seed: Count = 1
@@ -141,6 +160,12 @@ class Recipe:
         if problems:
             raise UserError(f"{where}: " + "; ".join(problems))
         return cls(preset=preset, model=model, data=values["data"], training=values["training"])
+
+
+def defaults() -> dict[str, Any]:
+    """ "recipe.training.optimizer": "adam" and so on: what a run did whose version didn't know a key yet."""
+    tables = {"data": DataOptions, "training": TrainingOptions}
+    return {f"recipe.{t}.{f.name}": f.default for t, kind in tables.items() for f in dataclasses.fields(kind)}
 
 
 def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
@@ -215,6 +240,14 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield "say how long to train: epochs, steps or minutes"
     if t.learning_rate is not None and t.learning_rate_scale != 1:
         yield "learning_rate and learning_rate_scale exclude each other"
+    if t.learning_rate is not None and t.schedule == "noam":
+        yield "schedule noam has the paper's own peak: leave out learning_rate, or take inverse-square-root"
+    if t.schedule in ENDLESS and t.cooldown != TrainingOptions.cooldown:
+        yield f"schedule {t.schedule} has no falling end: leave out cooldown"
+    if t.optimizer == "adam" and t.weight_decay:
+        yield "optimizer adam has no weight decay: take adamw"
+    if not t.weight_decay and t.weight_decay is not None and t.no_decay is not None:
+        yield "no_decay says nothing where weight_decay is 0"
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:

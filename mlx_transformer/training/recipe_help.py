@@ -35,7 +35,7 @@ class Key:
         default = "" if self.default is None else " " + json.dumps(self.default)
         text = textwrap.wrap(f"{self.meaning} ({self.type_name})", WIDTH - COLUMN - 2)
         for left, right in itertools.zip_longest([f"# {self.name} ={default}"], text, fillvalue=""):
-            yield f"{left:{COLUMN}}# {right}"
+            yield f"{left:{COLUMN - 1}} # {right}"
 
 
 def recipe_help() -> str:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
@@ -77,15 +78,23 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, record: dict[str, Any], resume: bool, warn: Callable[[str], None], force: bool = False
+        self,
+        folder: Path,
+        record: dict[str, Any],
+        resume: bool,
+        warn: Callable[[str], None],
+        force: bool = False,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ):
+        """`defaults`: what a record of an earlier version means that lacks these keys, such as
+        "recipe.training.optimizer"."""
         check_folder(folder, resume, force)
         self.folder, self.warn = folder, warn
         self._metrics: BinaryIO | None = None
         self._board: Any = None
         self._first_step = 0
         record = json.loads(json.dumps({**record, "versions": versions()}))
-        before = self._check_same(record) if resume else None
+        before = self._check_same(record, defaults) if resume else None
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder)
@@ -189,10 +198,10 @@ class Run:
             raise UserError(f"{self.folder}: every checkpoint is damaged; restore one from a copy or start a new run")
         return None
 
-    def _check_same(self, record: dict[str, Any]) -> Any:
+    def _check_same(self, record: dict[str, Any], defaults: Mapping[str, Any]) -> Any:
         """The record of the run so far, if `record` continues it."""
         before = read_json(self.folder / RECORD)
-        old, new = _flat(before), _flat(record)
+        old, new = {**defaults, **_flat(before)}, _flat(record)
         self._check_device(old, new)
         # The recipe first: the rest mostly follows from it.
         names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))

@@ -1,17 +1,19 @@
-"""One optimizer step: loss, gradients, clipping, Adam.
+"""One optimizer step: loss, gradients, clipping, update.
 
 On a GPU the whole step is one compiled function. On Linux CPUs `mx.compile` starts a C++ compiler at run time and
 gains nothing, while one MLX stream runs on one core: there the batch is split in as many parts as there are cores,
 each on its own stream, and the gradients (each already divided by the whole batch's token count) are summed.
+
+A step may take several batches, one after another: the gradient is that of all their tokens together, whichever batch
+they are in, and the memory that of the largest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx.nn as nn
-import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.blas import set_blas_threads
@@ -19,70 +21,104 @@ from mlx_transformer.data.batches import Batch
 from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 
+from .arithmetic import Arithmetic
 from .loss import label_smoothed_loss
+from .optimizers import Optimizer
 
 Gradients = Any
 
 
 class TrainStep:
-    """`step(batch, learning_rate) -> (mean loss, gradient norm, finite)`, lazy arrays; call `evaluate` to run them.
+    """`step(batches, learning_rate) -> (mean loss, gradient norm, finite)`, lazy arrays; call `evaluate` to run them.
 
-    Adam with bias correction (MLX's default leaves it off). A step whose gradient is not finite changes nothing.
+    A step whose gradient is not finite changes nothing but the factor on a float16 loss.
     """
 
     def __init__(
         self,
         model: Transformer,
-        betas: tuple[float, float] = (0.9, 0.98),
-        epsilon: float = 1e-9,
+        optimizer: Optimizer,
         smoothing: float = 0.1,
         clip_norm: float = 0.0,
+        arithmetic: Arithmetic | None = None,
         compiled: bool | None = None,
     ):
         """`compiled` None: as the device likes it. If not, the batch is split over streams instead."""
-        self.model = model
-        self.optimizer = optim.Adam(1.0, betas=list(betas), eps=epsilon, bias_correction=True)
-        self.optimizer.init(model.trainable_parameters())
+        self.model, self.optimizer = model, optimizer
         self.smoothing, self.clip_norm = smoothing, clip_norm
+        self.arithmetic = arithmetic or Arithmetic()
         whole_step = choices().compiles if compiled is None else compiled
         self.streams = [] if whole_step else cpu_streams()
         set_blas_threads(1)
         # Without the random state among them, a compiled step would repeat one dropout mask for ever.
-        state = [model.state, self.optimizer.state, mx.random.state]
-        self._run = mx.compile(self._step, inputs=state, outputs=state) if whole_step else self._split_step
+        state = [model.state, optimizer.state, self.arithmetic.state, mx.random.state]
 
-    def __call__(self, batch: Batch, learning_rate: float) -> tuple[mx.array, mx.array, mx.array]:
-        self.optimizer.learning_rate = mx.array(learning_rate, dtype=mx.float32)
-        pad_id = self.model.config.pad_id
-        ragged = bool((batch.source == pad_id).any())
-        tokens = mx.array(max(1, batch.tokens), dtype=mx.float32)
-        source, target_in, target_out = (mx.array(x) for x in (batch.source, batch.target_in, batch.target_out))
-        mask = mx.array(batch.source != pad_id) if ragged else None
-        return self._run(source, target_in, target_out, mask, tokens)
+        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+            return mx.compile(function, inputs=state, outputs=state) if whole_step else function
+
+        self._run, self._apply = made(self._step), made(self._finish)
+        self._part = made(self._gradients if whole_step else self._split_gradients)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that steps leave behind besides the parameters: a tree of arrays, in whose containers they work."""
+        return {**self.optimizer.state, **self.arithmetic.state}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` was."""
+        assign(self.optimizer.state, state)
+        assign(self.arithmetic.state, state)
+
+    def __call__(self, batches: Batch | Sequence[Batch], learning_rate: float) -> tuple[mx.array, mx.array, mx.array]:
+        batches = [batches] if isinstance(batches, Batch) else batches
+        self.optimizer.set_rate(learning_rate)
+        tokens = mx.array(max(1, sum(batch.tokens for batch in batches)), dtype=mx.float32)
+        if len(batches) == 1:
+            return self._run(*self._inputs(batches[0]), tokens)
+        loss, gradients = self._part(*self._inputs(batches[0]), tokens)
+        for batch in batches[1:]:
+            mx.eval(loss, gradients)
+            more_loss, more = self._part(*self._inputs(batch), tokens)
+            loss, gradients = loss + more_loss, tree_map(mx.add, gradients, more)
+        return self._apply(loss, gradients)
 
     def evaluate(self, *arrays: mx.array) -> None:
-        """Run everything that is pending: the new parameters, Adam's moments and `arrays`."""
-        mx.eval(self.model.parameters(), self.optimizer.state, *arrays)
+        """Run everything that is pending: the new parameters, the optimizer's moments and `arrays`."""
+        mx.eval(self.model.parameters(), self.state, *arrays)
 
-    def loss(self, source, target_in, target_out, mask) -> mx.array:
-        """Sum of the loss over a batch's target tokens."""
+    def loss(self, source, target_in, target_out, mask, *, with_gradient: bool = True) -> mx.array:
+        """Sum of the loss over a batch's target tokens. `with_gradient`: it may be asked for."""
         hidden = self.model.hidden(source, target_in, mask)
         weight, bias = self.model.output_matrix(), self.model.output_bias()
-        return label_smoothed_loss(hidden, weight, bias, target_out, self.smoothing, self.model.config.pad_id)
+        pad_id = self.model.config.pad_id
+        return label_smoothed_loss(hidden, weight, bias, target_out, self.smoothing, pad_id, with_gradient)
+
+    def _inputs(self, batch: Batch) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+        is_token = batch.source != self.model.config.pad_id
+        mask = None if is_token.all() else mx.array(is_token)
+        return mx.array(batch.source), mx.array(batch.target_in), mx.array(batch.target_out), mask
 
     def _step(self, source, target_in, target_out, mask, tokens):
-        loss, gradients = self._gradients(source, target_in, target_out, mask, tokens)
+        part = self._split_gradients if self.streams else self._gradients
+        return self._finish(*part(source, target_in, target_out, mask, tokens))
+
+    def _finish(self, loss: mx.array, gradients: Gradients):
+        gradients = self.arithmetic.unscaled(gradients)
         norm, gradients = _clip(gradients, self.clip_norm)
         finite = mx.isfinite(norm)
-        before = tree_map(lambda x: x, (self.model.trainable_parameters(), self.optimizer.state))
-        self.optimizer.update(self.model, gradients)
-        after = (self.model.trainable_parameters(), self.optimizer.state)
-        parameters, state = tree_map(lambda new, old: mx.where(finite, new, old), after, before)
-        self.model.update(parameters)
-        assign(self.optimizer.state, state)
+        if not self.streams:
+            before = tree_map(lambda x: x, (self.model.trainable_parameters(), self.optimizer.state))
+            self.optimizer.update(self.model, gradients)
+            after = (self.model.trainable_parameters(), self.optimizer.state)
+            parameters, state = tree_map(lambda new, old: mx.where(finite, new, old), after, before)
+            self.model.update(parameters)
+            assign(self.optimizer.state, state)
+        elif finite.item():  # an exact skip; on CPU a synchronisation costs nothing
+            self.optimizer.update(self.model, gradients)
+        self.arithmetic.settle(finite)
         return loss, norm, finite
 
-    def _split_step(self, source, target_in, target_out, mask, tokens):
+    def _split_gradients(self, source, target_in, target_out, mask, tokens) -> tuple[mx.array, Gradients]:
         rows, parts = source.shape[0], min(len(self.streams), source.shape[0])
         edges = [rows * i // parts for i in range(parts + 1)]
         losses: list[mx.array] = []
@@ -97,17 +133,21 @@ class TrainStep:
         # Nothing is evaluated before all parts are built: MLX lets few operations wait in all its CPU streams together,
         # so a part that was queued alone would keep the others out (measured: 5,700 instead of 7,900 tokens/s).
         gradients = tree_map(lambda *g: sum(g[1:], start=g[0]), *parts_of_gradients)
-        norm, gradients = _clip(gradients, self.clip_norm)
-        loss, finite = sum(losses[1:], start=losses[0]), mx.isfinite(norm)
-        if finite.item():  # an exact skip; on CPU a synchronisation costs nothing
-            self.optimizer.update(self.model, gradients)
-        return loss, norm, finite
+        return sum(losses[1:], start=losses[0]), gradients
 
     def _gradients(self, source, target_in, target_out, mask, tokens) -> tuple[mx.array, Gradients]:
-        def mean_loss() -> mx.array:
-            return self.loss(source, target_in, target_out, mask) / tokens
+        """(mean loss, gradients of the trainable parameters, times the arithmetic's factor)"""
+        everything, trained = self.model.parameters(), self.model.trainable_parameters()
 
-        return nn.value_and_grad(self.model, mean_loss)()
+        def mean_loss(parameters) -> tuple[mx.array, mx.array]:
+            self.model.update(self.arithmetic.lowered(everything))
+            self.model.update(self.arithmetic.lowered(parameters))
+            loss = self.loss(source, target_in, target_out, mask) / tokens
+            return self.arithmetic.scaled(loss), loss
+
+        (_, loss), gradients = mx.value_and_grad(mean_loss)(trained)
+        self.model.update(everything)
+        return loss, gradients
 
 
 def _clip(gradients: Gradients, largest: float) -> tuple[mx.array, Gradients]:

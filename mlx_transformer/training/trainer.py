@@ -25,13 +25,17 @@ from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.spec.progress import Reporter, duration
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 
+from .arithmetic import Arithmetic
+from .checkpointing import checkpoint_layers
 from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches, train_tokenizer
+from .optimizers import Optimizer
 from .plan import check_fits, ends_inside_warm_up, plan_lines
-from .recipe import Recipe
+from .recipe import Recipe, defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
-from .step import TrainStep, assign
+from .speed import Speed
+from .step import TrainStep
 from .stop import StopSignal
 
 FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
@@ -81,7 +85,7 @@ class Trainer:
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_record()}
         self.reporter = Reporter("training")
         self.stop = StopSignal()
-        self.files = Run(out, record, resume, self.reporter.line, force)
+        self.files = Run(out, record, resume, self.reporter.line, force, defaults())
         try:
             if not known:
                 write_text(saved, self.tokenizer.to_json())
@@ -95,7 +99,10 @@ class Trainer:
         mx.random.seed(o.seed)
         self.model = Transformer(self.config)
         mx.eval(self.model.parameters())
-        self.step = TrainStep(self.model, (o.beta1, o.beta2), o.epsilon, o.label_smoothing, o.clip_norm)
+        if o.gradient_checkpointing:
+            checkpoint_layers(self.model)
+        optimizer, arithmetic = Optimizer(self.model, o), Arithmetic(o.precision)
+        self.step = TrainStep(self.model, optimizer, o.label_smoothing, o.clip_norm, arithmetic)
         self.state = State()
         self._saved_step: int | None = None
         if resume:
@@ -125,10 +132,11 @@ class Trainer:
         o, state = self.options, self.state
         self._announce()
         self.model.train()
-        speed, bad_in_a_row = _Speed(), 0
+        speed, bad_in_a_row = Speed(), 0
         saved, begun_at, first = time.monotonic(), state.step, (0.0, 0.0)
-        valid_every = o.valid_every or len(self.batches)
-        for batch in self.batches.from_step(state.step):
+        valid_every = o.valid_every or max(1, len(self.batches) // o.accumulate)
+        batches = self.batches.from_step(state.step * o.accumulate)
+        while True:
             state.seconds = clock.begin(state.step)
             share = self._progress()
             if share >= 1 or self.stop.received is not None:
@@ -136,12 +144,14 @@ class Trainer:
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
             mx.random.seed((o.seed << 32) | state.step)  # a resumed run draws the same dropout
-            loss, norm, finite = self.step(batch, rate)
+            parts = [next(batches) for _ in range(o.accumulate)]
+            loss, norm, finite = self.step(parts, rate)
             self.step.evaluate(loss, norm, finite)
-            state.epoch = state.step / len(self.batches)
-            state.target_tokens += batch.tokens
+            state.epoch = state.step * o.accumulate / len(self.batches)
+            tokens = sum(batch.tokens for batch in parts)
+            state.target_tokens += tokens
             state.seconds = clock.seconds()
-            speed.add(batch.tokens)
+            speed.add(tokens)
             bad_in_a_row = 0 if finite.item() else bad_in_a_row + 1
             if bad_in_a_row:
                 self._skipped(loss, bad_in_a_row)
@@ -151,6 +161,8 @@ class Trainer:
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
+                values |= {"peak_memory_mb": round(mx.get_peak_memory() / 1e6)}
+                mx.reset_peak_memory()
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
             if state.step % valid_every == 0 and self._progress() < 1:
                 self.validate()
@@ -227,7 +239,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the current step, with the optimizer's state."""
-        optimizer = {name: np.array(value) for name, value in _flat(self.step.optimizer.state)}
+        optimizer = {name: np.array(value) for name, value in _flat(self.step.state)}
         weights, state = self.model.weights(), asdict(self.state)
         self.files.save(self.config, weights, self.tokenizer.to_json(), optimizer, state, self.options.keep)
         self._saved_step = self.state.step
@@ -239,7 +251,7 @@ class Trainer:
             self.reporter.line(f"{self.out}: no checkpoint yet, starting from the first step")
             return
         opened, optimizer, state = newest
-        expected = {name: tuple(value.shape) for name, value in _flat(self.step.optimizer.state)}
+        expected = {name: tuple(value.shape) for name, value in _flat(self.step.state)}
         if opened.config != self.config or {name: a.shape for name, a in optimizer.items()} != expected:
             raise UserError(f"{opened.folder}: its config or optimizer differs from the run's; start a new run")
         try:
@@ -247,10 +259,8 @@ class Trainer:
         except TypeError as error:
             raise UserError(f"{opened.folder / STATE}: written by another version ({error})") from error
         self.model.update(tree_unflatten([(name, mx.array(array)) for name, array in opened.tensors()]))
-        assign(
-            self.step.optimizer.state, tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()])
-        )
-        mx.eval(self.model.parameters(), self.step.optimizer.state)
+        self.step.restore(tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()]))
+        self.step.evaluate()
         self._saved_step = self.state.step
         self.files.rewind(self.state.step)
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
@@ -264,35 +274,8 @@ class Trainer:
     def _loss(self, batch: Batch) -> float:
         pad = self.config.pad_id
         source, target_in, target_out = (mx.array(a) for a in (batch.source, batch.target_in, batch.target_out))
-        return float(np.array(self.step.loss(source, target_in, target_out, mx.array(batch.source != pad))))
-
-
-class _Speed:
-    """Target tokens a second, without the time that validation and saving take."""
-
-    def __init__(self) -> None:
-        self._mark = time.monotonic()
-        self._tokens = self._seconds = self._recent_tokens = self._recent_seconds = 0.0
-
-    def add(self, tokens: int) -> None:
-        """A step ends now, begun at the last `pause`."""
-        seconds = time.monotonic() - self._mark
-        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
-        self._recent_tokens = 0.95 * self._recent_tokens + tokens
-        self._recent_seconds = 0.95 * self._recent_seconds + seconds
-
-    def pause(self) -> None:
-        self._mark = time.monotonic()
-
-    @property
-    def recent(self) -> float:
-        """Tokens a second over about the last 20 steps."""
-        return self._recent_tokens / max(self._recent_seconds, 1e-9)
-
-    def since_asked(self) -> float:
-        tokens, seconds = self._tokens, self._seconds
-        self._tokens = self._seconds = 0.0
-        return tokens / max(seconds, 1e-9)
+        mask = mx.array(batch.source != pad)
+        return float(np.array(self.step.loss(source, target_in, target_out, mask, with_gradient=False)))
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:

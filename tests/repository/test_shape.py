@@ -8,7 +8,8 @@ LONGEST = 300  # lines: a file above usually holds two things
 FACE = 60  # lines of an __init__ that only hands names on
 ROOMS = 11  # of export/, beside its face
 ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
-    "quantize": "a pass over graphs (export/precision)"
+    "quantize": "a pass over graphs (export/precision)",
+    "dropout": "graphs don't train",
 }
 ONLY_ONNX = {"primitives": "what mlx.nn is on the other side"}
 

@@ -31,7 +31,11 @@ def spoiled(monkeypatch, steps):
         return call(self, batch, rate)
 
     monkeypatch.setattr(TrainStep, "__call__", counting)
-    monkeypatch.setattr(TrainStep, "loss", lambda self, *arguments: loss(self, *arguments) * self.model._factor)
+
+    def times_factor(self, *inputs, **named):
+        return loss(self, *inputs, **named) * self.model._factor
+
+    monkeypatch.setattr(TrainStep, "loss", times_factor)
 
 
 def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Section 5.3, formula 3, by numbers; the cooldown at its ends; rates that follow from the length of a run."""
 
 import itertools
+import math
 
 import pytest
 
@@ -102,3 +103,37 @@ def test_by_the_clock():
     assert late[1] < 0.25 * max(late)
     rising = late[: late.index(max(late))]
     assert all(a < b for a, b in itertools.pairwise(rising))
+
+
+@pytest.mark.parametrize("steps", [400, 4000])
+def test_the_other_curves(steps):
+    """After the same warm-up: level, a line to nothing, half a wave to nothing, level with a falling end."""
+    options = {"learning_rate": 0.01, "warmup_steps": steps // 10}
+    constant, linear, cosine, decaying = (
+        rates(steps, schedule=name, **options) for name in ("constant", "linear", "cosine", "warmup-stable-decay")
+    )
+    warm = steps // 10
+    for curve in (constant, linear, cosine, decaying):
+        assert curve[:warm] == pytest.approx([0.01 * step / warm for step in range(1, warm + 1)])
+        assert max(curve) == pytest.approx(0.01)
+    assert constant[warm:] == pytest.approx([0.01] * (steps - warm))
+    shares = [(step - warm) / (steps - warm) for step in range(warm, steps)]
+    for i, share in enumerate(shares[1:], start=warm + 1):
+        assert linear[i] == pytest.approx(0.01 * (1 - share), rel=0.02, abs=1e-4)
+        assert cosine[i] == pytest.approx(0.005 * (1 + math.cos(math.pi * share)), rel=0.02, abs=1e-4)
+    assert decaying[: steps // 2] == constant[: steps // 2]
+    assert decaying[steps * 3 // 4] == pytest.approx(0.005)
+    assert max(linear[-1], cosine[-1], decaying[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant", "warmup-stable-decay"])
+def test_a_run_by_the_clock_has_the_same_curves(schedule):
+    """Its warm-up is a quarter, whatever the number of steps turns out to be."""
+    curve = rates(1000, schedule=schedule, learning_rate=0.01)
+    known = rates(1000, schedule=schedule, learning_rate=0.01, warmup_steps=250)
+    assert curve[99:] == pytest.approx(known[99:], rel=0.02, abs=2e-5)
+
+
+def test_noam_is_the_paper_however_short_the_run():
+    assert max(rates(400, schedule="noam")) == pytest.approx((128 * 100) ** -0.5, rel=0.01)
+    assert max(rates(400)) < 0.58 / 128

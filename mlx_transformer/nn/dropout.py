@@ -1,0 +1,42 @@
+"""Dropout (section 5.4), whose draws can be repeated: a layer that is computed twice for its gradient must drop the
+second time what it dropped the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+from mlx import nn
+
+_keys: list[Iterator[mx.array]] = []
+
+
+class Dropout(nn.Module):
+    """In training each number is 0 with this probability, and otherwise divided by 1 - probability."""
+
+    def __init__(self, probability: float):
+        super().__init__()
+        self.kept = 1 - probability
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if not self.training or self.kept == 1:
+            return x
+        mask = mx.random.bernoulli(self.kept, x.shape, key=next(_keys[-1]) if _keys else None)
+        return (mask * x) * (1 / self.kept)
+
+
+@contextmanager
+def drawing_from(key: mx.array) -> Iterator[None]:
+    """Draw from this key, not from MLX's random state, in this block."""
+    _keys.append(_split(key))
+    try:
+        yield
+    finally:
+        _keys.pop()
+
+
+def _split(key: mx.array) -> Iterator[mx.array]:
+    while True:
+        key, drawn = mx.random.split(key)
+        yield drawn

@@ -1,0 +1,167 @@
+"""Several batches a step, the loss in chunks, layers computed again, lower types: the same gradient, less memory."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from choices import both_choices
+from mlx.utils import tree_flatten
+from tiny_step import BETAS, V, batch, model, run, step_with
+
+from mlx_transformer.data.batches import Batch
+from mlx_transformer.nn.dropout import Dropout
+from mlx_transformer.training import loss as losses
+from mlx_transformer.training.arithmetic import FIRST_FACTOR, Arithmetic
+from mlx_transformer.training.checkpointing import checkpoint_layers, checkpointed
+from mlx_transformer.training.loss import label_smoothed_loss
+
+pytestmark = both_choices
+
+
+def moments(step):
+    """After the first step Adam's m is (1 - beta1) times the gradient."""
+    return {name: np.array(m) / (1 - BETAS[0]) for name, m in tree_flatten(step.state) if name.endswith(".m")}
+
+
+def assert_same_gradients(step, other, rtol=1e-4, atol=1e-6):
+    expected = moments(other)
+    assert moments(step).keys() == expected.keys()
+    for name, gradient in moments(step).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=rtol, atol=atol, err_msg=name)
+
+
+def joined(batches):
+    """One batch of the rows of all."""
+    sides = ("source", "target_in", "target_out")
+    return Batch(
+        *(np.concatenate([getattr(b, side) for b in batches]) for side in sides), sum(b.tokens for b in batches)
+    )
+
+
+def test_small_batches_give_the_gradient_of_the_big_one():
+    """Weighted by tokens: the three have 45, 27 and 53 of them."""
+    parts = [batch(seed=1), batch(rows=3, seed=2), batch(rows=4, seed=3, ragged=False)]
+    assert len({part.tokens for part in parts}) == 3
+    several, one = step_with(model()), step_with(model())
+    loss, norm, finite = run(several, parts)
+    expected = run(one, joined(parts))
+    assert finite
+    assert (loss, norm) == pytest.approx(expected[:2], rel=1e-5)
+    assert_same_gradients(several, one)
+
+
+def test_accumulated_steps_clip_and_skip_as_one_does():
+    parts = [batch(seed=1), batch(seed=2)]
+    several, one = step_with(model(), clip_norm=0.01), step_with(model(), clip_norm=0.01)
+    assert run(several, parts)[1] == pytest.approx(run(one, joined(parts))[1], rel=1e-5)
+    assert_same_gradients(several, one, atol=1e-8)
+    before = {name: np.array(value) for name, value in tree_flatten(several.model.parameters())}
+    several.model.embedding.weight = several.model.embedding.weight.at[3, 0].add(mx.array(float("inf")))
+    assert run(several, parts)[2] is False
+    after = dict(tree_flatten(several.model.parameters()))
+    assert all(np.array_equal(np.array(after[name]), before[name]) for name in before if name != "embedding.weight")
+
+
+@pytest.mark.parametrize("rows", [1, 7, 39, 40])
+def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
+    """Of 40 positions, some of them padding, in a vocabulary of 23."""
+    rng = np.random.default_rng(rows)
+    h, w, b = (mx.array(rng.standard_normal(shape), mx.float32) for shape in ((40, 8), (V, 8), (V,)))
+    y = mx.array(rng.integers(0, 5, 40))
+
+    def value_and_gradients(with_gradient=True):
+        def loss(h, w, b):
+            return 3 * label_smoothed_loss(h, w, b, y, 0.1, 0, with_gradient)
+
+        return mx.value_and_grad(loss, argnums=(0, 1, 2))(h, w, b)
+
+    loss, gradients = value_and_gradients()
+    monkeypatch.setattr(losses, "LARGEST", rows * V)
+    in_chunks, their_gradients = value_and_gradients()
+    assert in_chunks.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert value_and_gradients(False)[0].item() == pytest.approx(loss.item(), rel=1e-6)
+    for ours, expected in zip(their_gradients, gradients, strict=True):
+        np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_chunks_take_the_memory_of_one(monkeypatch):
+    h, w = mx.random.normal((2000, 8)), mx.random.normal((500, 8))
+    y = mx.ones((2000,), mx.int32)
+    mx.eval(h, w, y)
+
+    def peak():
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(mx.value_and_grad(lambda h: label_smoothed_loss(h, w, None, y, 0.1, 0))(h))
+        return mx.get_peak_memory() - before
+
+    whole = peak()
+    monkeypatch.setattr(losses, "LARGEST", 100 * 500)
+    assert peak() < whole / 5
+
+
+def test_a_layer_checkpointed_drops_what_it_dropped():
+    """Otherwise its gradient would be that of another function than the one whose value was taken."""
+    dropout = Dropout(0.5)
+
+    def loss(x, again):
+        mx.random.seed(3)
+        y = checkpointed(dropout, dropout, x) if again else dropout(x)
+        return (y * y).sum(), y
+
+    x = mx.random.normal((50, 20))
+    (_, y), gradient = mx.value_and_grad(lambda x: loss(x, True))(x)
+    np.testing.assert_allclose(np.array(gradient), 4 * np.array(y), rtol=1e-6)  # d(y^2) = 2y * 1/0.5 where kept
+    assert 0.4 < (np.array(y) == 0).mean() < 0.6
+    mx.random.seed(3)
+    assert not np.array_equal(np.array(checkpointed(dropout, dropout, x)), np.array(checkpointed(dropout, dropout, x)))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_layers_checkpointed_give_the_same_gradient(dropout):
+    """With dropout it draws otherwise, so that there the loss differs; that its draws are repeated is checked above."""
+    plain, again = step_with(model(dropout)), step_with(model(dropout))
+    checkpoint_layers(again.model)
+    results = run(plain, batch()), run(again, batch())
+    if dropout == 0:
+        assert results[1][:2] == pytest.approx(results[0][:2], rel=1e-5)
+        assert_same_gradients(again, plain)
+    else:
+        assert results[1][2]
+        assert results[1][0] != results[0][0]
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_lower_types_keep_float32_parameters_and_moments(precision):
+    low, full = step_with(model(), precision=precision), step_with(model())
+    loss, norm, finite = run(low, batch())
+    expected = run(full, batch())
+    assert finite
+    assert (loss, norm) == pytest.approx(expected[:2], rel=0.02)
+    kept = [value.dtype for name, value in tree_flatten([low.model.parameters(), low.state]) if "step" not in name]
+    assert set(kept) == {mx.float32}
+    one, other = (np.concatenate([m.ravel() for m in moments(step).values()]) for step in (low, full))
+    error = np.linalg.norm(one - other) / np.linalg.norm(other)
+    assert 1e-5 < error < 0.03  # it is rounded, and by no more than the type's bits
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_the_factor_of_float16():
+    """Halved where a gradient overflows, doubled after many steps without; it leaves no trace in the gradient."""
+    arithmetic = Arithmetic("float16")
+    assert arithmetic.scaled(mx.array(2.0)).item() == 2 * FIRST_FACTOR
+    assert arithmetic.unscaled({"w": mx.array(3.0)})["w"].item() == 3 / FIRST_FACTOR
+    arithmetic.settle(mx.array(False))
+    assert arithmetic.state["loss_factor"].item() == FIRST_FACTOR / 2
+    for _ in range(1999):
+        arithmetic.settle(mx.array(True))
+    assert arithmetic.state["loss_factor"].item() == FIRST_FACTOR / 2
+    arithmetic.settle(mx.array(True))
+    assert arithmetic.state["loss_factor"].item() == FIRST_FACTOR
+    assert arithmetic.state["steps_of_loss_factor"].item() == 0
+    step = step_with(model(), precision="float16")
+    step.arithmetic.state["loss_factor"] = mx.array(2.0**40)
+    assert run(step, batch())[2] is False
+    assert step.state["loss_factor"].item() == 2.0**39
+    assert step.state["step"].item() == 0
