@@ -3,11 +3,13 @@ is kept for the gradient, and the rest is computed again there. Less memory, for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.dropout import drawing_from
@@ -29,14 +31,38 @@ def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
     return Checkpointing
 
 
-def checkpointed(layer: nn.Module, call: Any, *inputs: Any) -> mx.array:
-    """call(*inputs), a method of the layer. Arrays that need a gradient must be among the inputs or the layer's
-    parameters."""
+def checkpointed(layer: nn.Module, call: Callable[..., mx.array], *inputs: Any) -> mx.array:
+    """call(*inputs), a method of the layer. Arrays that need a gradient must be parameters of the layer or among the
+    inputs, alone or in tuples.
+
+    `mx.checkpoint` leaves it to MLX when what is computed: of all layers again, before the first gradient is taken.
+    """
     key = mx.random.randint(0, 2**31 - 1, (2,), dtype=mx.uint32)
+    parameters, given = _flat(layer.trainable_parameters()), _flat(list(inputs))
+    arrays = [(name, value) for name, value in given if isinstance(value, mx.array)]
+    others = [(name, value) for name, value in given if not isinstance(value, mx.array)]
 
-    def run(parameters: Any, *inputs: Any) -> mx.array:
-        layer.update(parameters)
+    def run(*values: mx.array) -> mx.array:
+        names = [name for name, _ in (*parameters, *arrays)]
+        named, count = list(zip(names, values, strict=True)), len(parameters)
+        if count:
+            layer.update(cast(Any, tree_unflatten(named[:count])))
         with drawing_from(key):  # no input: of those a gradient is asked for
-            return call(*inputs)
+            return call(*tree_unflatten([*named[count:], *others]))
 
-    return mx.checkpoint(run)(layer.trainable_parameters(), *inputs)
+    @mx.custom_function
+    def function(*values: mx.array) -> mx.array:
+        return run(*values)
+
+    @function.vjp
+    def again(primals: Any, cotangent: mx.array, output: mx.array) -> Any:
+        # Not before the gradient has come down to here, and it goes on when nothing of this layer is needed any more.
+        values = [primals] if isinstance(primals, mx.array) else list(primals)
+        gradients = mx.vjp(run, mx.depends(values, [cotangent]), [cotangent])[1]
+        return tuple(mx.depends(gradients, gradients))
+
+    return cast(mx.array, function(*(value for _, value in (*parameters, *arrays))))
+
+
+def _flat(tree: Any) -> list[tuple[str, Any]]:
+    return cast(list[tuple[str, Any]], tree_flatten(tree))

@@ -8,7 +8,9 @@ from mlx.utils import tree_flatten
 from tiny_step import BETAS, V, batch, model, run, step_with
 
 from mlx_transformer.data.batches import Batch
+from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.dropout import Dropout
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.training import loss as losses
 from mlx_transformer.training.arithmetic import FIRST_FACTOR, Arithmetic
 from mlx_transformer.training.checkpointing import checkpoint_layers, checkpointed
@@ -117,18 +119,51 @@ def test_a_layer_checkpointed_drops_what_it_dropped():
     assert not np.array_equal(np.array(checkpointed(dropout, dropout, x)), np.array(checkpointed(dropout, dropout, x)))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_layers_checkpointed_give_the_same_gradient(dropout):
-    """With dropout it draws otherwise, so that there the loss differs; that its draws are repeated is checked above."""
-    plain, again = step_with(model(dropout)), step_with(model(dropout))
+def of_config(**values):
+    mx.random.seed(1)
+    sizes = {"vocab_size": V, "d_model": 16, "heads": 2, "d_ff": 24, "dropout": 0.0}
+    made = Transformer(TransformerConfig(**{**sizes, "encoder_layers": 2, "decoder_layers": 2, **values}))
+    mx.eval(made.parameters())
+    return made.train()
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "relative"])
+def test_checkpointed_layers_give_the_same_gradient(positions):
+    plain, again = (step_with(of_config(positions=positions)) for _ in range(2))
     checkpoint_layers(again.model)
     results = run(plain, batch()), run(again, batch())
-    if dropout == 0:
-        assert results[1][:2] == pytest.approx(results[0][:2], rel=1e-5)
-        assert_same_gradients(again, plain)
-    else:
-        assert results[1][2]
-        assert results[1][0] != results[0][0]
+    assert results[1][:2] == pytest.approx(results[0][:2], rel=1e-5)
+    assert_same_gradients(again, plain)
+    assert again.model.weights().keys() == plain.model.weights().keys()
+    again.model.eval()
+    plain.model.update(again.model.parameters())
+    ids = mx.array(batch().source)
+    np.testing.assert_array_equal(np.array(again.model(ids, ids)), np.array(plain.model.eval()(ids, ids)))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_checkpointed_layers_take_less_than_half_of_the_memory():
+    """Of a deep stack: what is left is a layer's insides, every layer's input, and the parameters four times."""
+
+    def peak(checkpointing):
+        step = step_with(of_config(encoder_layers=6, decoder_layers=6, d_ff=64, heads=4), streams=1)
+        if checkpointing:
+            checkpoint_layers(step.model)
+        data = batch(rows=32, source=64, target=64, ragged=False)
+        run(step, data)
+        mx.reset_peak_memory()
+        run(step, data)
+        return mx.get_peak_memory()
+
+    assert peak(True) < peak(False) / 2
+
+
+def test_dropout_in_checkpointed_layers():
+    """It draws otherwise than without, and again at each step; that a layer's draws are repeated is checked above."""
+    plain, again = step_with(model(0.3)), step_with(model(0.3))
+    checkpoint_layers(again.model)
+    losses = [run(again, batch(), 0.0)[0] for _ in range(2)]
+    assert len({run(plain, batch(), 0.0)[0], *losses}) == 3
 
 
 @pytest.mark.usefixtures("on_cpu")
