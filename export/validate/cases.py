@@ -66,6 +66,12 @@ class Case:
         return [slice(0, self.prefill), *(slice(i, min(i + self.chunk, length)) for i in starts)]
 
     @property
+    def size(self) -> str:
+        """Rows x tokens, and the target's tokens where there is one: 4 x 12 -> 9."""
+        rows, length = self.ids.shape
+        return f"{rows} x {length}" + (f" -> {self.target_ids.shape[1]}" if self.target_ids is not None else "")
+
+    @property
     def source_real(self) -> Bits:
         """(B,S): which source positions are tokens."""
         return np.ones(self.ids.shape, bool) if self.mask is None else self.mask
@@ -120,9 +126,9 @@ def grid(
     width = config.vocab_size
     fitting = max(middle, min(limit, MOST_LOGITS // width))
     if config.architecture == "encoder-decoder":
-        cases.append(_case(config, rng, f"longest ({limit}, {fitting})", 1, limit, fitting))
+        cases.append(_case(config, rng, "longest", 1, limit, fitting))
     else:
-        cases.append(_case(config, rng, f"longest ({fitting})", 1, fitting, fitting))
+        cases.append(_case(config, rng, "longest", 1, fitting, fitting))
     return cases
 
 

@@ -163,7 +163,7 @@ def _compare(
             for e in engines
         ),
         absent=(),
-        inputs=tuple(f"{case.name} {case.ids.shape}" for case in cases),
+        inputs=tuple(f"{case.name} ({case.size})" for case in cases),
         weights=tuple(weights),
         points=tuple(points),
         tokens=tuple(tokens),
@@ -190,7 +190,7 @@ def _against(
     natural: list[Natural] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
-        watch(TEACHER_FORCED * done / len(cases), f"input {case.name} {case.ids.shape}")
+        watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
         truths = _truths(truth64, truth32, case)
         natural.append(truths["logits"].natural)
         for engine in engines:

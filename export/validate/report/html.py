@@ -12,7 +12,7 @@ from export.validate.findings import Point, Tokens
 from export.validate.points import natural_order
 
 from .data import ReportData
-from .plot import colour, plot
+from .plot import colour, plot, series_of, short
 
 WORST = 6  # elements shown for each runtime
 
@@ -69,43 +69,53 @@ def _summary(r: ReportData) -> str:
 
 def _plots(r: ReportData) -> str:
     taps = natural_order(point.tap for point in r.points)
+    paths = list(dict.fromkeys(point.path for point in r.points))
     cards = []
     for runtime in r.runtimes:
         points = [p for p in r.points if p.runtime == runtime.name]
         if not points:
             continue
-        paths = dict.fromkeys(p.path for p in points)
-        key = "".join(f'<i style="background:{colour(i)}"></i>{escape(path)}' for i, path in enumerate(paths))
+        drawn = series_of(points, paths)
+        key = "".join(
+            f'<span><i style="background:{colour(s.index)}"></i>{escape(" = ".join(s.paths))}</span> ' for s in drawn
+        )
         budget = f"{runtime.arithmetic} on {runtime.device}: rms {runtime.budget.rms:g}, max {runtime.budget.max:g}"
         cards.append(
             f'<div class="card"><h3>{escape(runtime.name)} <span class="soft">budget {escape(budget)} times the '
-            f'reference\'s own error in that precision</span></h3><p class="key">{key}</p>{plot(points, taps)}</div>'
+            f'reference\'s own error in that precision</span></h3><p class="key">{key}</p>{plot(drawn, taps)}</div>'
         )
     note = (
         "How much of its budget each point of the network used up, on the worst of all inputs. The measure is the "
-        "error that the reference itself makes in single precision. Shaded: the decoder. Point at a dot to read it."
+        "error that the reference itself makes in single precision. Shaded: the decoder. Point at a dot to read it. "
+        "Ways through the model that are too near each other to be told apart are one line."
     )
     return f'<h2>Error against budget</h2><p class="note">{note}</p>{"".join(cards)}'
 
 
 def _worst(r: ReportData) -> str:
-    rows = []
+    worst: list[Point] = []
     for runtime in r.runtimes:
         points = [p for p in r.points if p.runtime == runtime.name and p.worst.deviation.index]
         points.sort(key=lambda p: (not p.passed, p.worst.share))
         each = {p.tap: p for p in points}  # of each tap the path on which it is worst
-        worst = sorted(each.values(), key=lambda p: (p.passed, -p.worst.share))
-        rows += [_element(p) for p in worst[:WORST]]
-    head = ("runtime", "point", "input", "element", "computed", "reference", "ulp", "of its budget")
-    return "<h2>Worst elements</h2>" + _table(head, rows, numbers=(4, 5, 6, 7))
+        worst += sorted(each.values(), key=_worst_first)[:WORST]
+    # What the table is sorted by comes first: it is on a narrow screen too, where the rest is a finger's move away.
+    head = ("of its budget", "runtime", "point", "input", "element", "computed", "reference", "ulp")
+    rows = map(_element, sorted(worst, key=_worst_first))
+    return "<h2>Worst elements</h2>" + _table(head, rows, numbers=(0, 5, 6, 7))
+
+
+def _worst_first(p: Point) -> tuple[bool, float]:
+    return p.passed, -p.worst.share
 
 
 def _element(p: Point) -> list[str]:
     d = p.worst.deviation
     mark = "good" if p.passed else "bad"
     share = f'<span class="{mark}">{p.worst.share:.2g}</span>'
-    cells = [p.runtime, f"{p.tap} ({p.path})", p.case, str(list(d.index)), f"{d.got:.9g}", f"{d.expected:.9g}"]
-    return [*map(escape, cells), f"{d.ulp:.3g}", share]
+    place = f'<span title="{escape(p.tap)}">{escape(short(p.tap))}</span> ({escape(p.path)})'
+    cells = [p.case, str(list(d.index)), f"{d.got:.9g}", f"{d.expected:.9g}", f"{d.ulp:.3g}"]
+    return [share, escape(p.runtime), place, *map(escape, cells)]
 
 
 def _weights(r: ReportData) -> str:
@@ -202,7 +212,8 @@ def _runs(r: ReportData) -> str:
     versions = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in r.versions.items())
     return (
         f"<h2>Where it ran</h2>{_table(head, rows)}"
-        f"<h2>Inputs</h2><p class=note>Fresh random numbers of seed {r.seed}: name (batch, length).</p>"
+        f"<h2>Inputs</h2><p class=note>Fresh random numbers of seed {r.seed}: "
+        "name (rows x tokens, and those of the target).</p>"
         f'<div class="card"><ul>{inputs}</ul></div>'
         f'<h2>Versions</h2><div class="card"><table>{versions}</table></div>'
         f"<h2>The rule</h2><details><summary>in words</summary><pre>{escape(explain())}</pre></details>"

@@ -1,29 +1,64 @@
 """Error against budget along the network, as one inline SVG for each runtime.
 
 The height of a point is the part of its budget that the worst input used up, on a logarithmic axis: the dashed line is
-the budget itself. Each way through the model (one full pass, cached passes) is a line of its own.
+the budget itself. Each way through the model (one full pass, cached passes) is a line of its own, unless it can't be
+told from another one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from export.validate.findings import Point
 
 WIDTH, HEIGHT = 1000, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 16, 92
-COLOURS = 4
+COLOURS = 8
 LOWEST = 0.01
+SAME = 1.04  # times as high: two pixels where an axis has two decades
+ASIDE = 7.0  # between the dots of two lines at the same point
+WIDEST, NARROWEST = 6.0, 1.6
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: the points of one way through the model, and the names of all ways that have these heights."""
+
+    index: int
+    paths: tuple[str, ...]
+    points: Sequence[Point]
+
+
+def series_of(points: Sequence[Point], paths: Sequence[str]) -> list[Series]:
+    """`points` of one runtime; `paths` are those of all runtimes, so that each has the same colour everywhere."""
+    found: list[Series] = []
+    for index, path in enumerate(paths):
+        own = [p for p in points if p.path == path]
+        known = next((i for i, s in enumerate(found) if _same_line(s.points, own)), None)
+        if known is not None:
+            found[known] = Series(found[known].index, (*found[known].paths, path), found[known].points)
+        elif own:
+            found.append(Series(index, (path,), own))
+    return found
+
+
+def _same_line(a: Sequence[Point], b: Sequence[Point]) -> bool:
+    if not b or [(p.tap, p.passed) for p in a] != [(p.tap, p.passed) for p in b]:
+        return False
+    heights = [sorted(max(p.worst.share, LOWEST) for p in pair) for pair in zip(a, b, strict=True)]
+    return all(low == high or low * SAME >= high for low, high in heights)
 
 
 def colour(index: int) -> str:
     return f"var(--s{index % COLOURS})"
 
 
-def plot(points: Sequence[Point], taps: Sequence[str]) -> str:
-    """`points` of one runtime, `taps` in the order of the data."""
+def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
+    """The lines of one runtime, `taps` in the order of the data."""
+    points = [p for s in series for p in s.points]
     column = {tap: i for i, tap in enumerate(taps)}
     shares = [p.worst.share for p in points if math.isfinite(p.worst.share)]
     top = 10 ** math.ceil(math.log10(max([*shares, 1.0]) * 1.5))
@@ -52,8 +87,13 @@ def plot(points: Sequence[Point], taps: Sequence[str]) -> str:
         word = "budget" if k == 0 else f"{level:g}"
         style = ' class="budget-word"' if k == 0 else ""
         parts.append(f'<text{style} x="{LEFT - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{word}</text>')
-    for i, path in enumerate(dict.fromkeys(p.path for p in points)):
-        parts += _series([p for p in points if p.path == path], x, y, colour(i))
+    parts += _lines(series, x, y)
+    at: dict[str, list[int]] = {tap: [s.index for s in series if any(p.tap == tap for p in s.points)] for tap in taps}
+    for s in series:
+        # Dots of the same point stand side by side, else the last would be the only one to be seen and pointed at.
+        apart = {tap: min(ASIDE, step / (len(at[tap]) + 1)) for tap in taps}
+        aside = {p.tap: (at[p.tap].index(s.index) - (len(at[p.tap]) - 1) / 2) * apart[p.tap] for p in s.points}
+        parts += [_dot(p, ", ".join(s.paths), x(p.tap) + aside[p.tap], y(p.worst.share), s.index) for p in s.points]
     every = max(1, math.ceil(len(taps) / 60))
     for tap in taps[::every]:
         place = f"{x(tap):.1f}"
@@ -70,16 +110,25 @@ def short(tap: str) -> str:
     return words.replace(".", " ").replace("_", "-")
 
 
-def _series(points: Sequence[Point], x, y, shade: str) -> list[str]:
-    line = " ".join(f"{x(p.tap):.1f},{y(p.worst.share):.1f}" for p in points)
-    parts = [f'<polyline points="{line}" fill="none" stroke="{shade}" stroke-width="1.6" opacity="0.75"/>']
-    for p in points:
-        m = p.worst
-        ratios = "bits equal" if m.deviation.same_bits else f"rms {m.rms_ratio:.3g}, max {m.max_ratio:.3g}"
-        title = f"{p.tap} ({p.path}): {m.deviation.detail or ratios}; {m.share:.3g} of the budget, on {p.case}"
-        style = f'fill="{shade}"' if p.passed else 'class="over"'
+def _lines(series: Sequence[Series], x: Callable[[str], float], y: Callable[[float], float]) -> list[str]:
+    """Each line is narrower than those it is drawn over: where they run together, all can be seen."""
+    long = [s for s in series if len(s.points) > 1]
+    parts = []
+    for place, s in enumerate(long):
+        width = NARROWEST + (WIDEST - NARROWEST) * (len(long) - 1 - place) / max(3, len(long) - 1)
+        line = " ".join(f"{x(p.tap):.1f},{y(p.worst.share):.1f}" for p in s.points)
         parts.append(
-            f'<circle cx="{x(p.tap):.1f}" cy="{y(m.share):.1f}" r="{3.4 if p.passed else 5}" {style}>'
-            f"<title>{escape(title)}</title></circle>"
+            f'<polyline points="{line}" fill="none" stroke="{colour(s.index)}" stroke-width="{width:.1f}" '
+            'stroke-linejoin="round" opacity="0.75"/>'
         )
     return parts
+
+
+def _dot(p: Point, paths: str, x: float, y: float, index: int) -> str:
+    m = p.worst
+    ratios = "bits equal" if m.deviation.same_bits else f"rms {m.rms_ratio:.3g}, max {m.max_ratio:.3g}"
+    title = f"{p.tap} ({paths}): {m.deviation.detail or ratios}; {m.share:.3g} of the budget, on {p.case}"
+    # One over budget is red, with a rim of its line's colour.
+    style = f'fill="{colour(index)}"' if p.passed else f'class="over" style="stroke:{colour(index)}"'
+    radius = 3.4 if p.passed else 4.4
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {style}><title>{escape(title)}</title></circle>'

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.findings import TAPPED, Point
 
 from .data import ReportData
+from .plot import short
+
+GAP = 2  # columns between two of a table's
+NARROWEST_NAMES = 26
 
 
 def print_report(report: ReportData, console: Console) -> None:
@@ -23,7 +28,8 @@ def print_report(report: ReportData, console: Console) -> None:
     if report.weights:
         console.print(_weights_table(report))
     if report.points:
-        console.print(_points_table(report))
+        for table in _points_tables(report, console.width):
+            console.print(table)
     for s in report.structures:
         counts = (
             f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"
@@ -44,48 +50,83 @@ def print_report(report: ReportData, console: Console) -> None:
 
 
 def _weights_table(report: ReportData) -> Table:
-    table = Table("weights, bit for bit", "where", "parameters", "result", box=None, header_style="bold")
+    table = _table(["weights, bit for bit", "where"], ["parameters", "result"])
     for check in report.weights:
         result = "equal" if check.passed else f"{len(check.problems)} differ"
         table.add_row(check.runtime, check.where, str(check.count), _mark(check.passed, result))
     return table
 
 
-def _points_table(report: ReportData) -> Table:
+def _points_tables(report: ReportData, width: int) -> list[Table]:
     """A row for each tap, a column for each runtime: worst rms and max ratio over all inputs; then the logits of the
-    other paths."""
-    runtimes = [r.name for r in report.runtimes]
-    table = Table(Column("tap", no_wrap=True), box=None, header_style="bold")
-    for name in runtimes:
-        table.add_column(f"{name}, rms and max", justify="right", no_wrap=True)
+    other paths. Rows with a mismatch come first. Runtimes that have no room beside others get a table of their own."""
     worst: dict[tuple[str, str], Point] = {}
     for point in report.points:
         label = _label(point)
         known = worst.get((label, point.runtime))
         if known is None or point.worst.share > known.worst.share:
             worst[label, point.runtime] = point
-    rows: dict[str, dict[str, Text]] = {}
+    rows: dict[str, dict[str, Point]] = {}
     for (label, runtime), point in worst.items():
-        m = point.worst
-        ratios = "bits equal" if m.deviation.same_bits else f"{m.rms_ratio:5.2f} {m.max_ratio:5.2f}"
-        rows.setdefault(label, {})[runtime] = _mark(point.passed, ratios)
-    for label in sorted(rows, key=lambda label: ", " in label):
-        table.add_row(label, *(rows[label].get(name, "") for name in runtimes))
+        rows.setdefault(label, {})[runtime] = point
+    ordered = sorted(rows, key=lambda label: (all(p.passed for p in rows[label].values()), ", " in label))
+    names = max(map(cell_len, ordered))
+    columns = {r.name: {label: _ratios(rows[label].get(r.name)) for label in ordered} for r in report.runtimes}
+    needed = {name: max(cell_len(cell.plain) for cell in cells.values()) + GAP for name, cells in columns.items()}
+    tables, left = [], list(columns)
+    while left:
+        here = [left.pop(0)]
+        while left and min(names, NARROWEST_NAMES) + sum(needed[name] for name in (*here, left[0])) + GAP <= width:
+            here.append(left.pop(0))
+        table = _table(["tap"], [f"{name}, rms and max" for name in here], wrapped_head=True)
+        for label in ordered:
+            cells = [columns[name][label] for name in here]
+            if any(cell.plain for cell in cells):
+                table.add_row(label, *cells)
+        tables.append(table)
     budgets = ", ".join(f"{r.name} ({r.arithmetic}) {r.budget.rms:g} and {r.budget.max:g}" for r in report.runtimes)
-    table.caption = f"in units of float32's own error; budget: {budgets}"
-    return table
+    tables[-1].caption = f"in units of float32's own error; budget: {budgets}"
+    return tables
+
+
+def _ratios(point: Point | None) -> Text:
+    if point is None:
+        return Text()
+    m = point.worst
+    return _mark(
+        point.passed, "bits equal" if m.deviation.same_bits else f"{_figure(m.rms_ratio)} {_figure(m.max_ratio)}"
+    )
+
+
+def _figure(ratio: float) -> str:
+    return f"{ratio:5.2f}" if ratio < 1000 else f"{ratio:.2e}"
 
 
 def _label(point: Point) -> str:
     """The points of cached passes share a row, the worst of them in it, except those over budget."""
+    name = short(point.tap)
     if point.path == TAPPED:
-        return point.tap
+        return name
     tapped = point.path.endswith(f", {TAPPED}")
-    return f"all points, {point.path}" if tapped and point.passed else f"{point.tap}, {point.path}"
+    return f"all points, {point.path}" if tapped and point.passed else f"{name}, {point.path}"
+
+
+def _table(names: list[str], figures: list[str], wrapped_head: bool = False) -> Table:
+    """Where the terminal is narrow, names go on in a new line; figures are never cut. `wrapped_head`: heads of figures
+    are names too, and figures stand at the right."""
+    table = Table(box=None, header_style="bold")
+    for head in names:
+        table.add_column(head, overflow="fold")
+    for head in figures:
+        if wrapped_head:
+            table.add_column(head, justify="right", overflow="fold")
+        else:
+            table.add_column(head, no_wrap=True)
+    return table
 
 
 def _tokens_table(report: ReportData) -> Table:
-    table = Table("tokens", "search", "sentences", "tokens", "result", box=None, header_style="bold")
+    table = _table(["tokens", "search"], ["sentences", "tokens", "result"])
     for check in report.tokens:
         result = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
         text = result if check.passed else f"{len(check.problems)} differ"

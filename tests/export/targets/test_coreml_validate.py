@@ -39,7 +39,7 @@ def test_every_kind_of_model(name, architecture, tmp_path):
     assert [runtime.missing_taps for runtime in report.runtimes] == [(), ()]
     assert len(report.structures) == 2
     longest = SHAPE[architecture].split("x")[1]
-    assert any(text.startswith(f"longest ({longest}") for text in report.inputs)
+    assert any(text.startswith(f"longest (1 x {longest}") for text in report.inputs)
     searches = {t.search: t.tokens for t in report.tokens if t.runtime == "onnxruntime"}
     assert set(searches) == {"top-1, teacher-forced"} | (
         {"greedy", "sampling", "beam 4"} if config.has_decoder else set()
