@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,7 @@ LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there ar
 LENGTHS = ("epochs", "steps", "minutes")
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
+FILES = ("source", "target", "valid_source", "valid_target")
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 
@@ -139,6 +141,12 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def recorded(self, batch_tokens: int) -> Recipe:
+        """As it stands in the record of a run: with the batch that follows from the text, which stays what it is, and
+        with whole paths, so that the run goes on from any folder."""
+        paths = {name: os.path.abspath(path) for name in FILES if (path := getattr(self.data, name)) is not None}
+        return replace(self, data=replace(self.data, batch_tokens=batch_tokens, **paths))
+
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "recipe") -> Recipe:
         """From the nested tables of a TOML file; every unknown or ill-typed key is listed."""
@@ -198,6 +206,12 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
                 values[table].pop(name, None)
         if isinstance(values.setdefault(table, {}), dict):
             values[table].update(flags)
+    if path is None and run is not None:
+        for name in FILES:
+            text = values["data"].get(name)
+            if isinstance(text, str) and not overrides.get("data", {}).get(name) and not Path(text).exists():
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{text}: not found, from where {where} has its text; say where it is now by {option}")
     return Recipe.from_dict(values, where)
 
 
@@ -218,7 +232,7 @@ def _recorded(path: Path) -> dict[str, Any]:
 def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
     """Keys that flags displace: a corpus and files exclude each other, and who resumes for longer means only that."""
     if "corpus" in flags:
-        return "source", "target", "valid_source", "valid_target"
+        return FILES
     if flags.keys() & {"source", "target"}:
         return "corpus", "train_pairs"
     return LENGTHS if resumed and flags.keys() & set(LENGTHS) else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,8 +77,7 @@ class Trainer:
         self.config = TransformerConfig.preset(recipe.preset, self.tokenizer.vocab_size, **recipe.model)
         check_fits(self.config)
         self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
-        # The record says what is done: a batch that follows from the text by today's rule stays what it is.
-        recipe = replace(recipe, data=replace(recipe.data, batch_tokens=self.batches.batch_tokens))
+        recipe = recipe.recorded(self.batches.batch_tokens)
         self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0, name="validation text", grow=True)
         self.recipe = recipe
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}

@@ -102,6 +102,29 @@ def test_resume_alone_is_enough(tmp_path, capsys):
     assert "Missing option '--out', the run's folder" in capsys.readouterr().err
 
 
+def test_a_run_of_relative_paths_goes_on_from_another_folder(tmp_path, capsys, monkeypatch):
+    write_pairs(tmp_path, 60)
+    write_pairs(tmp_path, 10, seed=1)
+    monkeypatch.chdir(tmp_path)
+    recipe = Path("recipe.toml")
+    recipe.write_text('[data]\nvalid_source = "1.source"\nvalid_target = "1.target"\n')
+    files = ["--source", "0.source", "--target", "./0.target", "--preset", "tiny", "--vocab-size", 262]
+    assert main("train", recipe, *files, "--steps", 1, "--out", "run") == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert main("train", "--resume", "../run", "--steps", 2) == 0
+    assert "../run/model: " in capsys.readouterr().out
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["recipe"]["data"]
+    assert (record["target"], record["valid_source"]) == (str(tmp_path / "0.target"), str(tmp_path / "1.source"))
+
+    (tmp_path / "0.source").rename("moved.source")
+    assert main("train", "--resume", "../run", "--steps", 3) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / '0.source'}: not found, from where ../run/run.json has its text" in said
+    assert "by --source" in said
+    assert main("train", "--resume", "../run", "--steps", 3, "--source", "moved.source") == 0
+
+
 def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
     source, target = write_pairs(tmp_path, 60)
     run = tmp_path / "run"

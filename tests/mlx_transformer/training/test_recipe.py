@@ -164,7 +164,10 @@ def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
     assert load_recipe(str(path), {}) == made(training={"steps": 5})
 
 
-def test_a_runs_own_recipe(tmp_path):
+def test_a_runs_own_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
     recipe = made(
         data={**FILES["data"], "batch_tokens": 300},
         model={"preset": "tiny", "heads": 4},
