@@ -23,7 +23,7 @@ from .worker import memory
 def ours(checkpoint: str, out: str, target: str, precision: str) -> None:
     from export import export_onnx
 
-    export_onnx(checkpoint, out, target=target, precision=precision, force=True)
+    export_onnx(checkpoint, out, target=target, precision=precision, force=True, accept_loss=True)
 
 
 def torch(marian: str, out: str, graph: str) -> None:

@@ -68,7 +68,7 @@ class Preparation:
         function, out = ("export_onnx", folder) if spec.family == "ours" else ("export_search", folder / "search.onnx")
         code = (
             "import sys, export; _, checkpoint, out, target, precision, *activations = sys.argv;"
-            f" export.{function}(checkpoint, out, target=target, precision=precision, force=True,"
+            f" export.{function}(checkpoint, out, target=target, precision=precision, force=True, accept_loss=True,"
             " activations=activations[0] if activations else None)"
         )
         if spec.family == "loop":

@@ -59,6 +59,7 @@ def export_onnx(
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
     force: bool = False,
+    accept_loss: bool = False,
     told: Callable[[str], None] = lambda _: None,
     watch: Watch = unwatched,
 ) -> Path:
@@ -73,8 +74,8 @@ def export_onnx(
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
-    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `force`. `told` is called
-    with a line on each of them, `watch` with the share of this that is done and the precision.
+    Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `accept_loss`. `told` is
+    called with a line on each of them, `watch` with the share of this that is done and the precision.
     """
     chosen = target_of(target)
     precisions = check_precisions(precision)
@@ -101,8 +102,9 @@ def export_onnx(
                 _write(opened, tokenizer, Path(plain), target_of("portable"), ["float32", *judged], activations)
                 qualities = judge(folder, Path(plain), judged, text, watch)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
-            if problems and not force:
-                raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); force writes it in spite")
+            if problems and not accept_loss:
+                hint = "accept_loss=True writes it all the same" + ("; force=True only replaces a model" * force)
+                raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); {hint}")
             record(folder, qualities)
             for quality in qualities:
                 told(str(quality))

@@ -48,6 +48,7 @@ def export_search(
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
     force: bool = False,
+    accept_loss: bool = False,
     told: Callable[[str], None] = lambda _: None,
     watch: Watch = unwatched,
 ) -> Path:
@@ -57,7 +58,7 @@ def export_search(
     activations: as in `export_onnx`. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever
     runs the file registers. external: weights in a second file, OUT_data; always so for weights of more than 2 GB. A
     file made of the same weights is replaced when the new one is complete, any other only with `force`. Lower
-    precisions are judged as by `export_onnx`, on a package of the same.
+    precisions are judged as by `export_onnx`, on a package of the same, and `accept_loss` is as there.
     Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
     """
     chosen = target_of(target)
@@ -91,9 +92,8 @@ def export_search(
     judged = [precision] if precision in LIMITS else []
     if gate_text(opened, judged, gate_source, gate_reference, told) is not None:
         gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference}
-        _judge(
-            checkpoint, out, precision=precision, activations=activations, force=force, told=told, watch=watch, **gate
-        )
+        gate |= {"accept_loss": accept_loss, "told": told, "watch": watch}
+        _judge(checkpoint, out, precision=precision, activations=activations, **gate)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name

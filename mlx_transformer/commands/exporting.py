@@ -14,7 +14,7 @@ from export.targets.names import TARGET_NAMES
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.terminal import Console
 
-from .arguments import Checkpoint, Onnx
+from .arguments import Checkpoint, Force, Onnx
 from .settings import with_settings
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ def export(
     ] = None,
     gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
     gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace another model at OUT; accept one that translates badly.")
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Write it even if the quality gate says that it translates worse.")
     ] = False,
+    force: Force = False,
     search: Annotated[
         bool, typer.Option("--search", help="Write one file, OUT.onnx, that holds the search too: ids in, n best out.")
     ] = False,
@@ -72,7 +73,7 @@ def export(
         raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
     lines: list[str] = []
     more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": lines.append}
-    more |= {"gate_source": gate_source, "gate_reference": gate_reference}
+    more |= {"gate_source": gate_source, "gate_reference": gate_reference, "accept_loss": accept_loss}
     try:
         with quiet_progress("export") as watch:
             if one_file:

@@ -255,7 +255,7 @@ def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"lower\.onnx: not written: int4: .*the limit is 110%"):
         export_search(checkpoint, out, **gate)
     assert not out.exists()
-    assert export_search(checkpoint, out, force=True, **gate).exists()
+    assert export_search(checkpoint, out, accept_loss=True, **gate).exists()
 
 
 @pytest.mark.parametrize("main", [cli.main, lambda arguments: build(["build", *arguments[1:]])], ids=["cli", "export"])

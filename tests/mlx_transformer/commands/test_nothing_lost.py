@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny_run import write_pairs
 
 from export import OnnxTransformer, export_search
 from export.__main__ import main as export_main
+from export.package.quality import LIMITS, Limits
 from mlx_transformer.convert import to_huggingface
 from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
@@ -165,6 +167,20 @@ def test_training_touches_nothing_else(call, others, tmp_path):
     assert again["model/model.safetensors"] != first["model/model.safetensors"]
     assert again["metrics.jsonl"].count(b'"kind": "train"') == first["metrics.jsonl"].count(b'"kind": "train"')
     assert sorted(again) == sorted(first) or any("tensorboard" in name for name in again)
+
+
+def test_who_replaces_a_model_has_accepted_nothing(call, made, others, tmp_path, monkeypatch):
+    monkeypatch.setitem(LIMITS, "int8", Limits(1.1, 100.0, 100.0))
+    text, out = tmp_path / "text", tmp_path / "onnx"
+    text.write_text("\n".join(LINES), encoding="utf-8")
+    shutil.copytree(made / "onnx", out)
+    command = ["export", others / "model", out, "--precision", "int8", "--gate-source", text]
+    refused(call(*command, "--accept-loss"), f"{out}: holds another ONNX folder")
+    hint = "--accept-loss writes it all the same; --force only replaces a model"
+    refused(call(*command, "--force"), f"{out}: not written: int8: ", hint)
+    status, shown, error = call(*command, "--force", "--accept-loss")
+    assert status == 0, error
+    assert "of the best tokens" in shown
 
 
 def test_a_gate_that_has_nothing_to_judge_is_said(call, others, tmp_path):
