@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
+from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.fields import Bounds, check_value
 
@@ -49,6 +51,9 @@ model's time."""
 MOST_THREADS = max(16, 4 * (os.cpu_count() or 1))
 """Most threads of one operator. More threads than cores are slower, and far more never end: 300 on two cores took forty
 times as long."""
+
+LOOK_UP = 0.05
+"""Seconds between two looks at whether anybody still waits for a run."""
 
 SMALL = 24e6
 """Bytes of weights below which several batches at a time, one thread each, are faster than one with several threads."""
@@ -106,6 +111,30 @@ class Session(ort.InferenceSession):
             return super().run(*given, **options)
         except Exception as error:  # onnxruntime's exceptions have no common base of their own
             raise self._failed(error) from error
+
+    def run_until(self, stopped: Callable[[], bool], names: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
+        """As `run`, but ended in the midst of a graph, a loop in it too, once `stopped()` is true: raises `Stopped`."""
+        if stopped():
+            raise Stopped
+        options, over = ort.RunOptions(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_UP):
+                if stopped():
+                    options.terminate = True
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            return list(self.run(names, feeds, options))
+        except UserError:
+            if stopped():
+                raise Stopped from None
+            raise
+        finally:
+            over.set()
+            watcher.join()
 
     def run_with_iobinding(self, *given: Any, **options: Any) -> None:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from mlx_transformer.generation.options import Options
+from mlx_transformer.spec.errors import UserError
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""
@@ -16,6 +19,15 @@ TOKENIZER = "mlx_transformer.tokenizer"
 """Likewise: the tokenizer.json of a model that has one, by which whoever runs the file handles text and long lines."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
+
+
+def check_file(file: Path, precision: str | None) -> None:
+    """`UserError` if a file by this name is no model, or if it is asked for one of several precisions."""
+    if file.suffix != ".onnx":
+        raise UserError(f"{file}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
+    if precision is not None:
+        raise UserError(f"{file}: is of one precision; leave out --precision")
+
 
 _HOST = Options()
 DEFAULTS = {

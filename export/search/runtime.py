@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 
+from export.precision.table import PRECISIONS
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
 from export.targets.portable.runtime import padded_sources
@@ -28,13 +28,13 @@ from mlx_transformer.generation.options import (
     expected_tokens,
     length_limits,
 )
-from mlx_transformer.generation.search import Done, batches, reported
+from mlx_transformer.generation.search import ALONE, Done, Share, batches, check_fits, reported
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import verify_file
 
-from .interface import ACTIVATIONS, CONFIG, DEFAULTS, TEXT_DOMAIN, TOKENIZER
+from .interface import ACTIVATIONS, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
@@ -86,19 +86,29 @@ class SearchModel:
         """New token ids of each input's best output."""
         return [hypotheses[0].ids for hypotheses in self.search(ids, **options)]
 
-    def search(self, ids: Ids, *, done: Done | None = None, **options: Any) -> list[list[Hypothesis]]:
-        """The `n_best` best outputs of each input, best first. done: told the share that is finished. options: the
-        fields of `Options`."""
+    @property
+    def depends_on_batch(self) -> bool:
+        """As `OnnxTransformer` has it."""
+        chosen = PRECISIONS.get(self.metadata.get(PRECISION, ""))
+        return chosen is not None and chosen.depends_on_batch and self.metadata.get(ACTIVATIONS) != "float32"
+
+    def search(
+        self, ids: Ids, *, done: Done | None = None, share: Share = ALONE, **options: Any
+    ) -> list[list[Hypothesis]]:
+        """The `n_best` best outputs of each input, best first. done: told the share that is finished. share: for a
+        server's batches. options: the fields of `Options`."""
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         chosen = self._options(options)
         rows = check_ids(ids, self.config.source_vocab_size)
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
+        check_fits(self.config, chosen.beam, max(map(len, rows), default=0), int(limits.max(initial=0)))
+        places = _places(share, len(rows))
         results: list[list[Hypothesis]] = [[] for _ in rows]
         lengths = np.array([len(row) for row in rows], int)
         indices = batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen)
         for index in reported(indices, len, len(rows), done):
-            hypotheses = self._run(index, [rows[i] for i in index], limits[index], chosen)
+            hypotheses = self._run(places[index], [rows[i] for i in index], limits[index], chosen, share)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
         for i, best in enumerate(results):
@@ -132,14 +142,14 @@ class SearchModel:
         if not self.takes_text:
             given: dict[str, Any] = {"overlong": overlong, "first_line": first_line, "scored": scored}
             return self.translator.n_best(lines, on_overlong=on_overlong, **given, **options)
-        owners, pieces = self._pieces(lines, overlong, first_line, on_overlong)
-        results = self._translated(pieces, [first_line + owner for owner in owners], **options)
+        owners, pieces = self.pieces(lines, overlong, first_line, on_overlong)
+        results = self.translated(pieces, [first_line + owner for owner in owners], **options)
         return join(len(lines), owners, results)
 
     def rows(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
         """Check the lines: `UserError` for what can't be translated."""
         if self.takes_text:
-            self._pieces(lines, overlong, first_line, None)
+            self.pieces(lines, overlong, first_line)
         else:
             self.translator.rows(lines, overlong, first_line)
 
@@ -157,10 +167,14 @@ class SearchModel:
         tokenizer = Tokenizer(self.metadata[TOKENIZER])
         return Translator(self.config, tokenizer, self.search, str(self.path), self.generate)
 
-    def _pieces(
-        self, lines: Sequence[str], overlong: Overlong, first_line: int, on_overlong: Callable[[int], None] | None
+    def pieces(
+        self,
+        lines: Sequence[str],
+        overlong: Overlong,
+        first_line: int = 1,
+        on_overlong: Callable[[int], None] | None = None,
     ) -> tuple[list[int], list[str]]:
-        """What is given to the graph for lines of text, and the index of the line each belongs to."""
+        """What a graph that takes text is given for lines, and the index of the line each belongs to."""
         from mlx_transformer.generation.translate import as_lines
         from mlx_transformer.spec.tokenizer import unicode_texts
 
@@ -184,22 +198,31 @@ class SearchModel:
             pieces += new
         return owners, pieces
 
-    def _translated(
-        self, lines: Sequence[str], numbers: Sequence[int], *, done: Done | None = None, **options: Any
+    def translated(
+        self,
+        lines: Sequence[str],
+        numbers: Sequence[int],
+        *,
+        done: Done | None = None,
+        share: Share = ALONE,
+        **options: Any,
     ) -> list[list[Translation]]:
-        """Of lines that the graph takes; numbers: of theirs in messages."""
+        """Of `pieces`; numbers: of theirs in messages. share: for a server's batches."""
         from mlx_transformer.generation.translate import Translation
 
         chosen = self._options(options)
         limit = np.array([chosen.max_new_tokens or 0])
+        places = _places(share, len(lines))
         sizes = np.array([len(line.encode()) for line in lines], int)  # a bound on the tokens
         results: list[list[Translation]] = [[] for _ in lines]
         limits = sizes + EXTRA_TOKENS
+        most = min(int(limits.max(initial=0)), self.config.max_positions)
+        check_fits(self.config, chosen.beam, 0, chosen.max_new_tokens or most)
         indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
         for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
-            feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": index}
-            texts, scores = self._outputs(["translations", "scores"], feeds)
+            feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": places[index]}
+            texts, scores = self._outputs(["translations", "scores"], feeds, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
         for number, best in zip(numbers, results, strict=True):
@@ -211,18 +234,21 @@ class SearchModel:
         check_beam(chosen, self.config)
         return chosen
 
-    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[Any]:
+    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray], share: Share) -> list[Any]:
         try:
-            return list(self.session.run(names, feeds))
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            raise UserError(f"{self.path}: {str(error).splitlines()[0]}; a sentence may be too long for it") from None
+            if share is ALONE:
+                return list(self.session.run(names, feeds))
+            return self.session.run_until(share.stopped, names, feeds)
+        except UserError as error:
+            raise UserError(f"{error}; a sentence may be too long for it") from None
 
     def _run(
-        self, index: np.ndarray, rows: list[np.ndarray], limits: np.ndarray, options: Options
+        self, places: np.ndarray, rows: list[np.ndarray], limits: np.ndarray, options: Options, share: Share
     ) -> list[list[Hypothesis]]:
         ids, mask = padded_sources(rows, self.config)
-        feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "max_new_tokens": limits, "rows": index}
-        sequences, lengths, scores = self._outputs(["sequences", "lengths", "scores"], feeds)
+        feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "rows": places}
+        feeds["max_new_tokens"] = limits
+        sequences, lengths, scores = self._outputs(["sequences", "lengths", "scores"], feeds, share)
         return [
             [
                 Hypothesis(row[:length].tolist(), float(score))
@@ -233,9 +259,13 @@ class SearchModel:
         ]
 
 
+def _places(share: Share, count: int) -> np.ndarray:
+    return np.arange(count) if share.places is None else np.asarray(share.places, np.int64)
+
+
 def _opened(
     path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None
-) -> ort.InferenceSession:
+) -> Session:
     options = session_options(threads or None, activations=activations)
     if find_spec(EXTENSIONS):
         options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())

@@ -13,7 +13,7 @@ from mlx_transformer.spec.errors import UserError
 
 
 def serve(model: str | Path, **settings: Any) -> None:
-    """Serve the folder `model` until SIGTERM, SIGHUP or Ctrl-C (KeyboardInterrupt).
+    """Serve `model`, a folder or one file with the search, until SIGTERM, SIGHUP or Ctrl-C (KeyboardInterrupt).
 
     settings: the fields of `export.settings.ServeSettings`, such as host="0.0.0.0", port=8000, workers=2.
     `UserError` for what can't be served, and without the extra `serve`.

@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from export.runtime.folder import open_folder
+from export.search.interface import check_file
 from export.settings import ServeSettings
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.process import drop_hung_up
@@ -27,6 +28,7 @@ from .app import App
 from .batching import Batcher
 from .connection import Connection
 from .guard import Guard, allow_files
+from .one_file import OneFile
 from .service import Model
 
 BACKLOG = 1024  # connections that wait to be accepted
@@ -41,9 +43,12 @@ def run(model: Path, settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGHUP (returns) or Ctrl-C (raises KeyboardInterrupt); what was taken is finished first.
     A second Ctrl-C or SIGTERM gives it up.
 
-    Raises `UserError` for a folder, a file of keys or an address that can't be used.
+    Raises `UserError` for a folder or file, a file of keys or an address that can't be used.
     """
-    open_folder(model, settings.precision)  # before anything waits for it
+    if model.is_file():  # before anything waits for it
+        check_file(model, settings.precision)
+    else:
+        open_folder(model, settings.precision)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are of what strangers send
     failures: list[Exception] = []
@@ -176,11 +181,16 @@ def listening(host: str, port: int) -> socket.socket:
         raise UserError(f"{host}:{port}: can't listen there ({reason}); choose others: --host, --port") from None
 
 
-def warmed(folder: Path, threads: int | None, precision: str | None, verify: bool = True) -> Model:
+def warmed(path: Path, threads: int | None, precision: str | None, verify: bool = True) -> Model:
     """The model after a first search, so that no request pays for what is set up then."""
     from export.runtime import OnnxTransformer
+    from export.search import SearchModel
 
-    model = OnnxTransformer(folder, threads=threads, precision=precision, verify=verify)
+    one_file = path.is_file()
+    if one_file:
+        model: Any = SearchModel(path, threads=threads, verify=verify)
+    else:
+        model = OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
     for beam in (1, 2):
         model.translate(["."], beam=beam, max_new_tokens=3)
-    return cast(Model, model)  # its cached_property is a property to us
+    return cast(Model, OneFile(model) if one_file else model)  # a cached_property is a property to us

@@ -21,7 +21,8 @@ SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
 
 
 class Model(Protocol):
-    """What is used of `export.OnnxTransformer`: calls may come from several threads at once."""
+    """What is used of `export.OnnxTransformer`: calls may come from several threads at once. One that is
+    `always_scored` has no `generate`."""
 
     @property
     def translator(self) -> Translator: ...
@@ -34,9 +35,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """A sentence to search. place: in its request, on which drawn tokens depend."""
+    """A sentence to search: its ids, or its text for a file that takes text (`one_file.py`). place: in its request, on
+    which drawn tokens depend."""
 
-    ids: list[int]
+    ids: Any
     place: int
 
 
@@ -83,11 +85,12 @@ class Service:
     def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int):
         self.model, self.translator, self.batcher, self.metrics = model, model.translator, batcher, metrics
         self.max_sentences = min(max_sentences, batcher.share)
+        self.always_scored = getattr(model, "always_scored", False)
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
         """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
         owners, rows = await self._rows(request)
-        work = Search(self.model, Options(**request.options), request.wants_n_best)
+        work = Search(self.model, Options(**request.options), request.wants_n_best or self.always_scored)
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
         lengths, width = [len(ids) for ids in rows], work.options.beam
         items = self.batcher.submit(work, payloads, lengths, client=client, width=width)

@@ -13,7 +13,6 @@ from mlx_transformer.spec.errors import UserError
 
 from .arguments import (
     Model,
-    Onnx,
     Overlong,
     OverlongPair,
     RuntimeSettings,
@@ -124,7 +123,10 @@ def score(
 
 
 @with_settings
-def serve(model: Onnx, settings: ServeSettings) -> None:
+def serve(
+    model: Annotated[Path, typer.Argument(help="A folder that `export` wrote, or one file with the search.")],
+    settings: ServeSettings,
+) -> None:
     """Answer translation requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
     from export.serve import serve as run
 
@@ -162,12 +164,10 @@ def _translator(model: Path, runtime: RuntimeSettings) -> Any:
 
 
 def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
-    if file.suffix != ".onnx":
-        raise UserError(f"{file}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
+    from export import SearchModel
+    from export.search.interface import check_file
+
+    check_file(file, runtime.precision)
     if runtime.backend == "mlx":
         raise UserError(f"{file}: runs with --backend onnx; MLX needs the checkpoint folder")
-    if runtime.precision is not None:
-        raise UserError(f"{file}: is of one precision; leave out --precision")
-    from export import SearchModel
-
     return SearchModel(file, threads=runtime.threads, verify=runtime.verify)

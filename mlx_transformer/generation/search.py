@@ -93,11 +93,11 @@ def checked(
     sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
     forced = check_prefix(prefix, len(sources), config)
     limits = length_limits(sources, forced, chosen, config, not model.extends_positions)
-    _check_fits(config, chosen.beam, max(map(len, sources), default=0), int(limits.max(initial=0)))
+    check_fits(config, chosen.beam, max(map(len, sources), default=0), int(limits.max(initial=0)))
     return sources, forced, limits
 
 
-def _check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
+def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
     """`UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses change
     places, and the logits of a step."""
     position = 4 * c.key_value_heads * (c.d_k + c.d_v) * c.decoder_layers

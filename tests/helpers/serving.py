@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 from starlette.testclient import TestClient
 from waiting import until
@@ -73,3 +75,32 @@ async def call(asgi, path, body, gone=None):
     await asgi({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}}, receive, send)
     status = next((m["status"] for m in sent if m["type"] == "http.response.start"), None)
     return status, b"".join(m.get("body", b"") for m in sent)
+
+
+def check_mixed_requests(model, count, clients, served=None):
+    """Requests of one and of several lines, greedy and with beams, by many clients at once: answered as one by one.
+    served: the model as the server has it, where that is another."""
+    lines = [f"{first} {second}" for first in LINES for second in LINES]
+    kinds = [
+        {"max_new_tokens": 12},
+        {"beam": 2, "max_new_tokens": 20},
+        {"beam": 4, "n_best": 2, "max_new_tokens": 9},
+        {},
+    ]
+    requests = [([lines[(7 * i + j) % len(lines)] for j in range(1 + i % 3)], i % len(kinds)) for i in range(count)]
+
+    @cache
+    def alone(line, kind):
+        return [found.text for found in model.n_best([line], **kinds[kind])[0]]
+
+    with client(served or model, max_batch=32, max_wait=0.02, max_queue=4 * count) as (http_, _):
+
+        def ask(request):
+            answer = http_.post("/translate", json={"text": request[0], **kinds[request[1]]}).json()
+            if "n_best" in answer:
+                return [[entry["text"] for entry in entries] for entries in answer["n_best"]]
+            return [[text] for text in answer["translations"]]
+
+        with ThreadPoolExecutor(clients) as pool:
+            answers = list(pool.map(ask, requests))
+    assert answers == [[alone(line, kind) for line in lines] for lines, kind in requests]

@@ -6,10 +6,9 @@ import asyncio
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import pytest
-from serving import LINES, STREAM, Held, call, client
+from serving import LINES, STREAM, Held, call, check_mixed_requests, client
 from waiting import PATIENCE, until
 
 from export import OnnxTransformer, export_onnx
@@ -185,34 +184,6 @@ def test_neighbours_change_no_answer(text_folder, tmp_path, precision):
 def test_neighbours_change_none_of_many_answers(text_folder, tmp_path, target, precision):
     export_onnx(text_folder / "model", tmp_path / "onnx", precision=precision, target=target, force=True)
     check_mixed_requests(OnnxTransformer(tmp_path / "onnx", threads=1), count=666, clients=50)
-
-
-def check_mixed_requests(model, count, clients):
-    """Requests of one and of several lines, greedy and with beams, by many clients at once: answered as one by one."""
-    lines = [f"{first} {second}" for first in LINES for second in LINES]
-    kinds = [
-        {"max_new_tokens": 12},
-        {"beam": 2, "max_new_tokens": 20},
-        {"beam": 4, "n_best": 2, "max_new_tokens": 9},
-        {},
-    ]
-    requests = [([lines[(7 * i + j) % len(lines)] for j in range(1 + i % 3)], i % len(kinds)) for i in range(count)]
-
-    @cache
-    def alone(line, kind):
-        return [found.text for found in model.n_best([line], **kinds[kind])[0]]
-
-    with client(model, max_batch=32, max_wait=0.02, max_queue=4 * count) as (http_, _):
-
-        def ask(request):
-            answer = http_.post("/translate", json={"text": request[0], **kinds[request[1]]}).json()
-            if "n_best" in answer:
-                return [[entry["text"] for entry in entries] for entries in answer["n_best"]]
-            return [[text] for text in answer["translations"]]
-
-        with ThreadPoolExecutor(clients) as pool:
-            answers = list(pool.map(ask, requests))
-    assert answers == [[alone(line, kind) for line in lines] for lines, kind in requests]
 
 
 def test_rows_that_depend_on_their_batch_are_searched_one_by_one(text_model):

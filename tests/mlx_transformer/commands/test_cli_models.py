@@ -104,7 +104,7 @@ def test_one_file_with_the_search(call, made, tmp_path, inside):
     assert ("text by the tokenizer in it" in out) == (inside == "--search")
     refused(call("translate", file, "x", "--stream"), "leave out --stream")
     refused(call("translate", file, "x", "--backend", "mlx"), "MLX needs the checkpoint folder")
-    refused(call("serve", file), "is a file; give a folder that `export` wrote without --search")
+    refused(call("serve", file, "--precision", "int8"), "is of one precision; leave out --precision")
     (tmp_path / "bad.onnx").write_text("x")
     refused(call("translate", tmp_path / "bad.onnx", "x"), "bad.onnx: ONNX Runtime can't open it")
     refused(call("info", tmp_path / "bad.onnx"), "bad.onnx: cannot be read as an ONNX model")
