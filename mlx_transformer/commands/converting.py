@@ -42,6 +42,9 @@ def quantize(
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
     from mlx_transformer.nn.loading import quantize_checkpoint
+    from mlx_transformer.spec.progress import quiet_progress
     from mlx_transformer.spec.quantization import Scheme
 
-    print(f"{out}: {quantize_checkpoint(checkpoint, out, Scheme(group_size, bits), force)}")
+    with quiet_progress("quantize") as watch:
+        done = quantize_checkpoint(checkpoint, out, Scheme(group_size, bits), force, watch)
+    print(f"{out}: {done}")

@@ -13,9 +13,13 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import quantizable_shapes
 from mlx_transformer.spec.quantization import Scheme, described
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.watch import Watch, unwatched
 
 from .model import Transformer
 from .quantize import Quantized, matrix, quantization_of, use_quantized_layers
+
+READ, ROUNDED = 0.3, 0.7
+"""About the shares of the time after which a checkpoint is read, and is quantised."""
 
 
 def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenizer | None]:
@@ -56,12 +60,16 @@ def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
     return weights
 
 
-def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False) -> str:
+def quantize_checkpoint(
+    folder: str | Path, out: str | Path, scheme: Scheme, force: bool = False, watch: Watch = unwatched
+) -> str:
     """Write a checkpoint's quantised copy, tokenizer included; returns what was done in words.
 
-    `out` is new or empty, or with `force` another checkpoint that is replaced. Raises `UserError` for a damaged or
-    already quantised checkpoint, or if `out` is the checkpoint itself.
+    `out` is new or empty, or with `force` another checkpoint that is replaced. `watch` is told the share that is done
+    and what is being done. Raises `UserError` for a damaged or already quantised checkpoint, or if `out` is the
+    checkpoint itself.
     """
+    watch(0, "reading")
     checkpoint = open_checkpoint(folder)
     check_free(Path(out), "checkpoint", holds_checkpoint, force, checkpoint.folder)
     if checkpoint.quantization:
@@ -71,6 +79,12 @@ def quantize_checkpoint(folder: str | Path, out: str | Path, scheme: Scheme, for
     model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, and fast kernels want zero points
     quantize(model, scheme)
     quantization = quantization_of(model)
+    layers = dict(model.named_modules())
+    for done, path in enumerate(quantization):
+        watch(READ + (ROUNDED - READ) * done / len(quantization), path)
+        mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
+    watch(ROUNDED, "writing")
     save_checkpoint(out, model.config, model.weights(), text, quantization=quantization)
+    watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
     return f"{described(quantization, quantizable_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

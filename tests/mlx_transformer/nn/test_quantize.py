@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import ml_dtypes
@@ -21,6 +22,7 @@ from mlx_transformer.cli import main
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import dense_weights, quantize, quantize_checkpoint
 from mlx_transformer.nn.quantize import quantization_of
+from mlx_transformer.spec import progress
 from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes, quantizable_shapes
@@ -167,6 +169,25 @@ def test_command_line(model, tmp_path, capsys):
     assert "no such folder" in refused(capsys, "quantize", tmp_path / "none", tmp_path / "x")
     assert "isn't quantised" in refused(capsys, "export", plain, tmp_path / "x", "--precision", "packed")
     assert not (tmp_path / "x").exists()
+
+
+def test_progress_is_told_on_standard_error(model, tmp_path, capsys, monkeypatch):
+    plain, told = model(Scheme(32, 4)).parent / "plain", []
+    quantize_checkpoint(plain, tmp_path / "q", Scheme(64, 4), watch=lambda *said: told.append(said))
+    shares, what = zip(*told, strict=True)
+    assert (list(shares), shares[0], shares[-1]) == (sorted(shares), 0, 1)
+    assert (what[0], what[-1], len(told)) == (
+        "reading",
+        "written",
+        len(open_checkpoint(tmp_path / "q").quantization) + 3,
+    )
+    clock = itertools.count(0, 11)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    main(["quantize", str(plain), str(tmp_path / "again")])
+    out, said = capsys.readouterr()
+    assert out.count("\n") == 1
+    assert said.startswith("quantize   0 %  reading\nquantize  30 %  ")
+    assert "quantize 100 %  written" in said
 
 
 def test_nothing_to_quantise(tmp_path):
