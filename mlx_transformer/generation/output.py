@@ -53,7 +53,10 @@ class Writer:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise UserError(f"{self.name}: could not be written ({error.strerror}); look for free space") from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> UserError:
+        return UserError(f"{self.name}: could not be written ({error.strerror}); look for free space")
 
     def save(self, progress: Progress) -> None:
         """A part is written."""
@@ -92,11 +95,15 @@ class Partial(Writer):
             )
         try:
             stream = open(self.partial, "r+b" if self.progress.lines else "wb", buffering=0)  # noqa: SIM115 - see close
-            stream.truncate(self.progress.written)
-            stream.seek(self.progress.written)
+            super().__init__(stream, str(path), self.progress)
+            try:
+                stream.truncate(self.progress.written)
+                stream.seek(self.progress.written)
+            except OSError:
+                self.close()
+                raise
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-        super().__init__(stream, str(path), self.progress)
 
     def _read(self, earlier: bool) -> None:
         if not earlier:
@@ -131,7 +138,10 @@ class Partial(Writer):
     def save(self, progress: Progress) -> None:
         if self.facts is None:
             return
-        os.fsync(self.stream.fileno())
+        try:
+            os.fsync(self.stream.fileno())
+        except OSError as error:
+            raise self._refused(error) from error
         self.progress = progress
         record = {"format": FORMAT, "progress": asdict(progress), "facts": self.known}
         write_text(self.record, json.dumps(record, indent=2) + "\n")
@@ -142,7 +152,7 @@ class Partial(Writer):
             self.stream.close()
             os.replace(self.partial, self.path)
         except OSError as error:
-            raise UserError(f"{self.name}: could not be written ({error.strerror}); look for free space") from error
+            raise self._refused(error) from error
         self.finished = True
         with suppress(OSError):
             self.record.unlink(missing_ok=True)

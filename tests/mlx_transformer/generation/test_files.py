@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from upper_case import TOKENIZER, translator
 
-from mlx_transformer.generation import files, lines
+from mlx_transformer.generation import files, lines, output
 from mlx_transformer.generation.files import translate_stream
 from mlx_transformer.generation.lines import Layout, LineReader
 from mlx_transformer.generation.options import Hypothesis
@@ -196,6 +197,34 @@ def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
             os.mkfifo(tmp_path / "fifo")
         with pytest.raises(UserError, match=said):
             translate_stream(translator(), source, resume=True, **wrong)
+
+
+def test_a_disk_that_refuses_is_told_of_and_left_as_it_was(tmp_path, monkeypatch, small_parts):
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text(TEXT)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(UserError, match=r"out: could not be written \(no room\)"):
+            translate_stream(translator(), source, target)
+    assert names(tmp_path) == {"in"}
+    monkeypatch.setattr(output, "open", lambda *_, **__: _Full((tmp_path / "out.partial").open("wb")), raising=False)
+    with pytest.raises(UserError, match=r"out: cannot be written \(no room\)"):
+        translate_stream(translator(), source, target)
+    assert names(tmp_path) == {"in"}
+
+
+class _Full(SimpleNamespace):
+    """A file that can be made, and nothing more."""
+
+    def __init__(self, file):
+        super().__init__(close=file.close)
+
+    def truncate(self, _):
+        raise OSError(errno.ENOSPC, "no room")
 
 
 def test_a_link_stays_a_link(tmp_path):
