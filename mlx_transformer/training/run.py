@@ -27,10 +27,11 @@ from mlx_transformer.spec import checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import clear_leftovers, remove_folder, write_text
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_bytes, read_json
+from mlx_transformer.spec.files import open_file, read_bytes, read_json
 from mlx_transformer.spec.versions import versions
 
 LARGEST_LOG = 1 << 30  # bytes
+LONGEST_METRIC = 1 << 16
 RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
 PARTS = ("tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "model")  # what a run has beside its record
 OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # of a checkpoint or an export, whose tokenizer would be replaced
@@ -141,6 +142,16 @@ class Run:
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
+    def ends_with(self, kind: str, step: int) -> bool:
+        """Whether the last line of metrics.jsonl is of this kind, on this step."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return False
+        with open_file(path) as file:
+            file.seek(max(0, path.stat().st_size - LONGEST_METRIC))
+            last = file.read().decode(errors="replace").removesuffix("\n").rpartition("\n")[2]
+        return last.startswith(f'{{"kind": "{kind}"') and _step_of(last) == step
+
     def rewind(self, step: int) -> None:
         """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short."""
         self._first_step = step + 1
@@ -164,9 +175,13 @@ class Run:
         path = self.folder / "checkpoints" / f"step-{state['step']:08d}"
         texts = {STATE: json.dumps(state, indent=2) + "\n"}
         checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors={OPTIMIZER: optimizer})
+        self.prune(keep)
+        return path
+
+    def prune(self, keep: int) -> None:
+        """Drop all but the last `keep` checkpoints."""
         for old in self.checkpoints()[:-keep]:
             remove_folder(old)
-        return path
 
     def checkpoints(self) -> list[Path]:
         """Checkpoint folders, oldest first."""

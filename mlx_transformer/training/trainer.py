@@ -112,14 +112,14 @@ class Trainer:
 
         Raises `UserError` when gradients stay infinite or the disk refuses; the last checkpoint is then intact.
         """
-        begun_at = self.state.step
         try:
             with self.reporter, self.stop:
                 with Clock(self.out / CLOCK if self.options.minutes is not None else None, self.state.seconds) as clock:
                     self._train(clock)
                 if self.state.step != self._saved_step:
                     self.save()
-                if self.state.step != begun_at and self.stop.received is None:
+                # Not by what was done here: a run that is killed after its last checkpoint still lacks its last line.
+                if self.stop.received is None and not self.files.ends_with("valid", self.state.step):
                     self.validate()
                 self.model.eval()
                 model = save_checkpoint(self.out / "model", self.config, self.model.weights(), self.tokenizer.to_json())
@@ -261,6 +261,7 @@ class Trainer:
         self.step.restore(tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()]))
         self.step.evaluate()
         self._saved_step = self.state.step
+        self.files.prune(self.options.keep)
         self.files.rewind(self.state.step)
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
 

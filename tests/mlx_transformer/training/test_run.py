@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 
 import pytest
 from choices import both_choices
@@ -96,6 +97,20 @@ def test_a_resumed_run_that_is_finished_computes_nothing(tmp_path):
     assert train(tmp_path, resume=True, steps=3).state.step == 3
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "checkpoints").iterdir()} == before
     assert len(metrics(tmp_path / "run", "valid")) == 1
+
+
+def test_what_a_kill_after_the_last_checkpoint_leaves_undone_is_done(tmp_path):
+    """The last scores, the pruning, the model: as if nobody had killed it."""
+    run = tmp_path / "run"
+    train(tmp_path, steps=3, checkpoint_seconds=0, keep=3)
+    whole = metrics(run, "valid")
+    log = run / "metrics.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"valid"' not in line))
+    shutil.rmtree(run / "model")
+    train(tmp_path, resume=True, steps=3, keep=2)
+    assert metrics(run, "valid") == whole
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    assert open_checkpoint(run).folder == run / "model"
 
 
 @pytest.mark.usefixtures("on_cpu")
