@@ -7,6 +7,7 @@ next writer removes.
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
 import shutil
@@ -111,6 +112,7 @@ def write_text(path: Path, text: str) -> None:
     shown, path = path, Path(os.path.realpath(path))  # a link stays a link
     temporary = _temporary(path)
     try:
+        clear_leftovers(path.parent, glob.escape(path.name))
         temporary.write_text(text, encoding="utf-8", newline="\n")
         _flush(temporary)
         os.replace(temporary, path)
@@ -145,23 +147,36 @@ def clear_leftovers(parent: Path, name: str) -> None:
 
 
 def previous(folder: Path) -> Path:
-    """Where the old folder stands for the instant between two renames."""
+    """Where the old folder stands for the instant between two renames, where two names can't be swapped in one."""
     return folder.parent / f".{folder.name}.previous"
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
     old = previous(folder)
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(folder, old)
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if old.exists() and not folder.exists():
-            os.rename(old, folder)
-        raise
+    if not (folder.exists() and _exchange(temporary, folder)):
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(folder, old)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if old.exists() and not folder.exists():
+                os.rename(old, folder)
+            raise
     _flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step, so that at no instant one of them is free; False where the system doesn't do that."""
+    names = os.fsencode(first), os.fsencode(second)
+    try:
+        library = ctypes.CDLL(None)
+        if sys.platform == "darwin":
+            return library.renamex_np(*names, 2) == 0  # RENAME_SWAP
+        return library.renameat2(-100, names[0], -100, names[1], 2) == 0  # AT_FDCWD, RENAME_EXCHANGE
+    except (AttributeError, TypeError, OSError):  # another C library, or none: Windows
+        return False
 
 
 def _temporary(path: Path) -> Path:

@@ -66,6 +66,7 @@ def test_a_disk_that_fills_up_anywhere_keeps_the_old_checkpoint(tmp_path):
 @pytest.mark.parametrize("call", ["_flush", "rename"])
 def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, call):
     folder = saved(tmp_path / "one", 1.0)
+    monkeypatch.setattr(durable, "_exchange", lambda *_: False)  # two renames, as where names can't be swapped
     owner = durable if call == "_flush" else durable.os
     original, count = getattr(owner, call), 0
 
@@ -91,6 +92,26 @@ def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, c
     assert attempts > (5 if call == "_flush" else 2)
     assert value_of(folder) == pytest.approx(2.0)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_the_old_folder_stands_until_the_new_one_does(tmp_path, monkeypatch):
+    """In one step where the system can, as Linux and macOS can on their own file systems: nobody finds no folder."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    if not durable._exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("names can't be swapped here")
+    folder = saved(tmp_path / "one", 1.0)
+
+    def never(*_):
+        raise AssertionError("for an instant there is no folder")
+
+    monkeypatch.setattr(durable.os, "rename", never)
+    saved(folder, 2.0)
+    assert value_of(folder) == pytest.approx(2.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "one"]
+    assert not durable._exchange(tmp_path / "a", tmp_path / "none")
+    monkeypatch.setattr(durable.ctypes, "CDLL", lambda _: object())
+    assert not durable._exchange(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize("network_drive", [False, True])
@@ -125,8 +146,10 @@ def test_leftovers_of_killed_processes_go_at_the_next_save(tmp_path):
         for name in ("one", "other"):
             (tmp_path / f".{name}.{process}.tmp").mkdir()
             (tmp_path / f".{name}.{process}.tmp" / "part").write_text("x")
+    (tmp_path / f".text.{int(dead.stdout)}.tmp").write_text("half a te")
     saved(tmp_path / "one")
-    found = {path.name for path in tmp_path.iterdir()}
+    durable.write_text(tmp_path / "text", "whole")
+    found = {path.name for path in tmp_path.iterdir()} - {"text"}
     others = {f".other.{process}.tmp" for process in (int(dead.stdout), os.getpid(), alive)}
     assert found == {"one", f".one.{alive}.tmp"} | others
 
