@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz faults test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make mutations      66 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
+	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -108,6 +109,10 @@ false-alarms: $(VENV)/.installed-dev
 # ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.
 fuzz: $(VENV)/.installed-dev
 	@PYTHONPATH=.:tests/helpers $(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+
+# Linux. ARGS="--only kills --seed 7": one class, drawn otherwise; ARGS="--repeat TEXT": the cases with that in their names.
+faults: $(VENV)/.installed-dev
+	@PYTHONPATH=.:tests/helpers:tests/fuzz:tests/faults $(BIN)/python tests/faults/faults.py $(ARGS)
 
 MINUTES ?= 30
 soak: $(VENV)/.installed-dev

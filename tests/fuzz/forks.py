@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import resource
 import signal
@@ -87,3 +88,16 @@ def _resident(process: int) -> int:
     except (OSError, IndexError):  # gone, or no Linux
         return 0
     return int(pages) * resource.getpagesize()
+
+
+def import_all() -> None:
+    """What any command imports, so that no fork does; nothing of it begins a thread that a fork would miss."""
+    for name in (
+        *("mlx_transformer.commands.app", "mlx_transformer.commands.quickstart", "mlx_transformer.commands.info"),
+        *("mlx_transformer.training.trainer", "mlx_transformer.nn.loading", "mlx_transformer.convert", "sacrebleu"),
+        *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
+        *("export.package.write", "export.package.facts", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
+        *("export.validate.engines.mlx_engine", "export.validate.engines.search_engine"),
+    ):
+        importlib.import_module(name)
+    gc.freeze()  # a fork that collects garbage would else copy all of it

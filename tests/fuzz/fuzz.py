@@ -9,7 +9,6 @@ An input is drawn from (class, seed, number) alone, so each can be repeated.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 os.environ["NO_COLOR"] = "1"
 
 from classes import CLASSES, Class  # noqa: E402
-from forks import GUILTY, Child, Ended  # noqa: E402
+from forks import GUILTY, Child, Ended, import_all  # noqa: E402
 
 COLUMNS = ("clean", "+ lines", "accepted", "other output", "mismatch")
 FAULTS = ("traceback", "crash", "hang", "> 2 GB", "lying status", "told nothing")
@@ -184,7 +183,7 @@ def main() -> int:
     if not hasattr(os, "fork") or sys.platform == "darwin":
         print("make fuzz: needs Linux: elsewhere a process with these libraries can't be copied", file=sys.stderr)
         return 3
-    _import_all()
+    import_all()
     chosen = drawn(given.count, given.only)
     if given.repeat:
         name, seed, number = given.repeat.rsplit(":", 2)
@@ -216,21 +215,6 @@ def main() -> int:
     done = sum(sum(found.values()) for found in counts.values())
     print(f"seed {given.seed}: {done} inputs, {faults} faults, {time.monotonic() - begin:.0f} s")
     return 1 if faults else 130 if interrupted else 0
-
-
-def _import_all() -> None:
-    """What any command imports, so that no fork does; nothing of it begins a thread that a fork would miss."""
-    import importlib
-
-    for name in (
-        *("mlx_transformer.commands.app", "mlx_transformer.commands.quickstart", "mlx_transformer.commands.info"),
-        *("mlx_transformer.training.trainer", "mlx_transformer.nn.loading", "mlx_transformer.convert", "sacrebleu"),
-        *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
-        *("export.package.write", "export.package.facts", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
-        *("export.validate.engines.mlx_engine", "export.validate.engines.search_engine"),
-    ):
-        importlib.import_module(name)
-    gc.freeze()  # a fork that collects garbage would else copy all of it
 
 
 if __name__ == "__main__":

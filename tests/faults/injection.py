@@ -1,0 +1,181 @@
+"""Faults put into this process: the n-th thing that it does to the files below a folder is its last, or is refused.
+
+Counted are files that are made, written, renamed, removed, flushed: by Python's audit events, by `open`, whose raw
+files are ours, and by what writes elsewhere (`os.fsync`, safetensors' Rust). Nothing is ever taken back: this is for a
+process that ends with its command.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+How = Literal["kill", "full", "refuse"]
+GROWING = {"make", "write", "mkdir", "save", "fsync"}
+"""What a full disk refuses. (A file system that allots blocks late says so when it flushes.)"""
+NATIVE = ("spec.checkpoint", "convert.huggingface", "spec.durable")
+MODES = os.O_CREAT | os.O_TRUNC
+
+
+@dataclass
+class Injection:
+    """at: 1 for the first; 0 for none, to see what there is. kill: the process is killed there; of a write, half is
+    done. full: half of a write is done, and from there on nothing may grow. refuse: that one call fails."""
+
+    root: Path
+    at: int = 0
+    how: How = "kill"
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    """(what, file below the root) of all that was counted."""
+    _lock: Any = field(default_factory=threading.RLock)
+    _busy: bool = False
+
+    def install(self) -> None:
+        self.root = Path(os.path.realpath(self.root))
+        sys.addaudithook(self._heard)
+        opening, flush = io.open, os.fsync
+
+        def open_(file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any) -> Any:
+            if not set(mode) & set("wax+") or self._name(file) is None:
+                return opening(file, mode, buffering, *more, **named)
+            return _opened(self, file, mode, buffering, *more, **named)
+
+        def fsync(handle: int) -> None:
+            self.happens("fsync", os.readlink(f"/proc/self/fd/{handle}"))
+            flush(handle)
+
+        builtins.open = io.open = open_  # type: ignore[assignment]
+        os.fsync = fsync
+        self._install_native()
+
+    def _install_native(self) -> None:
+        """Of the modules that are imported already."""
+        checkpoint, huggingface, durable = (sys.modules.get(f"mlx_transformer.{name}") for name in NATIVE)
+        for module in (checkpoint, huggingface):
+            if module is not None:
+                vars(module)["save_file"] = self._saving(vars(module)["save_file"])
+        if durable is not None:
+            exchange = vars(durable)["_exchange"]
+
+            def swapped(first: Path, second: Path) -> bool:
+                self.happens("rename", second)
+                return exchange(first, second)
+
+            vars(durable)["_exchange"] = swapped
+
+    def _saving(self, save_file: Callable[..., None]) -> Callable[..., None]:
+        def save(tensors: Mapping[str, Any], path: Path, **named: Any) -> None:
+            def half() -> None:
+                """As far as the system lets a file grow: what the library says then is its own."""
+                most = resource.getrlimit(resource.RLIMIT_FSIZE)
+                limit = sum(array.nbytes for array in tensors.values()) // 2
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most[1]))
+                try:
+                    save_file(tensors, path, **named)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+            self.happens("save", path, half)
+            save_file(tensors, path, **named)
+
+        return save
+
+    def happens(self, what: str, file: Any, half: Callable[[], Any] | None = None) -> Any:
+        """Count what is about to be done; half: does a part of it. Returns what `half` does, where it was done."""
+        name = self._name(file)
+        if name is None or self._busy:
+            return None
+        with self._lock:
+            self.seen.append((what, name))
+            if self.at == 0 or len(self.seen) < self.at:
+                return None
+            first = len(self.seen) == self.at
+            if self.how == "kill":
+                self._kill(half)
+            if (self.how == "refuse" and not first) or (self.how == "full" and what not in GROWING):
+                return None
+            if self.how == "full" and half is not None and (first or what == "save"):
+                self._busy = True
+                try:
+                    return half()
+                finally:
+                    self._busy = False
+            number = errno.EIO if self.how == "refuse" else errno.ENOSPC
+            named = (str(file),) if what not in ("write", "fsync", "save") else ()  # as the system's own errors do
+            raise OSError(number, os.strerror(number), *named)
+
+    def _kill(self, half: Callable[[], Any] | None) -> None:
+        self._busy = True
+        try:
+            if half is not None:
+                half()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _name(self, file: Any) -> str | None:
+        """Below the root; None for what is elsewhere, or is a handle."""
+        if not isinstance(file, str | bytes | os.PathLike):
+            return None
+        path = Path(os.path.abspath(os.fsdecode(file)))
+        place = Path(os.path.realpath(path.parent))
+        return str((place / path.name).relative_to(self.root)) if place.is_relative_to(self.root) else None
+
+    def _heard(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "open":
+            if isinstance(given[2], int) and given[2] & MODES:
+                self.happens("make", given[0])
+        elif event == "os.rename":
+            self.happens("rename", _below(given[1], given[3]))
+        elif event in ("os.remove", "os.rmdir"):
+            self.happens(event[3:], _below(*given))
+        elif event == "os.mkdir":
+            self.happens("mkdir", _below(given[0], given[2]))
+        elif event == "os.truncate":
+            self.happens("truncate", given[0])
+
+
+def _below(path: Any, folder: int) -> Any:
+    """A path that a call names by the handle of its folder, in full."""
+    return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path) if folder >= 0 else path
+
+
+def _opened(
+    injection: Injection,
+    file: Any,
+    mode: str,
+    buffering: int,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Any = None,
+) -> Any:
+    """As `open`, over a raw file whose writes are counted."""
+
+    class Raw(io.FileIO):
+        def write(self, data: Any) -> int:
+            data = memoryview(data).cast("B")
+            done = injection.happens("write", file, lambda: super(Raw, self).write(data[: len(data) // 2]))
+            return super().write(data) if done is None else done
+
+        def truncate(self, size: int | None = None) -> int:
+            injection.happens("truncate", file)
+            return super().truncate(size)
+
+    raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+    if buffering == 0:
+        return raw
+    buffered: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+    if "b" in mode:
+        return buffered
+    return io.TextIOWrapper(buffered, io.text_encoding(encoding), errors, newline)
