@@ -62,7 +62,7 @@ def replace_folder(folder: Path, what: str) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
-            _flush(path)
+            flush(path)
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise UserError(
@@ -87,12 +87,12 @@ def replace_files(file: Path) -> Iterator[Path]:
         yield temporary
         made = sorted(temporary.iterdir(), key=lambda path: path.name == file.name)
         for path in made:
-            _flush(path)
+            flush(path)
         if len(made) > 1:  # what stands there must not be read together with the new ones
             file.unlink(missing_ok=True)
         for path in made:
             os.replace(path, file.with_name(path.name))
-        _flush(file.parent)
+        flush(file.parent)
     except OSError as error:
         raise _refused(file, error) from error
     finally:
@@ -114,9 +114,9 @@ def write_text(path: Path, text: str) -> None:
     try:
         clear_leftovers(path.parent, glob.escape(path.name))
         temporary.write_text(text, encoding="utf-8", newline="\n")
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
-        _flush(path.parent)
+        flush(path.parent)
     except OSError as error:
         raise _refused(shown, error) from error
     finally:
@@ -163,7 +163,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
             if old.exists() and not folder.exists():
                 os.rename(old, folder)
             raise
-    _flush(folder.parent)
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -198,7 +198,8 @@ def _other_process(process: int) -> bool:
     return True
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's names; raises `OSError`."""
     if sys.platform == "win32":  # has no handle on a folder, and flushes what was opened for writing only
         return
     handle = os.open(path, os.O_RDONLY)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.spec import checkpoint
 from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.durable import clear_leftovers, remove_folder, write_text
+from mlx_transformer.spec.durable import clear_leftovers, flush, remove_folder, write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import open_file, read_bytes, read_json
 from mlx_transformer.spec.versions import versions
@@ -136,7 +136,7 @@ class Run:
             line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
             self._metrics.write(line.encode())
         except OSError as error:
-            raise UserError(f"{path}: could not be written ({error}); fix that and continue with --resume") from error
+            raise _refused(path, error) from error
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
@@ -171,7 +171,13 @@ class Run:
         state: dict[str, Any],
         keep: int,
     ) -> Path:
-        """Write checkpoints/step-N durably, then drop all but the last `keep`."""
+        """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`."""
+        log = self.folder / "metrics.jsonl"
+        try:
+            if log.exists():
+                flush(log)
+        except OSError as error:
+            raise _refused(log, error) from error
         path = self.folder / "checkpoints" / f"step-{state['step']:08d}"
         texts = {STATE: json.dumps(state, indent=2) + "\n"}
         checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors={OPTIMIZER: optimizer})
@@ -251,6 +257,10 @@ class Run:
                 f"{self.folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
                 f"continue it {where}, or start a new run with another --out"
             )
+
+
+def _refused(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: could not be written ({error}); fix that and continue with --resume")
 
 
 def _locked(folder: Path) -> int | None:

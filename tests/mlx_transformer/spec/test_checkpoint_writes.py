@@ -63,11 +63,11 @@ def test_a_disk_that_fills_up_anywhere_keeps_the_old_checkpoint(tmp_path):
     assert value_of(folder) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("call", ["_flush", "rename"])
+@pytest.mark.parametrize("call", ["flush", "rename"])
 def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, call):
     folder = saved(tmp_path / "one", 1.0)
     monkeypatch.setattr(durable, "_exchange", lambda *_: False)  # two renames, as where names can't be swapped
-    owner = durable if call == "_flush" else durable.os
+    owner = durable if call == "flush" else durable.os
     original, count = getattr(owner, call), 0
 
     def refusing(*arguments):
@@ -86,10 +86,10 @@ def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, c
         if left == ["one"]:
             assert value_of(folder) == pytest.approx(1.0)
         else:  # the very last flush, after both renames
-            assert (call, left) == ("_flush", [".one.previous", "one"])
+            assert (call, left) == ("flush", [".one.previous", "one"])
         attempts += 1
         count = attempts
-    assert attempts > (5 if call == "_flush" else 2)
+    assert attempts > (5 if call == "flush" else 2)
     assert value_of(folder) == pytest.approx(2.0)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
@@ -128,7 +128,7 @@ def test_macos_flushes_the_drives_cache_too(tmp_path, monkeypatch, network_drive
     monkeypatch.setattr(durable.fcntl, "F_FULLFSYNC", 51, raising=False)
     monkeypatch.setattr(durable.fcntl, "fcntl", fcntl)
     monkeypatch.setattr(durable.os, "fsync", lambda handle: calls.append("fsync"))
-    durable._flush(tmp_path)
+    durable.flush(tmp_path)
     assert calls == ([51, "fsync"] if network_drive else [51])
 
 
