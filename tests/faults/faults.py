@@ -42,7 +42,7 @@ from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 T = TypeVar("T")
-LONGEST = 3600.0  # seconds of one case; the commands in it are watched by it
+LONGEST = 8 * 3600  # seconds of one case; the commands in it are watched by it
 
 Cases = Callable[[Path, Path, int | None, int], list[Case]]
 """(what `bases.make` made, a folder, how many at most, the seed) -> what is tried."""
@@ -54,7 +54,7 @@ def of_places(base: Path, folder: Path, count: int | None, seed: int) -> list[Ca
     found = [
         case
         for place in places.all_places(base, folder, writers)
-        for how in ("kill", "full", "refuse")
+        for how in ("kill", "power", "full", "refuse")
         for case in place.cases(how)
     ]
     return spread(found, count, seed)
@@ -189,7 +189,7 @@ def main() -> int:
                 cases = [case for case in cases if given.repeat in f"{name}: {case.of}: {case.name}"]
             for case in cases:
                 rows[name, case.of]  # in this order
-            forks.SECONDS = round(LONGEST)
+            forks.SECONDS = LONGEST
             for case, verdict, seconds in run_all(cases, folder, given.workers, begin + 60 * given.minutes):
                 rows[name, case.of].add(case, verdict, seconds)
                 if verdict.fault or given.repeat:

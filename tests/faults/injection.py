@@ -16,11 +16,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-How = Literal["kill", "full", "refuse"]
+How = Literal["kill", "power", "full", "refuse"]
 GROWING = {"make", "write", "mkdir", "save", "fsync"}
 """What a full disk refuses. (A file system that allots blocks late says so when it flushes.)"""
 NATIVE = ("spec.checkpoint", "convert.huggingface", "spec.durable")
@@ -30,7 +31,8 @@ MODES = os.O_CREAT | os.O_TRUNC
 @dataclass
 class Injection:
     """at: 1 for the first; 0 for none, to see what there is. kill: the process is killed there; of a write, half is
-    done. full: half of a write is done, and from there on nothing may grow. refuse: that one call fails."""
+    done. power: and what no file was flushed of is lost, as when the machine goes out. full: half of a write is done,
+    and from there on nothing may grow. refuse: that one call fails."""
 
     root: Path
     at: int = 0
@@ -39,9 +41,13 @@ class Injection:
     """(what, file below the root) of all that was counted."""
     _lock: Any = field(default_factory=threading.RLock)
     _busy: bool = False
+    _flushed: dict[int, int] = field(default_factory=dict)
+    """Bytes of each file, by its number, that the disk has."""
 
     def install(self) -> None:
         self.root = Path(os.path.realpath(self.root))
+        for file in self._files():
+            self._flushed[file.stat().st_ino] = file.stat().st_size
         sys.addaudithook(self._heard)
         opening, flush = io.open, os.fsync
 
@@ -53,6 +59,7 @@ class Injection:
         def fsync(handle: int) -> None:
             self.happens("fsync", os.readlink(f"/proc/self/fd/{handle}"))
             flush(handle)
+            self._flushed[os.fstat(handle).st_ino] = os.fstat(handle).st_size
 
         builtins.open = io.open = open_  # type: ignore[assignment]
         os.fsync = fsync
@@ -100,7 +107,7 @@ class Injection:
             if self.at == 0 or len(self.seen) < self.at:
                 return None
             first = len(self.seen) == self.at
-            if self.how == "kill":
+            if self.how in ("kill", "power"):
                 self._kill(half)
             if (self.how == "refuse" and not first) or (self.how == "full" and what not in GROWING):
                 return None
@@ -119,8 +126,19 @@ class Injection:
         try:
             if half is not None:
                 half()
+            for file in self._files() if self.how == "power" else ():
+                if file.stat().st_size > (kept := self._flushed.get(file.stat().st_ino, 0)):
+                    os.truncate(file, kept)
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink()]
+
+    def _forget(self, file: Any) -> None:
+        """A file that goes; its number may be another's afterwards."""
+        with suppress(OSError):
+            self._flushed.pop(os.stat(file).st_ino, None)
 
     def _name(self, file: Any) -> str | None:
         """Below the root; None for what is elsewhere, or is a handle."""
@@ -134,10 +152,13 @@ class Injection:
         if event == "open":
             if isinstance(given[2], int) and given[2] & MODES:
                 self.happens("make", given[0])
+                if given[2] & os.O_TRUNC:
+                    self._forget(given[0])
         elif event == "os.rename":
             self.happens("rename", _below(given[1], given[3]))
         elif event in ("os.remove", "os.rmdir"):
             self.happens(event[3:], _below(*given))
+            self._forget(_below(*given))
         elif event == "os.mkdir":
             self.happens("mkdir", _below(given[0], given[2]))
         elif event == "os.truncate":

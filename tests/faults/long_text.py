@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+import forks
 from commands import Case, Verdict, begin, finished
 from forks import Child, Ended
 
 LINES = 1_000_000
 KILLS = 8
+HOURS = 4 * 3600
 GROWTH, SPARE = 1.1, 15e6
 """What memory may have grown by, for ten times the lines: a share, and bytes."""
 FEW = 4000
@@ -58,6 +60,7 @@ def write(path: Path, seed: int, lines: int) -> int:
 
 
 def translated(folder: Path, base: Path, model: str, lines: int, seed: int) -> Verdict:
+    forks.SECONDS = HOURS  # of one whole translation
     runner = _Runner(folder, base / model)
     peaks = []
     parts = (lines // 10, lines) if lines >= 10 * FEW else (lines,)

@@ -1,4 +1,5 @@
-"""Every place of every command that writes: killed there, on a disk that is full from there on, one call refused there.
+"""Every place of every command that writes: killed there, the machine out of power there, the disk full from there on,
+one call refused there.
 
 Whatever happens, what was there before is whole or what is new is, an error is one line that names the file, nothing
 else is left, and the same command, given again, ends with what it would have written.
@@ -57,21 +58,22 @@ class Places:
 
         ended = call(self.command(place), folder / "process", prepare)
         now, kept = contents(place), how == "refuse" and what in REMOVALS
-        if how == "kill":
+        killed = how in ("kill", "power")
+        if killed:
             fault = "" if ended.status == -9 else f"not killed, but status {ended.status}: {ended.error[-200:]}"
         elif ended.status == 0:
             fault = "" if self.new.items() <= now.items() else f"status 0 without {_difference(self.new, now)}"
         else:
             fault = complaint(ended, self.writer.out)
         fault = fault or self._half(before, now)
-        if how != "kill" and not kept:
+        if not killed and not kept:
             fault = fault or self._left(before, now)
         state = "new" if self.new.items() <= now.items() else "old" if before.items() <= now.items() else "parts"
         ended = call(self.command(place, again=True), folder / "process")
         again = contents(place)
         if not fault and ended.status:
             fault = f"cannot be given again: {ended.status}: {ended.error[-300:]}"
-        if not fault and (again.items() < self.new.items() if kept else again != self.new):
+        if not fault and (not self.new.items() <= again.items() if kept else again != self.new):
             fault = f"given again it ends with others: {_difference(self.new, again)}"
         return Verdict(state, fault)
 

@@ -95,6 +95,8 @@ ALL = "mkdir make write fsync make write remove rename"
         ("kill", 3, -9, [], {"old": 3, "new/a": 4}),
         ("kill", 6, -9, [], {"old": 3, "new/a": 8, "new/b": 2}),
         ("kill", 8, -9, [], {"new/a": 8, "new/b": 4}),
+        ("power", 4, -9, [], {"old": 3, "new/a": 0}),
+        ("power", 8, -9, [], {"new/a": 8, "new/b": 0}),
         ("full", 2, 0, ["28", "mkdir make"], {"old": 3}),
         ("full", 3, 0, ["28", "mkdir make write fsync"], {"old": 3, "new/a": 4}),
         ("full", 6, 0, ["28", "mkdir make write fsync make write"], {"old": 3, "new/a": 8, "new/b": 2}),
