@@ -101,7 +101,7 @@ def mlx_step(preset: str) -> tuple[Callable[[], None], int]:
     from mlx_transformer.nn import Transformer
     from mlx_transformer.spec.config import TransformerConfig
     from mlx_transformer.training.optimizers import Optimizer
-    from mlx_transformer.training.recipe import TrainingOptions
+    from mlx_transformer.training.options import TrainingOptions
     from mlx_transformer.training.step import TrainStep
 
     vocab_size, rows, length = SHAPES[preset]

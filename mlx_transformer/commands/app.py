@@ -19,6 +19,7 @@ from .spelling import spelled, spellings
 ALL = {
     "quickstart": training.quickstart,
     "train": training.train,
+    "average": training.average,
     "translate": text.translate,
     "evaluate": text.evaluate,
     "score": text.score,

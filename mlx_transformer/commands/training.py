@@ -1,4 +1,4 @@
-"""quickstart, train."""
+"""quickstart, train, average."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from typing import Annotated
 import typer
 
 from mlx_transformer.spec.errors import UserError
+
+from .arguments import Force
+
+
+def average(
+    checkpoints: Annotated[list[Path], typer.Argument(help="Checkpoint folders of one run, two or more.")],
+    out: Annotated[Path, typer.Option(help="The checkpoint folder to write, new or empty.")],
+    force: Force = False,
+) -> None:
+    """Average the weights of several checkpoints of one run."""
+    from mlx_transformer.spec.checkpoint import holds_checkpoint
+    from mlx_transformer.spec.durable import check_free
+    from mlx_transformer.training.average import average_checkpoints
+
+    check_free(out, "checkpoint", holds_checkpoint, force)
+    print(f"{average_checkpoints(checkpoints, out)}: the average of {len(checkpoints)} checkpoints")
 
 
 def quickstart(
@@ -73,6 +89,22 @@ def train(
     precision: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16.", show_default="float32")
     ] = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", metavar="CHECKPOINT", help="Go on from its weights, config and vocabulary.")
+    ] = None,
+    freeze: Annotated[
+        str | None, typer.Option(metavar="PATTERNS", help="Parameters that stay, e.g. 'encoder.*,*embedding.*'.")
+    ] = None,
+    best: Annotated[
+        str | None, typer.Option(help="Keep the best checkpoint by loss, bleu, chrf or exact_match.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many validations without a better one.", show_default="no end")
+    ] = None,
+    final: Annotated[
+        str | None,
+        typer.Option(help="Weights of OUT/model: last, best, average or moving-average.", show_default="last"),
+    ] = None,
     dropout: Annotated[float | None, typer.Option(help="Dropout.", show_default="0.1; big 0.3")] = None,
     save_every: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Seconds between checkpoints.", show_default="300")
@@ -105,7 +137,8 @@ def train(
         "model": {"preset": preset, "dropout": dropout},
         "training": {"steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}
-        | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision},
+        | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision}
+        | {"start_from": start_from, "freeze": freeze, "best": best, "patience": patience, "final": final},
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)
     result = Trainer(chosen, out, resume, force=force).run()

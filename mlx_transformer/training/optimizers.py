@@ -19,7 +19,7 @@ from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import embedding_names, output_weight_name, position_table_names
 
-from .recipe import TrainingOptions
+from .options import TrainingOptions
 
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.weight"
 
@@ -112,6 +112,19 @@ class Optimizer:
             parameters = tree_map_with_path(lambda name, p: p * keep if name in self._decayed else p, parameters)
         updated: Any = self.inner.apply_gradients(gradients, parameters)
         model.update(updated)
+
+
+def freeze(model: Transformer, patterns: str) -> None:
+    """Keep the parameters that one of the patterns fits as they are. `UserError` if a pattern fits none, or all are."""
+    names = [name for name, _ in _flat(model.parameters())]
+    chosen = matching(names, patterns, "freeze")
+    if chosen == set(names):
+        raise UserError(f"freeze: {patterns!r} fits every parameter, so that nothing would be trained")
+    for path, module in model.named_modules():
+        within = {name.removeprefix(f"{path}.") if path else name for name in chosen if name.startswith(path)}
+        keys = [key for key in module if key in within and isinstance(module[key], mx.array)]
+        if keys:
+            module.freeze(recurse=False, keys=keys)
 
 
 def matching(names: Iterable[str], patterns: str, key: str, strict: bool = True) -> frozenset[str]:

@@ -9,7 +9,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.memory import check_memory
 from mlx_transformer.spec.parameters import parameter_count
 
-from .recipe import TrainingOptions
+from .options import TrainingOptions
 from .schedule import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warmup_steps
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.fields import kinds_of, meanings_of
 
-from .recipe import FROM_TOKENIZER, DataOptions, Recipe, TrainingOptions
+from .options import DataOptions, TrainingOptions
+from .recipe import FROM_TOKENIZER, Recipe
 
 HEAD = """\
 # Every key of a recipe and its default; one without is unset. Take the # away from those you change:

@@ -6,6 +6,7 @@ OUT/clock.txt             of a run by minutes: when each step began
 OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
 OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
+OUT/best/                 the checkpoint of the best validation, where the recipe names a score
 OUT/model/                the trained model, a checkpoint folder without optimizer state
 """
 
@@ -27,22 +28,23 @@ from mlx_transformer.spec import checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import clear_leftovers, flush, remove_folder, write_text
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import open_file, read_bytes, read_json
+from mlx_transformer.spec.files import read_bytes, read_json
 from mlx_transformer.spec.versions import versions
 
+from .record import MODEL, RECORD, as_json, check_same
+
 LARGEST_LOG = 1 << 30  # bytes
-LONGEST_METRIC = 1 << 16
-RECORD, STATE, OPTIMIZER = "run.json", "training.json", "optimizer.safetensors"
-PARTS = ("tokenizer.json", "metrics.jsonl", "tensorboard", "checkpoints", "model")  # what a run has beside its record
+VALID = '{"kind": "valid"'
+STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
+PARTS = (
+    "tokenizer.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "checkpoints",
+    "best",
+    "model",
+)  # what a run has beside its record
 OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # of a checkpoint or an export, whose tokenizer would be replaced
-# What may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their
-# digests may not differ): nothing that is computed.
-MAY_CHANGE = {
-    f"recipe.training.{name}"
-    for name in "epochs steps minutes log_every keep checkpoint_seconds valid_every valid_sentences".split()
-} | {f"recipe.data.{name}" for name in "source target valid_source valid_target".split()}
-# Differences that only change the last bits of what is computed: said, not refused.
-ENVIRONMENT = {"blas", "versions.mlx"}
 
 Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
 
@@ -94,8 +96,8 @@ class Run:
         self._metrics: BinaryIO | None = None
         self._board: Any = None
         self._first_step = 0
-        record = json.loads(json.dumps({**record, "versions": versions()}))
-        before = self._check_same(record, defaults) if resume else None
+        self._record = record = json.loads(json.dumps({**record, "versions": versions()}))
+        before = check_same(folder, record, defaults, warn) if resume else None
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder)
@@ -105,7 +107,7 @@ class Run:
             raise UserError(f"{folder}: cannot be written ({error}); choose another --out") from error
         clear_leftovers(folder / "checkpoints", "step-*")
         if before != record:
-            write_text(folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            write_text(folder / RECORD, as_json(record))
 
     def _clear(self) -> None:
         """Remove all files of a run except its record, which the new run replaces."""
@@ -115,6 +117,10 @@ class Run:
             else:
                 path.unlink(missing_ok=True)
         (self.folder / "checkpoints").mkdir()
+
+    def note_model(self, said: dict[str, Any]) -> None:
+        """Say in the record which weights OUT/model has."""
+        write_text(self.folder / RECORD, as_json({**self._record, MODEL: said}))
 
     def close(self) -> None:
         if self._metrics is not None:
@@ -142,24 +148,17 @@ class Run:
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
-    def ends_with(self, kind: str, step: int) -> bool:
-        """Whether the last line of metrics.jsonl is of this kind, on this step."""
-        path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return False
-        with open_file(path) as file:
-            file.seek(max(0, path.stat().st_size - LONGEST_METRIC))
-            last = file.read().decode(errors="replace").removesuffix("\n").rpartition("\n")[2]
-        return last.startswith(f'{{"kind": "{kind}"') and _step_of(last) == step
-
-    def rewind(self, step: int) -> None:
-        """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short."""
+    def rewind(self, step: int, validated: bool = True) -> None:
+        """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short; unless
+        `validated`, the validation of `step` too."""
         self._first_step = step + 1
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return
         lines = read_bytes(path, LARGEST_LOG).decode(errors="replace").split("\n")
         earlier = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
+        if not validated:
+            earlier = [line for line in earlier if not (line.startswith(VALID) and _step_of(line) == step)]
         write_text(path, "".join(line + "\n" for line in earlier))
 
     def save(
@@ -219,49 +218,6 @@ class Run:
             raise UserError(f"{self.folder}: every checkpoint is damaged; restore one from a copy or start a new run")
         return None
 
-    def _check_same(self, record: dict[str, Any], defaults: Mapping[str, Any]) -> Any:
-        """The record of the run so far, if `record` continues it."""
-        before = read_json(self.folder / RECORD)
-        old, new = {**defaults, **_flat(before)}, _flat(record)
-        self._check_device(old, new)
-        # The recipe first: the rest mostly follows from it.
-        names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
-        changes = {
-            name: f"{name} was {_short(old.get(name))}, now {_short(new.get(name))}"
-            for name in names
-            if old.get(name) != new.get(name)
-        }
-        for name in ENVIRONMENT & changes.keys():
-            self.warn(f"{changes[name]}: the run goes on, not bit by bit as it would have")
-        refused = [
-            text
-            for name, text in changes.items()
-            if name not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
-        ]
-        if refused:
-            more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
-            differences = "; ".join(refused[:8]) + more
-            raise UserError(
-                f"{self.folder}: cannot resume with another recipe: {differences} (--resume alone takes the run's own)"
-            )
-        return before
-
-    def _check_device(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        """Another kind of device has other batches, so that a run would go on with text it has seen or never sees."""
-        was, now = old.get("device"), new.get("device")
-        if was == "Device(cpu, 0)":  # earlier versions' word for it
-            was = old["device"] = "cpu"
-        if was != now:
-            where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
-            raise UserError(
-                f"{self.folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
-                f"continue it {where}, or start a new run with another --out"
-            )
-
-
-def _refused(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: could not be written ({error}); fix that and continue with --resume")
-
 
 def _locked(folder: Path) -> int | None:
     """A handle that holds the folder's lock; the system drops it when the process ends, however it ends."""
@@ -275,17 +231,6 @@ def _locked(folder: Path) -> int | None:
         os.close(handle)
         return None
     return handle
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
-    return {name: value}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:12]}..."
 
 
 def _step_of(line: str) -> int | None:
@@ -302,3 +247,7 @@ def _tensorboard(folder: Path, first_step: int) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(folder), purge_step=first_step or None)
+
+
+def _refused(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: could not be written ({error}); fix that and continue with --resume")

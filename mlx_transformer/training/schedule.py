@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from .recipe import ENDLESS, TrainingOptions
+from .options import ENDLESS, TrainingOptions
 
 # Where warm-up isn't given: a quarter of the run, at most the paper's steps.
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.25, 4000

@@ -15,41 +15,31 @@ from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.data.batches import Batch
 from mlx_transformer.device import device_record
 from mlx_transformer.generation.with_mlx import MlxTranslator
-from mlx_transformer.nn import Transformer
 from mlx_transformer.scoring import score
 from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.spec.progress import Reporter, duration
-from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
+from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .arithmetic import Arithmetic
 from .checkpointing import checkpoint_layers
 from .clock import CLOCK, Clock
-from .data import RunData, load_data, make_batches, train_tokenizer
-from .optimizers import Optimizer
-from .plan import check_fits, ends_inside_warm_up, plan_lines
+from .data import RunData, load_data, make_batches
+from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
+from .optimizers import Optimizer, freeze
+from .plan import ends_inside_warm_up, plan_lines
 from .recipe import Recipe, defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
 from .speed import Speed
+from .start import check_start, start
+from .state import State
 from .step import TrainStep
 from .stop import StopSignal
 
 FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
-
-
-@dataclass
-class State:
-    """Where a run stands; stored with every checkpoint. `seconds` is training time over all its parts."""
-
-    step: int = 0
-    epoch: float = 0.0
-    seconds: float = 0.0
-    target_tokens: int = 0
-    skipped_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,19 +58,19 @@ class Trainer:
         self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None, force: bool = False
     ):
         check_folder(out, resume, force)  # before minutes go into a corpus
-        check_fits(TransformerConfig.preset(recipe.preset, MIN_VOCAB_SIZE, **recipe.model))
+        check_start(recipe)
         self.options, self.out = recipe.training, out
         self.data = data or load_data(recipe)
         saved = out / "tokenizer.json"
         known = resume and saved.exists()
-        self.tokenizer = Tokenizer.load(saved) if known else train_tokenizer(self.data, recipe.data.vocab_size)
-        self.config = TransformerConfig.preset(recipe.preset, self.tokenizer.vocab_size, **recipe.model)
-        check_fits(self.config)
+        self.start = start(recipe, self.data, Tokenizer.load(saved) if known else None)
+        self.tokenizer, self.config = self.start.tokenizer, self.start.config
         self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
         recipe = recipe.recorded(self.batches.batch_tokens)
         self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0, name="validation text", grow=True)
         self.recipe = recipe
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
+        record |= self.start.record
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_record()}
         self.reporter = Reporter("training")
         self.stop = StopSignal()
@@ -96,12 +86,14 @@ class Trainer:
     def _prepare(self, resume: bool) -> None:
         o = self.options
         mx.random.seed(o.seed)
-        self.model = Transformer(self.config)
-        mx.eval(self.model.parameters())
+        self.model = self.start.model()
+        if o.freeze is not None:
+            freeze(self.model, o.freeze)
         if o.gradient_checkpointing:
             checkpoint_layers(self.model)
         optimizer, arithmetic = Optimizer(self.model, o), Arithmetic(o.precision)
         self.step = TrainStep(self.model, optimizer, o.label_smoothing, o.clip_norm, arithmetic)
+        self.moving = MovingAverage(self.model, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None
         if resume:
@@ -118,14 +110,20 @@ class Trainer:
                     self._train(clock)
                 if self.state.step != self._saved_step:
                     self.save()
-                # Not by what was done here: a run that is killed after its last checkpoint still lacks its last line.
-                if self.stop.received is None and not self.files.ends_with("valid", self.state.step):
+                # Also of a run that was killed after its last checkpoint.
+                if self.stop.received is None and self.state.validated_step != self.state.step:
                     self.validate()
-                self.model.eval()
-                model = save_checkpoint(self.out / "model", self.config, self.model.weights(), self.tokenizer.to_json())
+                model = self._write_model()
         finally:
             self.files.close()
         return Result(model, self.state, parameter_count(self.config), self.stop.received)
+
+    def _write_model(self) -> Path:
+        self.model.eval()
+        weights, said = final_weights(self.options, self.state, self.files, self.model.weights(), self.moving)
+        model = save_checkpoint(self.out / "model", self.config, weights, self.tokenizer.to_json())
+        self.files.note_model(said)
+        return model
 
     def _train(self, clock: Clock) -> None:
         o, state = self.options, self.state
@@ -136,9 +134,12 @@ class Trainer:
         valid_every = o.valid_every or max(1, len(self.batches) // o.accumulate)
         batches = self.batches.from_step(state.step * o.accumulate)
         while True:
+            # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
+            if state.step % valid_every == 0 and state.validated_step != state.step and self._progress() < 1:
+                self.validate()
             state.seconds = clock.begin(state.step)
             share = self._progress()
-            if share >= 1 or self.stop.received is not None:
+            if share >= 1 or self.stop.received is not None or out_of_patience(o, state):
                 break
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
@@ -146,6 +147,8 @@ class Trainer:
             parts = [next(batches) for _ in range(o.accumulate)]
             loss, norm, finite = self.step(parts, rate)
             self.step.evaluate(loss, norm, finite)
+            if self.moving is not None:
+                self.moving.step(state.step)
             state.epoch = state.step * o.accumulate / len(self.batches)
             tokens = sum(batch.tokens for batch in parts)
             state.target_tokens += tokens
@@ -163,9 +166,7 @@ class Trainer:
                 values |= {"peak_memory_mb": round(mx.get_peak_memory() / 1e6)}
                 mx.reset_peak_memory()
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
-            if state.step % valid_every == 0 and self._progress() < 1:
-                self.validate()
-            if time.monotonic() - saved >= o.checkpoint_seconds:
+            if self._is_due(time.monotonic() - saved):
                 self.save()
                 saved = time.monotonic()
             if state.step == begun_at + 1:
@@ -175,6 +176,11 @@ class Trainer:
             speed.pause()
         if self.stop.received is not None:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether a checkpoint is, so long after the last."""
+        every = self.options.checkpoint_steps
+        return self.state.step % every == 0 if every else seconds >= self.options.checkpoint_seconds
 
     def _announce(self) -> None:
         pairs, valid = len(self.data.train) - self.batches.dropped, len(self.data.valid)
@@ -231,6 +237,9 @@ class Trainer:
             scores = score(translated, reference)
             values |= {"bleu": scores["bleu"], "chrf": scores["chrf"], "exact_match": scores["exact_match"]}
         self.model.train()
+        self.state.validated_step = self.state.step
+        if is_better(self.options, self.state, values):
+            save_checkpoint(self.out / BEST, self.config, self.model.weights(), self.tokenizer.to_json())
         self.files.metric("valid", self.state.step, epoch=round(self.state.epoch, 3), **values)
         summary = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
         self.reporter.line(f"valid  step {self.state.step:,}  epoch {self.state.epoch:.2f}  {summary}")
@@ -238,9 +247,9 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the current step, with the optimizer's state."""
-        optimizer = {name: np.array(value) for name, value in _flat(self.step.state)}
+        optimizer = {name: np.array(value) for name, value in _flat(self._arrays())}
         weights, state = self.model.weights(), asdict(self.state)
-        self.files.save(self.config, weights, self.tokenizer.to_json(), optimizer, state, self.options.keep)
+        self.files.save(self.config, weights, self.tokenizer.to_json(), optimizer, state, self.options.kept)
         self._saved_step = self.state.step
 
     def _restore(self) -> None:
@@ -250,7 +259,7 @@ class Trainer:
             self.reporter.line(f"{self.out}: no checkpoint yet, starting from the first step")
             return
         opened, optimizer, state = newest
-        expected = {name: tuple(value.shape) for name, value in _flat(self.step.state)}
+        expected = {name: tuple(value.shape) for name, value in _flat(self._arrays())}
         if opened.config != self.config or {name: a.shape for name, a in optimizer.items()} != expected:
             raise UserError(f"{opened.folder}: its config or optimizer differs from the run's; start a new run")
         try:
@@ -258,12 +267,19 @@ class Trainer:
         except TypeError as error:
             raise UserError(f"{opened.folder / STATE}: written by another version ({error})") from error
         self.model.update(tree_unflatten([(name, mx.array(array)) for name, array in opened.tensors()]))
-        self.step.restore(tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()]))
+        arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()])
+        self.step.restore(arrays)
+        if self.moving is not None:
+            self.moving.values = arrays[MOVING]
         self.step.evaluate()
         self._saved_step = self.state.step
-        self.files.prune(self.options.keep)
-        self.files.rewind(self.state.step)
+        self.files.prune(self.options.kept)
+        self.files.rewind(self.state.step, self.state.validated_step == self.state.step)
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
+
+    def _arrays(self) -> dict[str, Any]:
+        """All that a checkpoint holds beside the weights."""
+        return {**self.step.state, **({} if self.moving is None else {MOVING: self.moving.values})}
 
     def _progress(self) -> float:
         """Share of the run that is done: of its first end in sight."""

@@ -8,7 +8,7 @@ from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.training.arithmetic import Arithmetic
 from mlx_transformer.training.optimizers import Optimizer
-from mlx_transformer.training.recipe import TrainingOptions
+from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.step import TrainStep
 
 V, BETAS, EPSILON = 23, (0.9, 0.98), 1e-9

@@ -14,7 +14,7 @@ from tiny_step import batch, model, run, step_with
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.training.loss import label_smoothed_loss
 from mlx_transformer.training.optimizers import KINDS, Optimizer, matching
-from mlx_transformer.training.recipe import TrainingOptions
+from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.step import _clip
 
 GOLDEN = np.load(Path(__file__).with_name("golden_torch.npz"))

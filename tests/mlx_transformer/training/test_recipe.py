@@ -11,14 +11,8 @@ import pytest
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.training.recipe import (
-    FROM_TOKENIZER,
-    RECIPES,
-    DataOptions,
-    Recipe,
-    TrainingOptions,
-    load_recipe,
-)
+from mlx_transformer.training.options import DataOptions, TrainingOptions
+from mlx_transformer.training.recipe import FROM_TOKENIZER, RECIPES, Recipe, load_recipe
 from mlx_transformer.training.recipe_help import recipe_help
 
 FILES = {"data": {"source": "a", "target": "b"}}

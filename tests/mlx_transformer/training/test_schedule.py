@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mlx_transformer.training.recipe import TrainingOptions
+from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.schedule import cooldown, learning_rate, noam, peak, warmup_steps
 
 

@@ -1,0 +1,124 @@
+"""The keys of a recipe's tables [data] and [training]: types, bounds, defaults and meanings, each in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from mlx_transformer.spec.fields import Bounds
+from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
+
+Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
+ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
+
+# What is over these is a slip; what is under them float32 may round to nothing.
+Count = Annotated[int, Bounds(at_least=0, at_most=2**32 - 1)]
+Some = Annotated[int, Bounds(at_least=1, at_most=2**32 - 1)]
+Tokens = Annotated[int, Bounds(at_least=1, at_most=2**20)]
+Long = Annotated[float, Bounds(above=0, at_most=1e9)]
+Rate = Annotated[float, Bounds(above=0, at_most=1e3)]
+Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
+
+
+# What stands under a key is its help: `train --help-recipe` prints it.
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    corpus: str | None = None
+    """Built-in corpus, e.g. "cldr:en-de"; or give source and target."""
+    source: str | None = None
+    """File of source sentences, one a line."""
+    target: str | None = None
+    """File of their translations, line by line."""
+    valid_source: str | None = None
+    """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
+    valid_target: str | None = None
+    """Their translations."""
+    train_pairs: Tokens = 60_000
+    """Pairs of the built-in corpus to compose."""
+    vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
+    """Tokens of the joint vocabulary, which is made of the training text."""
+    batch_tokens: Tokens | None = None
+    """Target tokens a batch, padding included; unset: 500 batches an epoch, of 500 to 2000 tokens."""
+    max_length: Tokens = 256
+    """Pairs with more tokens on a side are left out of training, and counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    epochs: Long | None = None
+    """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
+    steps: Some | None = None
+    """End after so many batches."""
+    minutes: Long | None = None
+    """End after so many minutes."""
+    schedule: Schedule = "inverse-square-root"
+    """How the learning rate goes on after warm-up. noam: the same curve with the paper's own peak."""
+    learning_rate: Rate | None = None
+    """Highest learning rate, at the end of warm-up; unset: the paper's (d_model * warm-up steps)^-0.5, where
+    warmup_steps is unset too at most 0.58 / d_model."""
+    learning_rate_scale: Rate = 1.0
+    """Factor on the highest learning rate, where learning_rate is unset."""
+    warmup_steps: Some | None = None
+    """Steps over which the learning rate rises; unset: a quarter of the run, at most 4000 steps."""
+    cooldown: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
+    """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
+    constant, linear and cosine have no such end."""
+    optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
+    """lion's learning rate is a fifth of the schedule's; muon takes the matrices inside the stacks, adam the others."""
+    weight_decay: Annotated[float, Bounds(at_least=0, at_most=1e3)] | None = None
+    """Share of a parameter, times the learning rate, that is taken off at each step; unset: 0 of adam and adafactor,
+    0.01 of adamw and muon, 0.05 of lion."""
+    no_decay: str | None = None
+    """Patterns of the names of parameters that don't decay, between commas, such as "*.bias, *norm.weight"; unset:
+    biases, norms, embeddings and tables of positions."""
+    beta1: Decay = 0.9
+    """Adam's and Lion's decay of the mean of gradients."""
+    beta2: Decay = 0.98
+    """Adam's decay of the mean of their squares; Lion's of the mean that it goes on with."""
+    epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
+    """Adam's, beside the root of that mean."""
+    label_smoothing: Annotated[float, Bounds(at_least=0, below=1)] = 0.1
+    """Probability that the loss's targets spread evenly over the vocabulary."""
+    accumulate: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 1
+    """Batches a step, one after another: the gradient is that of all their tokens, the memory that of one batch."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What is computed in. Parameters, their gradients and the optimizer's moments stay float32."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the gradient, and compute the layer again there: less memory, more time."""
+    clip_norm: Annotated[float, Bounds(at_least=0, at_most=1e30)] = 1.0
+    """Largest gradient norm; 0 leaves gradients alone."""
+    start_from: str | None = None
+    """Checkpoint whose weights, config and vocabulary the run starts from; its dropout alone may be changed."""
+    freeze: str | None = None
+    """Patterns of the names of parameters that stay as they are, between commas, such as "encoder.*, *embedding.*"."""
+    best: Literal["loss", "bleu", "chrf", "exact_match"] | None = None
+    """Score of a validation by which the best checkpoint is kept, in OUT/best."""
+    patience: Count = 0
+    """End the run after so many validations in a row without a better one; 0: don't."""
+    final: Literal["last", "best", "average", "moving-average"] = "last"
+    """Which weights OUT/model has: average is that of the last checkpoints kept."""
+    average: Annotated[int, Bounds(at_least=1, at_most=1000)] = 5
+    """Checkpoints that are averaged, where final is average; so many are kept then."""
+    moving_average: Decay = 0.999
+    """Decay of the moving average of the weights, where final is moving-average."""
+    seed: Count = 1
+    """Decides the data's order, the first weights and dropout; below 2^32."""
+    valid_every: Count = 0
+    """Steps between validations; 0: once an epoch."""
+    valid_sentences: Count = 200
+    """Validation lines that are translated for the score (the loss takes all)."""
+    checkpoint_seconds: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 300.0
+    """Seconds between checkpoints; one is always written when the run ends or is interrupted."""
+    checkpoint_steps: Count = 0
+    """Steps between checkpoints; 0: by the clock, as checkpoint_seconds says."""
+    keep: Some = 2
+    """Checkpoints kept."""
+    log_every: Some = 50
+    """Steps between lines of metrics.jsonl."""
+    stop_after_bad_steps: Some = 20
+    """End the run after so many steps in a row whose gradient is not finite."""
+
+    @property
+    def kept(self) -> int:
+        """Checkpoints that are kept."""
+        return max(self.keep, self.average) if self.final == "average" else self.keep

@@ -1,0 +1,22 @@
+"""Where a run stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class State:
+    """Stored with every checkpoint. `seconds` is training time over all parts of the run."""
+
+    step: int = 0
+    epoch: float = 0.0
+    seconds: float = 0.0
+    target_tokens: int = 0
+    skipped_steps: int = 0
+    validated_step: int = 0
+    """Of the last validation."""
+    best_score: float | None = None
+    """Of the best validation, the loss with its sign turned; None before the first, or where nothing is kept."""
+    best_step: int = 0
+    validations_since_best: int = 0
