@@ -113,7 +113,7 @@ def _graphs(graphs: dict[str, dict[str, Any]]) -> list[RenderableType]:
     for name, facts in graphs.items():
         table = Table(title=f"{escape(name)}: {facts['nodes']} nodes, opset {facts['opset']}", title_justify="left")
         for column in ("", "name", "type", "shape"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # names differ in their ends
         for kind in ("inputs", "outputs"):
             for value in facts[kind]:
                 table.add_row(kind[:-1], *map(escape, value))
@@ -133,6 +133,8 @@ def _files(folder: Path) -> Table:
 
 def _table(facts: dict[str, str], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(escape(name), escape(value))
     return table

@@ -179,6 +179,8 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
     )
     times = ", ".join(f"{name} {value:.0f}" for name, value in summary["seconds"].items())
     table = Table(title="Summary", title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")  # paths are copied from it
     table.add_row("exact match", f"{summary['exact_match']:.1f} % of {lines} held-out phrases of ten kinds")
     table.add_row("BLEU, chrF", f"{summary['bleu']:.1f}, {summary['chrf']:.1f}")
     table.add_row("validate", summary["validate"])

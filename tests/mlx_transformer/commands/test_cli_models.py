@@ -14,6 +14,7 @@ from export import OnnxTransformer
 from export.package.facts import graph_facts
 from mlx_transformer.generation.with_mlx import MlxTranslator
 from mlx_transformer.nn.loading import load
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
@@ -108,6 +109,24 @@ def test_one_file_with_the_search(call, made, tmp_path, inside):
     (tmp_path / "bad.onnx").write_text("x")
     refused(call("translate", tmp_path / "bad.onnx", "x"), "bad.onnx: ONNX Runtime can't open it")
     refused(call("info", tmp_path / "bad.onnx"), "bad.onnx: cannot be read as an ONNX model")
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_info_cuts_nothing_on_a_narrow_terminal(call, made, monkeypatch, columns):
+    """Names that differ in their ends alone, such as those of keys and values."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, out, _ = call("info", made / "onnx")
+    assert (status, "\u2026" in out) == (0, False)
+    assert max(map(len, out.splitlines())) <= columns
+
+
+def test_what_has_no_tokenizer_or_is_no_file_is_named(call, made, tmp_path):
+    opened = open_checkpoint(made / "model")
+    save_checkpoint(tmp_path / "plain", opened.config, dict(opened.tensors()))
+    refused(call("translate", tmp_path / "plain", "x"), f"{tmp_path / 'plain'}: has no tokenizer.json")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for command in (["translate"], ["info"], ["serve", "--port", 0], ["export", tmp_path / "out"]):
+        refused(call(command[0], tmp_path / "pipe.onnx", *command[1:]), "neither a folder nor a regular file")
 
 
 def test_text_as_an_argument(call, made):
