@@ -28,7 +28,7 @@ from mlx_transformer.spec.watch import Watch, unwatched
 
 from .cases import Case, fresh_seed, grid, reference_taps, tokenised
 from .checks.agreement import Agreement
-from .checks.free_running import Words, attempt, free_running, most_positions, words_of
+from .checks.free_running import FAILED, Words, attempt, free_running, most_positions, words_of
 from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
@@ -213,7 +213,8 @@ def _culprits(
     inputs = {case.name: case for case in cases}
     for engine in engines:
         point = report.first_over_budget(engine.name)
-        if point is not None and isolable(engine):
+        failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
+        if point is not None and not failed and isolable(engine):
             position = next(iter(point.worst.deviation.index[1:]), None)
             yield isolate(engine, held[engine.name], inputs[point.case], point.path, point.tap, position)
 

@@ -20,6 +20,9 @@ T = TypeVar("T")
 Words = Callable[[Sequence[int]], tuple[str, ...]]
 """Token ids -> the words that the report prints for them."""
 
+FAILED = "failed: "
+"""How the message begins of what didn't run."""
+
 BEAM = 4
 SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
 MOST_NEW_TOKENS = 20
@@ -31,7 +34,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
     try:
         return run(), ""
     except Exception as error:  # each runtime has its own exceptions
-        return None, f"failed: {' '.join(str(error).split())[:300]}"
+        return None, f"{FAILED}{' '.join(str(error).split())[:300]}"
 
 
 def most_positions(engines: Sequence[Engine], config: TransformerConfig) -> int:

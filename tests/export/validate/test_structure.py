@@ -7,7 +7,7 @@ import pytest
 from random_models import write_model
 from small_models import configs
 
-from export.validate import assert_equal
+from export.validate import assert_equal, compare
 from export.validate.checks.structure import Structure, expected_counts, structures
 from export.validate.engines import open_engine
 from mlx_transformer.spec.checkpoint import open_checkpoint
@@ -58,3 +58,14 @@ def test_the_assertion_for_a_test_suite(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"differ \(seed 1\): .*values differ in their bits.*culprit: ") as failed:
         assert_equal(checkpoint, other, ["onnxruntime"], seed=1, threads=1)
     assert "\n" not in str(failed.value)
+
+
+def test_what_does_not_run_has_no_operation_at_fault(tmp_path: Path) -> None:
+    checkpoint, exported = write_model(CONFIGS["paper"], tmp_path, 1)
+    file = exported / "onnx" / "encoder_model.onnx"
+    graph = onnx.load(file, load_external_data=False)
+    del graph.graph.output[:]
+    onnx.save(graph, file)
+    report = compare(checkpoint, exported, ["onnxruntime"], seed=1, threads=1)
+    assert any("failed: graph: has no output 'last_hidden_state'" in line for line in report.failures())
+    assert report.culprits == ()
