@@ -72,7 +72,7 @@ class SearchModel:
         self.metadata: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
         metadata = self.metadata
         if CONFIG not in metadata:
-            raise UserError(f"{path}: isn't a search graph of this project: write one with export_search")
+            raise UserError(f"{path}: isn't a search graph of this project: write one with export --search")
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = _opened(self.path, threads, providers, "float32")
@@ -80,7 +80,7 @@ class SearchModel:
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
         except UserError as error:
-            raise UserError(f"{path}: {error}; write it again with export_search") from error
+            raise UserError(f"{path}: {error}; write it again with export --search") from error
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output."""

@@ -35,6 +35,7 @@ ONNX = {
     "build": exporting.export,
     **{name: ALL[name] for name in ("validate", "translate", "evaluate", "score", "serve", "info")},
 }
+HELP = ["-h", "--help"]
 PROGRAMS = {
     "mlx-transformer": (
         ALL,
@@ -51,7 +52,7 @@ def app_of(program: str) -> typer.Typer:
         name=program,
         add_completion=" " not in program,  # a shell completes the arguments of one word
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP},
     )
     app.callback(help=help)(_program)
     for name, command in commands.items():
@@ -79,6 +80,10 @@ def _program(
 def invoke(program: str, arguments: list[str]) -> int:
     """The command's exit status. Whatever is wrong with its options is a `UserError`."""
     command: Any = typer.main.get_command(app_of(program))
+    for each in (command, *command.commands.values()):
+        for parameter in each.get_params(typer.Context(each, help_option_names=HELP)):
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""  # else help says <bool>, as if a value had to follow
     if "_MLX_TRANSFORMER_COMPLETE" in os.environ:
         command.main(arguments, prog_name=program)  # a shell asks what may follow
     try:

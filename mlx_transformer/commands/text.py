@@ -160,7 +160,7 @@ def _translator(model: Path, runtime: RuntimeSettings) -> Any:
         build = f"python -m export build {model} OUT"
         raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
 
-    return MlxTranslator(*load(model, runtime.verify))
+    return MlxTranslator(*load(model, runtime.verify), str(model))
 
 
 def _search_model(file: Path, runtime: RuntimeSettings) -> Any:

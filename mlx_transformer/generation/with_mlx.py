@@ -181,8 +181,8 @@ def _while_evaluating(model: Network, items: Iterator[T]) -> Iterator[T]:
 class MlxTranslator(Translator):
     """`translate(lines, beam=..., ...)` with a network and its tokenizer."""
 
-    def __init__(self, model: Network, tokenizer: Tokenizer | None):
-        super().__init__(model.config, tokenizer, partial(search, model), generate=partial(generate, model))
+    def __init__(self, model: Network, tokenizer: Tokenizer | None, where: str = "model"):
+        super().__init__(model.config, tokenizer, partial(search, model), where, partial(generate, model))
         self.model = model
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:

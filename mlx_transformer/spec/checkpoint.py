@@ -209,6 +209,8 @@ def resolve(folder: str | Path) -> Path:
             return candidate
     if not folder.exists():
         raise UserError(f"{folder}: no such folder")
+    if not folder.is_dir() and not folder.is_file():
+        raise UserError(f"{folder}: is neither a folder nor a regular file; a model is a folder, or one .onnx file")
     if not folder.is_dir():
         raise UserError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
     if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):

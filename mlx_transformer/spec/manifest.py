@@ -112,4 +112,4 @@ def _is_whole(file: Path, expected: str) -> bool:
 
 
 def _damaged(file: Path, what: str) -> UserError:
-    return UserError(f"{file}: damaged ({what}); restore it from a copy or use an older checkpoint")
+    return UserError(f"{file}: damaged ({what}); restore it from a copy, or make it again")

@@ -126,7 +126,7 @@ def test_a_single_file_whose_metadata_is_none_of_ours(metadata, folder):
     model = onnx.load(folder / "one.onnx")
     next(entry for entry in model.metadata_props if entry.key.endswith("config")).value = metadata
     onnx.save(model, folder / "one.onnx")
-    with pytest.raises(UserError, match=r"one\.onnx: TransformerConfig: .*; write it again with export_search"):
+    with pytest.raises(UserError, match=r"one\.onnx: TransformerConfig: .*; write it again with export --search"):
         SearchModel(folder / "one.onnx")
 
 

@@ -171,6 +171,6 @@ def test_a_file_whose_config_is_damaged(held, said, tmp_path):
     next(entry for entry in model.metadata_props if entry.key == CONFIG).value = held
     path.write_bytes(model.SerializeToString())
     with pytest.raises(
-        UserError, match=f"search.onnx: TransformerConfig: .*{said}.*; write it again with export_search$"
+        UserError, match=f"search.onnx: TransformerConfig: .*{said}.*; write it again with export --search$"
     ):
         SearchModel(path)

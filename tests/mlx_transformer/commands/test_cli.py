@@ -38,6 +38,7 @@ def test_help_of_every_command_is_complete(call, name):
     words = out.split()
     assert not [option for option in options if option not in words]
     assert not [parameter.name for parameter in COMMANDS[name].params if not parameter.help]
+    assert "<bool>" not in words, "a flag takes no value"
     assert " ".join(COMMANDS[name].help.split()) in " ".join(out.replace("│", " ").split())
 
 
