@@ -211,7 +211,7 @@ def made(place: Path) -> Path:
     """The models, made elsewhere: a process that has computed can't be copied."""
     base = place / "base"
     base.mkdir()
-    done = subprocess.run([sys.executable, bases.__file__, base], capture_output=True)
+    done = subprocess.run([sys.executable, str(bases.__file__), str(base)], capture_output=True)
     if done.returncode:
         raise SystemExit(f"bases.py: {done.stderr.decode(errors='replace')}")
     (base / "clock.txt").write_text("0 0.0\n1 0.25\n2 1.625\n10 12.5\n", encoding="utf-8")
