@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,11 @@ def checkpoint(folder: Path) -> Any:
 
     opened = open_checkpoint(folder / "model")
     tensors = {name: array.tobytes() for name, array in opened.tensors()}
-    return opened.config, opened.tokenizer_json(), tensors
+    return (
+        opened.config,
+        json.loads(opened.tokenizer_json() or "null"),
+        tensors,
+    )  # without its last newline it is as good
 
 
 def theirs(folder: Path) -> Any:
