@@ -130,7 +130,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of all files below, those apart from what depends on the time."""
+    """Digests of all files below, but for what depends on the time and the memory."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(_timeless(path)).hexdigest()[:16]
         for path in sorted(folder.rglob("*"))
@@ -145,7 +145,7 @@ def _timeless(path: Path) -> bytes:
     if path.name == "out.json" and data.startswith(b"{") and json.loads(data):
         return b"a whole report"
     if path.name in ("metrics.jsonl", "training.json"):
-        data = re.sub(rb'"(seconds|tokens_per_second)": [0-9.e+-]+', b"", data)
+        data = re.sub(rb'"(seconds|tokens_per_second|peak_memory_mb)": [0-9.e+-]+', b"", data)
     if path.name == "manifest.json":  # of a checkpoint whose training.json has another time
         data = re.sub(rb'("training.json": \{)[^}]*', rb"\1", data)
     return data
