@@ -20,7 +20,7 @@ from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import EOS, MIN_VOCAB_SIZE, PAD, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+from mlx_transformer.spec.tokenizer import EOS, MASK_TOKEN, MIN_VOCAB_SIZE, PAD, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 
 from . import utf8
 from .categories import LETTERS_AND_MARKS, NUMBERS
@@ -56,9 +56,10 @@ class TextOps:
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
         """`UserError` for a tokenizer that isn't of this project's making or doesn't fit the model."""
-        Translator(config, Tokenizer(tokenizer), list)
+        given = Tokenizer(tokenizer)
+        Translator(config, given, list)
         specification = json.loads(tokenizer)
-        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE).to_json())
+        trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=given.mask_id is not None).to_json())
         if SPLIT_PATTERN != EXPECTED or _behaviour(specification) != _behaviour(trained):
             raise UserError("tokenizer.json: text in a graph needs a tokenizer that `train` made; export without text")
         self.size, self.positions = config.vocab_size, config.max_positions
@@ -138,10 +139,12 @@ def byte_letters() -> str:
 
 
 def _behaviour(specification: dict[str, Any]) -> list[Any]:
-    """All settings that decide what a tokenizer does, without its vocabulary and merges."""
+    """All settings that decide what a tokenizer does, without its vocabulary and merges, nor the place of <mask> in it."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
-    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
-    return [model, *(specification.get(name) for name in names)]
+    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+    added = specification.get("added_tokens") or []
+    added = [{**entry, "id": "mask"} if entry.get("content") == MASK_TOKEN else entry for entry in added]
+    return [model, added, *(specification.get(name) for name in names)]
 
 
 def _split(op: Op, text: ir.Value, name: str, pattern: str) -> list[ir.Value]:

@@ -57,6 +57,15 @@ def train(
     target: Annotated[str | None, typer.Option(help="Their translations, line by line.")] = None,
     valid_source: Annotated[str | None, typer.Option(help="Source sentences for validation.")] = None,
     valid_target: Annotated[str | None, typer.Option(help="Their translations.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="What is learned: translation, or of plain text language-model, masked-language-model or denoising.",
+            show_default="translation",
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Plain text: a file, a folder, or a pattern of files.")] = None,
+    valid_text: Annotated[str | None, typer.Option(help="Plain text for validation.")] = None,
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
     batch_tokens: Annotated[
@@ -96,7 +105,7 @@ def train(
         str | None, typer.Option(metavar="PATTERNS", help="Parameters that stay, e.g. 'encoder.*,*embedding.*'.")
     ] = None,
     best: Annotated[
-        str | None, typer.Option(help="Keep the best checkpoint by loss, bleu, chrf or exact_match.")
+        str | None, typer.Option(help="Keep the best checkpoint by loss, perplexity, bleu, chrf or exact_match.")
     ] = None,
     patience: Annotated[
         int | None, typer.Option(help="End after so many validations without a better one.", show_default="no end")
@@ -119,7 +128,7 @@ def train(
         typer.Option("--help-recipe", help="Show all keys of a recipe and exit.", callback=_help_recipe, is_eager=True),
     ] = False,
 ) -> None:
-    """Train an encoder-decoder on parallel text or on the built-in corpus."""
+    """Train a translator on parallel text or the built-in corpus, or by --objective another model on plain text."""
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.run import check_folder
     from mlx_transformer.training.trainer import Trainer
@@ -132,10 +141,11 @@ def train(
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
     check_folder(out, resume, force)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    files |= {"text": text, "valid_text": valid_text}
     flags = {
         "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files},
         "model": {"preset": preset, "dropout": dropout},
-        "training": {"steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
+        "training": {"objective": objective, "steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}
         | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision}
         | {"start_from": start_from, "freeze": freeze, "best": best, "patience": patience, "final": final},

@@ -9,15 +9,14 @@ The rest is dealt evenly over the bucket's batches, so the last batch is no runt
 only (source, target_in and target_out all `pad_id`) and count no tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 
 from mlx_transformer.spec.errors import UserError
 
-Shape = tuple[int, int, int]  # (B, S, T)
+from .epochs import BatchesByEpoch, Shape, StepArrays
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,10 @@ class Batch:
     def shape(self) -> Shape:
         return (*self.source.shape, self.target_out.shape[1])  # type: ignore[return-value]
 
+    def arrays(self, pad_id: int) -> StepArrays:
+        is_token = self.source != pad_id
+        return self.target_out, None, self.source, self.target_in, None if is_token.all() else is_token
+
 
 def fitting_batch(target_tokens: int) -> int:
     """Target tokens a batch for a corpus of so many: 500 batches an epoch, so that a short run takes enough steps,
@@ -41,7 +44,7 @@ def fitting_batch(target_tokens: int) -> int:
     return min(2000, max(500, round(target_tokens / 50_000) * 100))
 
 
-class TokenBatches:
+class TokenBatches(BatchesByEpoch[Batch]):
     """All batches of a corpus, for any epoch.
 
     `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them.
@@ -51,6 +54,9 @@ class TokenBatches:
     never cut: a cut target would teach the model to stop early. UserError when nothing is left or the budget is below
     one batch of the longest pairs, unless it may `grow` to that.
     """
+
+    few_shapes = True
+    """Batches of a bucket have one shape, whatever is in them."""
 
     def __init__(
         self,
@@ -77,8 +83,9 @@ class TokenBatches:
         ):
             if value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
-        self.seed, self.pad_id, self.bos_id = seed, pad_id, bos_id
-        self._source, self._target = _Ragged(source), _Ragged(target)
+        super().__init__(seed)
+        self.pad_id, self.bos_id = pad_id, bos_id
+        self._source, self._target = Ragged(source), Ragged(target)
 
         lengths = np.stack([self._source.lengths, self._target.lengths], axis=1)  # (pairs, 2)
         usable = np.flatnonzero((lengths <= max_length).all(axis=1) & (lengths > 0).all(axis=1))
@@ -131,14 +138,8 @@ class TokenBatches:
         """Batches an epoch: the same for every epoch."""
         return sum(self._parts)
 
-    def batches(self, epoch: int) -> "EpochBatches":
-        """The batches of one epoch as a sequence; each is built only when it is asked for.
-
-        Order and contents follow from (seed, epoch) alone. The legacy generator is used since NumPy freezes its
-        stream, so a resumed run sees the same batches under another NumPy.
-        """
-        seeds = np.random.SeedSequence((self.seed, epoch))
-        random = np.random.RandomState(np.random.MT19937(seeds))
+    def plan(self, random: np.random.RandomState) -> list[tuple[int, np.ndarray]]:
+        """(bucket, the pairs it takes) of each batch of an epoch."""
         arrived: list[list[np.ndarray]] = [[members] for members in self._members]
         plan = []
         for bucket in self._order:
@@ -147,19 +148,11 @@ class TokenBatches:
             arrived[larger].append(members[:moved])
             if self._parts[bucket]:
                 plan += [(bucket, part) for part in np.array_split(members[moved:], self._parts[bucket])]
-        return EpochBatches(self, [plan[i] for i in random.permutation(len(plan))])
+        return plan
 
-    def from_step(self, step: int) -> Iterator[Batch]:
-        """Endless batches from step `step` on, counted over all epochs: what an uninterrupted run would have seen."""
-        epoch, index = divmod(step, len(self))
-        while True:
-            batches = self.batches(epoch)
-            for i in range(index, len(batches)):
-                yield batches[i]
-            epoch, index = epoch + 1, 0
-
-    def build(self, bucket: int, members: np.ndarray) -> Batch:
-        """The batch of bucket `bucket` with the pairs `members` (at most B), padded to the bucket's shape."""
+    def build(self, part: tuple[int, np.ndarray], random: np.random.RandomState) -> Batch:
+        """The batch of a bucket with some pairs (at most B), padded to the bucket's shape."""
+        bucket, members = part
         rows, source_length, target_length = self.shapes[bucket]
         source = self._source.padded(members, rows, source_length, self.pad_id)
         target_out = self._target.padded(members, rows, target_length, self.pad_id)
@@ -172,30 +165,7 @@ class TokenBatches:
         return Batch(source, target_in, target_out, int(count.sum()))
 
 
-class EpochBatches(Sequence[Batch]):
-    """The shuffled batches of one epoch; see `TokenBatches.batches`."""
-
-    def __init__(self, corpus: TokenBatches, plan: list[tuple[int, np.ndarray]]):
-        self._corpus, self._plan = corpus, plan
-
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Batch]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self._corpus.build(*part) for part in self._plan[index]]
-        return self._corpus.build(*self._plan[index])
-
-    def members(self, index: int) -> np.ndarray:
-        """Which pairs of the corpus the batch holds, row by row."""
-        return self._plan[index][1]
-
-
-class _Ragged:
+class Ragged:
     """Sequences of unequal length in one flat array."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]):

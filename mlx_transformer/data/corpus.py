@@ -6,6 +6,7 @@ of a file. A final newline adds no empty line.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,12 @@ class ParallelText:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """All text that a joint vocabulary is made of."""
+        yield from self.source
+        yield from self.target
 
     def select(self, indices: list[int]) -> "ParallelText":
         """The pairs at `indices`, in that order."""

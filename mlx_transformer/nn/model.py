@@ -36,6 +36,7 @@ from .cache import Cache
 from .inputs import Ids, Tokens, as_ids, as_tokens, padding_before
 from .layers import Decoder, Encoder
 from .masks import Mask, causal_padding_mask, padding_mask
+from .packing import document_mask, positions_in_documents
 from .positions import positions_after, positions_of
 from .quantize import matrix, use_quantized_layers
 from .taps import Tap, no_tap, within
@@ -72,7 +73,8 @@ class Transformer(nn.Module):
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
         """Teacher-forced logits (B, T, V).
 
-        Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None).
+        Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None). Decoder,
+        where rows hold several documents: model(ids, segments=segments), numbers (B, L), a new one for each document.
         """
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
@@ -92,12 +94,15 @@ class Transformer(nn.Module):
         tokens = as_tokens(source_mask, source_ids.shape, "source_mask")
         return self._hidden_decode(target_ids, self.encode(source_ids, tokens, tap=tap), tokens, tap)
 
-    def _hidden_decoder(self, ids: Ids, mask: Tokens | None = None, *, tap: Tap | None = None) -> mx.array:
+    def _hidden_decoder(
+        self, ids: Ids, mask: Tokens | None = None, segments: mx.array | None = None, *, tap: Tap | None = None
+    ) -> mx.array:
         ids = as_ids(ids, self.config.vocab_size, "ids")
         tokens = as_tokens(mask, ids.shape, "mask", causal=True)
-        x = self.embed_target(ids)
+        position_ids = positions_of(ids.shape[1], tokens) if segments is None else positions_in_documents(segments)
         self_mask: Mask = "causal" if tokens is None else causal_padding_mask(tokens)
-        return self.decoder(x, positions_of(ids.shape[1], tokens), self_mask, tap=within(tap or no_tap, "decoder"))
+        self_mask = self_mask if segments is None else document_mask(segments)
+        return self.decoder(self.embed_target(ids), position_ids, self_mask, tap=within(tap or no_tap, "decoder"))
 
     def encode(self, source_ids: Ids, source_mask: Tokens | None = None, *, tap: Tap | None = None) -> mx.array:
         """Encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels."""

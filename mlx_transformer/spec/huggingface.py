@@ -33,6 +33,9 @@ def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any
     special = {role: contents[id] for role, id in roles.items() if id in contents}
     if "<unk>" in contents.values():
         special["unk_token"] = "<unk>"
+    masks = "<mask>" in contents.values()
+    if masks:
+        special["mask_token"] = "<mask>"
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -40,5 +43,6 @@ def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any
         "model_max_length": config.max_positions,
         "padding_side": "left" if config.architecture == "decoder" else "right",
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # "</s>" in a text is text
+        # "</s>" in a text is text, but <mask> is what an encoder is to fill in.
+        "split_special_tokens": not (masks and config.architecture == "encoder"),
     }

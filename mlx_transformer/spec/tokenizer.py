@@ -4,9 +4,10 @@ Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Uni
 (Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
 
 Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, kept for consumers that want one), the 256 bytes
-4 to 259, then the merges in the order they were learned. The file holds standard components only (Split,
-ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js` read it unchanged and give the same
-ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on to treat "</s>" in a text as text.
+4 to 259, then the merges in the order they were learned, and `<mask>` last, if the model restores hidden text. The
+file holds standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js`
+read it unchanged and give the same ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on
+to treat "</s>" in a text as text.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
+MASK_TOKEN = "<mask>"
 MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 # What a merge may span: one separator and the word or the punctuation after it; one digit alone, so that copying
@@ -62,12 +64,15 @@ class Tokenizer:
         _check(self._backend, origin)
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int = 8000, min_frequency: int = 2) -> "Tokenizer":
+    def train(
+        cls, lines: Iterable[str], vocab_size: int = 8000, min_frequency: int = 2, mask: bool = False
+    ) -> "Tokenizer":
         """Learn merges from `lines` (both languages together) until `vocab_size` ids exist.
 
         The result depends on the multiset of lines alone, not on their order or on the machine. It is smaller than
         `vocab_size` when no pair of tokens occurs `min_frequency` times any more. Raises UserError for a
-        `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode.
+        `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode. mask: the last of the
+        ids is <mask>.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise UserError(f"vocab_size is {vocab_size}; at least {MIN_VOCAB_SIZE} are needed (4 special, 256 bytes)")
@@ -83,13 +88,15 @@ class Tokenizer:
             single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", EOS)]
         )
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
+            vocab_size=max(MIN_VOCAB_SIZE, vocab_size - mask),
             min_frequency=min_frequency,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         backend.train_from_iterator(unicode_texts(lines), trainer)
+        if mask:
+            backend.add_special_tokens([tokenizers.AddedToken(MASK_TOKEN, special=True, normalized=False)])
         return cls(backend.to_str(), origin="trained tokenizer")
 
     @classmethod
@@ -123,6 +130,11 @@ class Tokenizer:
                 pass
             raise
 
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
+        encodings = self._backend.encode_batch(list(texts))
+        return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The exact text of `ids` without special tokens; bytes that are no UTF-8 become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
@@ -153,6 +165,11 @@ class Tokenizer:
     @property
     def unk_id(self) -> int:
         return UNK
+
+    @property
+    def mask_id(self) -> int | None:
+        """Of what stands for hidden text; None in a vocabulary of models that restore none."""
+        return self._backend.token_to_id(MASK_TOKEN)
 
     @property
     def vocab_size(self) -> int:

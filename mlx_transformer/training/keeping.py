@@ -23,13 +23,15 @@ from .run import Run
 from .state import State
 
 BEST, MOVING = "best", "moving_average"
+FALLING = ("loss", "perplexity")
+"""Scores that are better if they are less."""
 
 
 def is_better(options: TrainingOptions, state: State, scores: Mapping[str, float]) -> bool:
     """Whether a validation is the best so far; counts those in a row that weren't."""
     if options.best is None or options.best not in scores:
         return False
-    value = -scores["loss"] if options.best == "loss" else scores[options.best]
+    value = -scores[options.best] if options.best in FALLING else scores[options.best]
     if state.best_score is not None and value <= state.best_score:
         state.validations_since_best += 1
         return False

@@ -33,30 +33,49 @@ def label_smoothed_loss(
     targets: mx.array,
     smoothing: float,
     pad_id: int,
-    with_gradient: bool = True,
 ) -> mx.array:
     """Sum of nll over the positions whose target is not `pad_id`; a scalar in nats, float32.
 
     hidden (..., D), weight (V, D), bias (V,) or None, targets (...) of ids. Divide by the number of target tokens for
-    the mean; a batch of only padding gives 0. Without `with_gradient` chunks don't compute any.
+    the mean; a batch of only padding gives 0.
     """
-    hidden = hidden.reshape(-1, hidden.shape[-1])
-    targets = targets.reshape(-1)
-    counted = (targets != pad_id).astype(mx.float32)
+    hidden, targets, counted = _flat(hidden, targets, pad_id)
     if bias is None:
         bias = mx.zeros((weight.shape[0],), dtype=hidden.dtype)
-    rows = max(1, LARGEST // weight.shape[0])
-    of_rows = _function(smoothing)
-    if len(targets) <= rows:
-        return of_rows(hidden, weight, bias, targets, counted)[0]
-    if with_gradient:
-        return _in_chunks(smoothing, rows)(hidden, weight, bias, targets, counted)[0]
-    total = mx.array(0.0)
-    for start in range(0, len(targets), rows):
-        part = slice(start, start + rows)
-        (inputs,) = mx.depends([hidden[part]], [total])
-        total = total + of_rows(inputs, weight, bias, targets[part], counted[part])[0]
-    return total
+    rows = _rows(weight)
+    function = _function(smoothing) if len(targets) <= rows else _in_chunks(smoothing, rows)
+    return function(hidden, weight, bias, targets, counted)[0]
+
+
+def losses(
+    hidden: mx.array, weight: mx.array, bias: mx.array | None, targets: mx.array, smoothing: float, pad_id: int
+) -> tuple[mx.array, mx.array]:
+    """(`label_smoothed_loss`, the same without smoothing, whose mean is the logarithm of perplexity); no gradient."""
+    hidden, targets, counted = _flat(hidden, targets, pad_id)
+    smoothed = plain = mx.array(0.0)
+    for start in range(0, len(targets), _rows(weight)):
+        part = slice(start, start + _rows(weight))
+        (inputs,) = mx.depends([hidden[part]], [smoothed, plain])
+        z = inputs @ weight.T
+        z = (z if bias is None else z + bias).astype(mx.float32)
+        top = mx.max(z, axis=-1, keepdims=True)
+        lse = (top + mx.log(mx.sum(_exp(z - top), axis=-1, keepdims=True)))[:, 0]
+        nll = lse - mx.take_along_axis(z, targets[part][:, None], axis=-1)[:, 0]
+        plain = plain + mx.sum(nll * counted[part])
+        even = lse - mx.mean(z, axis=-1)
+        smoothed = smoothed + mx.sum(((1 - smoothing) * nll + smoothing * even) * counted[part])
+    return smoothed, plain
+
+
+def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, mx.array, mx.array]:
+    """(hidden (N, D), targets (N,), 1 where a target counts)"""
+    targets = targets.reshape(-1)
+    return hidden.reshape(-1, hidden.shape[-1]), targets, (targets != pad_id).astype(mx.float32)
+
+
+def _rows(weight: mx.array) -> int:
+    """Of one chunk."""
+    return max(1, LARGEST // weight.shape[0])
 
 
 def _in_chunks(smoothing: float, rows: int) -> Callable[..., tuple[mx.array, ...]]:

@@ -9,6 +9,7 @@ from mlx_transformer.spec.fields import Bounds
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
+ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
 
 # What is over these is a slip; what is under them float32 may round to nothing.
@@ -24,7 +25,7 @@ Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     corpus: str | None = None
-    """Built-in corpus, e.g. "cldr:en-de"; or give source and target."""
+    """Built-in corpus, e.g. "cldr:en-de"; or give source and target, or text."""
     source: str | None = None
     """File of source sentences, one a line."""
     target: str | None = None
@@ -33,6 +34,13 @@ class DataOptions:
     """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
     valid_target: str | None = None
     """Their translations."""
+    text: str | None = None
+    """Plain text, where the objective is none of translation: a file, a folder, or a pattern such as "src/**/*.py". In
+    a .jsonl file each line is {"text": ...} or {"prompt": ..., "completion": ...}, the prompt not being learned."""
+    valid_text: str | None = None
+    """The same for validation; unset: one document in a hundred is set aside, at most 1000."""
+    documents: Literal["line", "file"] | None = None
+    """What is one document of a text; unset: a line of a single file, and of several files each file."""
     train_pairs: Tokens = 60_000
     """Pairs of the built-in corpus to compose."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
@@ -40,11 +48,20 @@ class DataOptions:
     batch_tokens: Tokens | None = None
     """Target tokens a batch, padding included; unset: 500 batches an epoch, of 500 to 2000 tokens."""
     max_length: Tokens = 256
-    """Pairs with more tokens on a side are left out of training, and counted."""
+    """Pairs with more tokens on a side are left out of training, and counted; documents are cut to so many."""
+    mask_share: Annotated[float, Bounds(above=0, at_most=0.9)] | None = None
+    """Share of the tokens that are hidden, to be restored; unset: 0.15 of a masked-language-model, 0.3 of denoising."""
+    mask_span: Annotated[float, Bounds(above=0, at_most=100)] = 3.0
+    """Of denoising: mean length of a span of tokens that one <mask> stands for."""
+    whole_words: bool = False
+    """Of a masked-language-model: hide all tokens of a word or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
+    objective: ObjectiveName = "translation"
+    """What is learned: translation of pairs; the next token of a text (a decoder); hidden tokens (an encoder); a text
+    of which spans are hidden (denoising, an encoder-decoder)."""
     epochs: Long | None = None
     """End after so many passes over the data. One of epochs, steps and minutes is needed; the first to come counts."""
     steps: Some | None = None
@@ -77,8 +94,8 @@ class TrainingOptions:
     """Adam's decay of the mean of their squares; Lion's of the mean that it goes on with."""
     epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
     """Adam's, beside the root of that mean."""
-    label_smoothing: Annotated[float, Bounds(at_least=0, below=1)] = 0.1
-    """Probability that the loss's targets spread evenly over the vocabulary."""
+    label_smoothing: Annotated[float, Bounds(at_least=0, below=1)] | None = None
+    """Probability that the loss's targets spread evenly over the vocabulary; unset: 0.1 of translation, else 0."""
     accumulate: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 1
     """Batches a step, one after another: the gradient is that of all their tokens, the memory that of one batch."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -91,7 +108,7 @@ class TrainingOptions:
     """Checkpoint whose weights, config and vocabulary the run starts from; its dropout alone may be changed."""
     freeze: str | None = None
     """Patterns of the names of parameters that stay as they are, between commas, such as "encoder.*, *embedding.*"."""
-    best: Literal["loss", "bleu", "chrf", "exact_match"] | None = None
+    best: Literal["loss", "perplexity", "bleu", "chrf", "exact_match"] | None = None
     """Score of a validation by which the best checkpoint is kept, in OUT/best."""
     patience: Count = 0
     """End the run after so many validations in a row without a better one; 0: don't."""
@@ -117,6 +134,13 @@ class TrainingOptions:
     """Steps between lines of metrics.jsonl."""
     stop_after_bad_steps: Some = 20
     """End the run after so many steps in a row whose gradient is not finite."""
+
+    @property
+    def smoothing(self) -> float:
+        """Label smoothing."""
+        if self.label_smoothing is None:
+            return 0.1 if self.objective == "translation" else 0.0
+        return self.label_smoothing
 
     @property
     def kept(self) -> int:

@@ -20,11 +20,15 @@ def check_fits(config: TransformerConfig) -> None:
 
 
 def plan_lines(
-    options: TrainingOptions, config: TransformerConfig, pairs: int, valid_pairs: int, batch_tokens: int, batches: int
+    options: TrainingOptions,
+    config: TransformerConfig,
+    text: str,
+    batch_tokens: int,
+    batches: int,
 ) -> Iterator[str]:
     """What is trained, for how long and how; `batches` are those of an epoch, each of `batch_tokens`."""
     sizes = f"vocabulary {config.vocab_size:,}, {parameter_count(config):,} parameters"
-    yield f"training on {pairs:,} pairs, {valid_pairs:,} for validation; {sizes}"
+    yield f"training on {text} for validation; {sizes}"
     steps = planned_steps(options, batches)
     lengths = [] if steps is None else [f"{steps:,} steps ({steps / batches:,.1f} epochs)"]
     lengths += [] if options.minutes is None else [f"{options.minutes:g} minutes"]

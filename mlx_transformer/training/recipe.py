@@ -21,13 +21,18 @@ from mlx_transformer.spec.fields import check_fields, unknown_keys
 from mlx_transformer.spec.files import read_json, read_text
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
+from .objectives import OBJECTIVES, Objective
 from .options import ENDLESS, DataOptions, TrainingOptions
 from .record import RECORD
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
-FILES = ("source", "target", "valid_source", "valid_target")
+FILES = ("source", "target", "valid_source", "valid_target", "text", "valid_text")
+PAIRS = ("corpus", "source", "target", "valid_source", "valid_target")
+SCORES = ("bleu", "chrf", "exact_match")
+# What the presets, which are of encoder-decoders, lack for one stack alone.
+SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
@@ -49,6 +54,16 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    @property
+    def objective(self) -> Objective:
+        return OBJECTIVES[self.training.objective]
+
+    def config(self, vocab_size: int) -> TransformerConfig:
+        """Of a model that starts from fresh weights; `UserError` if [model] has no sense."""
+        architecture = self.objective.architecture
+        fitting = {"architecture": architecture, **SHAPES.get(architecture, {}), **self.model}
+        return TransformerConfig.preset(self.preset, vocab_size, **fitting)
 
     def recorded(self, batch_tokens: int) -> Recipe:
         """As it stands in the record of a run: with the batch that follows from the text, which stays what it is, and
@@ -144,7 +159,7 @@ def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
     """Keys that flags displace: a corpus and files exclude each other, and who resumes for longer means only that."""
     if "corpus" in flags:
         return FILES
-    if flags.keys() & {"source", "target"}:
+    if flags.keys() & {"source", "target", "text"}:
         return "corpus", "train_pairs"
     return LENGTHS if resumed and flags.keys() & set(LENGTHS) else ()
 
@@ -153,7 +168,11 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     """What keys that are right by themselves must not be together."""
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
-    if (d.corpus is None) == (d.source is None and d.target is None):
+    if recipe.objective.reads == "documents":
+        yield from _document_problems(recipe)
+    elif d.text is not None or d.valid_text is not None:
+        yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
+    elif (d.corpus is None) == (d.source is None and d.target is None):
         yield "give either a corpus (such as cldr:en-de) or source and target files"
     if (d.source is None) != (d.target is None):
         yield "source and target files go together"
@@ -175,12 +194,25 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield "patience needs the score that is to get better: set best"
     if t.final == "average" and not t.checkpoint_steps:
         yield "final = 'average' needs checkpoint_steps, so that the same run averages the same steps"
-    if t.best not in (None, "loss") and not t.valid_sentences:
+    if t.best in SCORES and not t.valid_sentences:
         yield f"best = {t.best!r} is a score of translations: raise valid_sentences"
     if t.optimizer == "adam" and t.weight_decay:
         yield "optimizer adam has no weight decay: take adamw"
     if not t.weight_decay and t.weight_decay is not None and t.no_decay is not None:
         yield "no_decay says nothing where weight_decay is 0"
+
+
+def _document_problems(recipe: Recipe) -> Iterator[str]:
+    """What a model of plain text can't have."""
+    d, t = recipe.data, recipe.training
+    if given := [name for name in PAIRS if getattr(d, name) is not None]:
+        yield f"data.{given[0]} is for translation: a {t.objective} is trained on text"
+    if d.text is None:
+        yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
+    if t.best in SCORES:
+        yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
+    if d.max_length < 2:
+        yield "max_length: a document needs two tokens"
 
 
 def _start_problems(recipe: Recipe) -> Iterator[str]:
@@ -200,18 +232,19 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.training.start_from is not None:
         yield from _start_problems(recipe)
         return
+    if "architecture" in recipe.model:
+        yield "model.architecture follows from training.objective: leave it out"
+        return
     decided = [name for name in FROM_TOKENIZER if name in recipe.model]
     if decided:
         yield f"model.{decided[0]} follows from the tokenizer: leave it out (data.vocab_size sets the vocabulary)"
         return
     try:
         vocab_size = max(MIN_VOCAB_SIZE, recipe.data.vocab_size)
-        config = TransformerConfig.preset(recipe.preset, vocab_size, **recipe.model)
+        config = recipe.config(vocab_size)
     except UserError as error:
         yield f"[model] {error}"
         return
-    if config.architecture != "encoder-decoder":
-        yield f"model.architecture = {config.architecture!r}: training takes an encoder-decoder"
     if config.positions == "learned" and recipe.data.max_length > config.max_positions:
         yield (
             f"data.max_length = {recipe.data.max_length} is more than model.max_positions = {config.max_positions}, "

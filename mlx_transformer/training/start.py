@@ -17,6 +17,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 
 from .data import RunData, train_tokenizer
+from .objectives import OBJECTIVES
 from .plan import check_fits
 from .recipe import Recipe
 
@@ -47,7 +48,7 @@ class Start:
 def check_start(recipe: Recipe) -> None:
     """What can be known before the text is read."""
     if recipe.training.start_from is None:
-        check_fits(TransformerConfig.preset(recipe.preset, MIN_VOCAB_SIZE, **recipe.model))
+        check_fits(recipe.config(MIN_VOCAB_SIZE))
     else:
         open_checkpoint(recipe.training.start_from)
 
@@ -55,20 +56,27 @@ def check_start(recipe: Recipe) -> None:
 def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     """`known`: of the run, where it is resumed. `UserError` if the checkpoint can't be trained or has no vocabulary."""
     if recipe.training.start_from is None:
-        tokenizer = known or train_tokenizer(data, recipe.data.vocab_size)
-        made = Start(TransformerConfig.preset(recipe.preset, tokenizer.vocab_size, **recipe.model), tokenizer)
+        tokenizer = known or train_tokenizer(data, recipe.data.vocab_size, recipe.objective.masks)
+        made = Start(recipe.config(tokenizer.vocab_size), tokenizer)
     else:
-        made = _from_checkpoint(Path(recipe.training.start_from), recipe.model)
+        made = _from_checkpoint(Path(recipe.training.start_from), recipe)
     check_fits(made.config)
     return made
 
 
-def _from_checkpoint(path: Path, changes: dict[str, Any]) -> Start:
+def _from_checkpoint(path: Path, recipe: Recipe) -> Start:
     checkpoint = open_checkpoint(path)
-    config = checkpoint.config
-    if config.architecture != "encoder-decoder":
-        raise UserError(f"{path}: architecture={config.architecture!r}; training takes an encoder-decoder")
+    config, objective = checkpoint.config, recipe.training.objective
+    if config.architecture != recipe.objective.architecture:
+        fitting = [name for name, of in OBJECTIVES.items() if of.architecture == config.architecture]
+        raise UserError(
+            f"{path}: architecture={config.architecture!r} doesn't learn {objective}: choose objective "
+            f"{' or '.join(fitting)}, or another checkpoint"
+        )
     text = checkpoint.tokenizer_json()
     if text is None:
         raise UserError(f"{checkpoint.folder}: has no tokenizer.json, without which no text can be trained on")
-    return Start(dataclasses.replace(config, **changes), Tokenizer(text, str(path)), resolve(path))
+    tokenizer = Tokenizer(text, str(path))
+    if recipe.objective.masks and tokenizer.mask_id is None:
+        raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
+    return Start(dataclasses.replace(config, **recipe.model), tokenizer, resolve(path))

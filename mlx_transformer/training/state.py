@@ -17,6 +17,7 @@ class State:
     validated_step: int = 0
     """Of the last validation."""
     best_score: float | None = None
-    """Of the best validation, the loss with its sign turned; None before the first, or where nothing is kept."""
+    """Of the best validation, loss and perplexity with their sign turned; None before the first, or where none is
+    kept."""
     best_step: int = 0
     validations_since_best: int = 0

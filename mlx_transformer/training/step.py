@@ -17,15 +17,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.blas import set_blas_threads
-from mlx_transformer.data.batches import Batch
+from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 
 from .arithmetic import Arithmetic
-from .loss import label_smoothed_loss
+from .loss import label_smoothed_loss, losses
 from .optimizers import Optimizer
 
 Gradients = Any
+Input = mx.array | None
 
 
 class TrainStep:
@@ -69,16 +70,18 @@ class TrainStep:
         assign(self.optimizer.state, state)
         assign(self.arithmetic.state, state)
 
-    def __call__(self, batches: Batch | Sequence[Batch], learning_rate: float) -> tuple[mx.array, mx.array, mx.array]:
-        batches = [batches] if isinstance(batches, Batch) else batches
+    def __call__(
+        self, batches: TrainingBatch | Sequence[TrainingBatch], learning_rate: float
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        batches = batches if isinstance(batches, Sequence) else [batches]
         self.optimizer.set_rate(learning_rate)
         tokens = mx.array(max(1, sum(batch.tokens for batch in batches)), dtype=mx.float32)
         if len(batches) == 1:
-            return self._run(*self._inputs(batches[0]), tokens)
-        loss, gradients = self._part(*self._inputs(batches[0]), tokens)
+            return self._run(tokens, *self._inputs(batches[0]))
+        loss, gradients = self._part(tokens, *self._inputs(batches[0]))
         for batch in batches[1:]:
             mx.eval(loss, gradients)
-            more_loss, more = self._part(*self._inputs(batch), tokens)
+            more_loss, more = self._part(tokens, *self._inputs(batch))
             loss, gradients = loss + more_loss, tree_map(mx.add, gradients, more)
         return self._apply(loss, gradients)
 
@@ -86,21 +89,30 @@ class TrainStep:
         """Run everything that is pending: the new parameters, the optimizer's moments and `arrays`."""
         mx.eval(self.model.parameters(), self.state, *arrays)
 
-    def loss(self, source, target_in, target_out, mask, *, with_gradient: bool = True) -> mx.array:
-        """Sum of the loss over a batch's target tokens. `with_gradient`: it may be asked for."""
-        hidden = self.model.hidden(source, target_in, mask)
+    def loss(self, targets: mx.array, picked: Input, *inputs: Input) -> mx.array:
+        """Sum of the loss over a batch's targets (B, M). `picked` (B, M): the positions they are of, None: all in
+        order. inputs: of `Transformer.hidden`."""
         weight, bias = self.model.output_matrix(), self.model.output_bias()
-        pad_id = self.model.config.pad_id
-        return label_smoothed_loss(hidden, weight, bias, target_out, self.smoothing, pad_id, with_gradient)
+        hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
+        return label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, pad_id)
 
-    def _inputs(self, batch: Batch) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
-        is_token = batch.source != self.model.config.pad_id
-        mask = None if is_token.all() else mx.array(is_token)
-        return mx.array(batch.source), mx.array(batch.target_in), mx.array(batch.target_out), mask
+    def losses(self, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
+        """(the loss, the same without label smoothing), sums over a batch's targets; no gradient."""
+        targets, picked, *inputs = self._inputs(batch)
+        weight, bias = self.model.output_matrix(), self.model.output_bias()
+        hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
+        return losses(hidden, weight, bias, targets, self.smoothing, pad_id)
 
-    def _step(self, source, target_in, target_out, mask, tokens):
+    def _hidden(self, picked: Input, inputs: Sequence[Input]) -> mx.array:
+        hidden = self.model.hidden(*inputs)
+        return hidden if picked is None else mx.take_along_axis(hidden, picked[..., None], axis=1)
+
+    def _inputs(self, batch: TrainingBatch) -> list[Any]:
+        return [None if array is None else mx.array(array) for array in batch.arrays(self.model.config.pad_id)]
+
+    def _step(self, tokens: mx.array, *inputs: Any):
         part = self._split_gradients if self.streams else self._gradients
-        return self._finish(*part(source, target_in, target_out, mask, tokens))
+        return self._finish(*part(tokens, *inputs))
 
     def _finish(self, loss: mx.array, gradients: Gradients):
         gradients = self.arithmetic.unscaled(gradients)
@@ -118,16 +130,17 @@ class TrainStep:
         self.arithmetic.settle(finite)
         return loss, norm, finite
 
-    def _split_gradients(self, source, target_in, target_out, mask, tokens) -> tuple[mx.array, Gradients]:
-        rows, parts = source.shape[0], min(len(self.streams), source.shape[0])
+    def _split_gradients(self, tokens: mx.array, *inputs: Input) -> tuple[mx.array, Gradients]:
+        rows = cast(mx.array, inputs[0]).shape[0]
+        parts = min(len(self.streams), rows)
         edges = [rows * i // parts for i in range(parts + 1)]
         losses: list[mx.array] = []
         parts_of_gradients: list[Gradients] = []
         for i in range(parts):
             part = slice(edges[i], edges[i + 1])
             with mx.stream(self.streams[i]):
-                part_mask = None if mask is None else mask[part]
-                loss, gradients = self._gradients(source[part], target_in[part], target_out[part], part_mask, tokens)
+                of_part: Any = (None if array is None else array[part] for array in inputs)
+                loss, gradients = self._gradients(tokens, *of_part)
             losses.append(loss)
             parts_of_gradients.append(gradients)
         # Nothing is evaluated before all parts are built: MLX lets few operations wait in all its CPU streams together,
@@ -135,14 +148,14 @@ class TrainStep:
         gradients = tree_map(lambda *g: sum(g[1:], start=g[0]), *parts_of_gradients)
         return sum(losses[1:], start=losses[0]), gradients
 
-    def _gradients(self, source, target_in, target_out, mask, tokens) -> tuple[mx.array, Gradients]:
+    def _gradients(self, tokens: mx.array, targets: mx.array, *inputs: Input) -> tuple[mx.array, Gradients]:
         """(mean loss, gradients of the trainable parameters, times the arithmetic's factor)"""
         everything, trained = self.model.parameters(), self.model.trainable_parameters()
 
         def mean_loss(parameters) -> tuple[mx.array, mx.array]:
             self.model.update(self.arithmetic.lowered(everything))
             self.model.update(self.arithmetic.lowered(parameters))
-            loss = self.loss(source, target_in, target_out, mask) / tokens
+            loss = self.loss(targets, *inputs) / tokens
             return self.arithmetic.scaled(loss), loss
 
         (_, loss), gradients = mx.value_and_grad(mean_loss)(trained)

@@ -12,10 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
-from mlx_transformer.data.batches import Batch
 from mlx_transformer.device import device_record
-from mlx_transformer.generation.with_mlx import MlxTranslator
-from mlx_transformer.scoring import score
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
@@ -26,7 +23,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 from .arithmetic import Arithmetic
 from .checkpointing import checkpoint_layers
 from .clock import CLOCK, Clock
-from .data import RunData, load_data, make_batches
+from .data import RunData, load_data, make_batches, noun
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
 from .optimizers import Optimizer, freeze
 from .plan import ends_inside_warm_up, plan_lines
@@ -38,6 +35,7 @@ from .start import check_start, start
 from .state import State
 from .step import TrainStep
 from .stop import StopSignal
+from .validation import validated
 
 FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
 
@@ -92,7 +90,7 @@ class Trainer:
         if o.gradient_checkpointing:
             checkpoint_layers(self.model)
         optimizer, arithmetic = Optimizer(self.model, o), Arithmetic(o.precision)
-        self.step = TrainStep(self.model, optimizer, o.label_smoothing, o.clip_norm, arithmetic)
+        self.step = TrainStep(self.model, optimizer, o.smoothing, o.clip_norm, arithmetic)
         self.moving = MovingAverage(self.model, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None
@@ -183,13 +181,14 @@ class Trainer:
         return self.state.step % every == 0 if every else seconds >= self.options.checkpoint_seconds
 
     def _announce(self) -> None:
-        pairs, valid = len(self.data.train) - self.batches.dropped, len(self.data.valid)
-        tokens, steps = self.batches.batch_tokens, len(self.batches)
-        for line in plan_lines(self.options, self.config, pairs, valid, tokens, steps):
+        kind = noun(self.data.train)
+        text = f"{len(self.data.train) - self.batches.dropped:,} {kind}, {len(self.data.valid):,}"
+        for line in plan_lines(self.options, self.config, text, self.batches.batch_tokens, len(self.batches)):
             self.reporter.line(line)
         if self.batches.dropped or self.data.dropped:
-            note = f"{self.batches.dropped:,} pairs longer than {self.recipe.data.max_length} tokens"
-            self.reporter.line(f"left out: {note}, {self.data.dropped:,} with an empty side")
+            long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", "empty documents")
+            note = f"{self.batches.dropped:,} {long} longer than {self.recipe.data.max_length} tokens"
+            self.reporter.line(f"left out: {note}, {self.data.dropped:,} {empty}")
 
     def _forecast(self, seconds: float, share: float) -> None:
         """What is left of the run, from the time and share since `FORECAST_AFTER` - 1 steps ago."""
@@ -218,25 +217,17 @@ class Trainer:
             )
 
     def validate(self) -> dict[str, float]:
-        """Mean loss in nats a target token, as trained (label smoothing included), and scores of greedy translations.
-
-        Empty if the run is being interrupted.
-        """
-        self.model.eval()
-        total, tokens = 0.0, 0
-        for batch in self.valid.batches(0):
-            if self.stop.received is not None:
-                return {}
-            total += self._loss(batch)
-            tokens += batch.tokens
-        values: dict[str, float] = {"loss": total / max(1, tokens)}
-        count = min(self.options.valid_sentences, len(self.data.valid))
-        if count:
-            source, reference = self.data.valid.source[:count], self.data.valid.target[:count]
-            translated = MlxTranslator(self.model, self.tokenizer).translate(source, overlong="truncate")
-            scores = score(translated, reference)
-            values |= {"bleu": scores["bleu"], "chrf": scores["chrf"], "exact_match": scores["exact_match"]}
-        self.model.train()
+        """Scores of the validation text (`validation.py`); empty if the run is being interrupted."""
+        values = validated(
+            self.step,
+            self.valid,
+            self.data.valid,
+            self.tokenizer,
+            self.options.valid_sentences,
+            lambda: self.stop.received is not None,
+        )
+        if not values:
+            return {}
         self.state.validated_step = self.state.step
         if is_better(self.options, self.state, values):
             save_checkpoint(self.out / BEST, self.config, self.model.weights(), self.tokenizer.to_json())
@@ -286,12 +277,6 @@ class Trainer:
         o, s = self.options, self.state
         parts = [(s.step, o.steps), (s.epoch, o.epochs), (s.seconds / 60, o.minutes)]
         return max(done / limit for done, limit in parts if limit is not None)
-
-    def _loss(self, batch: Batch) -> float:
-        pad = self.config.pad_id
-        source, target_in, target_out = (mx.array(a) for a in (batch.source, batch.target_in, batch.target_out))
-        mask = mx.array(batch.source != pad)
-        return float(np.array(self.step.loss(source, target_in, target_out, mask, with_gradient=False)))
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:

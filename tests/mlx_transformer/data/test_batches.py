@@ -23,7 +23,7 @@ def check(batches: TokenBatches, source, target, epoch: int, budget: int, longes
     used = []
     epoch_batches = batches.batches(epoch)
     for i, batch in enumerate(epoch_batches):
-        members = epoch_batches.members(i)
+        members = epoch_batches.parts[i][1]
         rows, source_length, target_length = batch.shape
         assert batch.shape in batches.shapes
         assert rows % 2 == 0
@@ -88,7 +88,7 @@ def test_order_depends_on_seed_and_epoch_alone():
 
     def order(seed: int, epoch: int) -> list[list[int]]:
         epoch_batches = TokenBatches(source, target, seed=seed).batches(epoch)
-        return [epoch_batches.members(i).tolist() for i in range(len(epoch_batches))]
+        return [epoch_batches.parts[i][1].tolist() for i in range(len(epoch_batches))]
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)

@@ -131,7 +131,7 @@ def test_a_corpus_and_files_displace_each_other():
         ),
         (
             {"model": {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none"}},
-            r"model\.architecture = 'decoder': training takes an encoder-decoder",
+            r"model\.architecture follows from training\.objective: leave it out",
         ),
         ({"model": {"positions": "learned", "max_positions": 100}}, r"data\.max_length = 256 is more than .* = 100"),
     ],

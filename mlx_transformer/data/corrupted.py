@@ -1,0 +1,138 @@
+"""Batches of text that has been corrupted, to be restored: single tokens or words masked for an encoder, spans for an
+encoder-decoder. What is corrupted differs in each epoch and follows from (seed, epoch, batch) alone.
+
+Shapes: B rows, S tokens, M tokens to be restored a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batches import Batch, Ragged, TokenBatches
+from .epochs import BatchesByEpoch, Shape, StepArrays
+
+MASKED, RANDOM = 0.8, 0.1
+"""Of the tokens that are to be restored, the shares shown as <mask> and as any token; the others are shown as they are
+(Devlin et al. 2019, section 3.1)."""
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """One step's input for an encoder. `tokens` counts the targets that are no padding."""
+
+    ids: NDArray  # (B, S) int32, corrupted, each row ends with eos
+    picked: NDArray  # (B, M) int32: places of the tokens that are to be restored
+    targets: NDArray  # (B, M) int32: these tokens, then pad_id
+    tokens: int
+
+    def arrays(self, pad_id: int) -> StepArrays:
+        is_token = self.ids != pad_id
+        return self.targets, self.picked, self.ids, None if is_token.all() else is_token
+
+
+class _Corrupted:
+    """What both kinds have of the batches `clean`, whose sides are the same text."""
+
+    def __init__(self, clean: TokenBatches, mask_id: int, share: float):
+        self.clean, self.mask_id, self.share = clean, mask_id, share
+        self.dropped, self.batch_tokens = clean.dropped, clean.batch_tokens
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return self.clean.shapes
+
+    def plan(self, random: np.random.RandomState) -> list[tuple[int, NDArray]]:
+        return self.clean.plan(random)
+
+
+class MaskedBatches(_Corrupted, BatchesByEpoch[MaskedBatch]):
+    """Masked language modelling: a `share` of each row's tokens, at least one, is to be restored (Devlin et al. 2019).
+
+    `words`: for each text the number of the word that each token belongs to, where whole words are masked.
+    """
+
+    def __init__(
+        self,
+        clean: TokenBatches,
+        mask_id: int,
+        vocabulary: Sequence[int],
+        share: float = 0.15,
+        words: Sequence[Sequence[int]] | None = None,
+    ):
+        """`vocabulary`: the ids that may stand in a token's place."""
+        super().__init__(clean, mask_id, share)
+        BatchesByEpoch.__init__(self, clean.seed)
+        self._vocabulary = np.array(vocabulary, np.int32)
+        self._words = None if words is None else Ragged(words)
+
+    def build(self, part: tuple[int, NDArray], random: np.random.RandomState) -> MaskedBatch:
+        clean = self.clean.build(part, random)
+        ids = clean.source.copy()
+        rows, length = ids.shape
+        most = max(1, round(self.share * (length - 1)))
+        lengths = (ids != self.clean.pad_id).sum(axis=1) - 1  # eos is never masked
+        counts = np.where(lengths > 0, np.maximum(1, np.round(self.share * lengths)), 0).astype(int)
+        order = random.random_sample((rows, length))
+        if self._words is not None:
+            # The tokens of a word have one number, and so stand together in the order.
+            words = self._words.padded(part[1], rows, length, 0)
+            order = np.take_along_axis(order, np.minimum(words, length - 1), axis=1)
+        order[np.arange(length) >= lengths[:, None]] = 2
+        picked = np.argsort(order, axis=1, kind="stable")[:, :most].astype(np.int32)
+        learned = np.arange(most) < counts[:, None]
+        targets = np.where(learned, np.take_along_axis(ids, picked, axis=1), self.clean.pad_id)
+        kind = random.random_sample(picked.shape)
+        shown = np.where(kind < MASKED, self.mask_id, random.choice(self._vocabulary, picked.shape))
+        shown = np.where(kind < MASKED + RANDOM, shown, targets)
+        row, column = np.nonzero(learned)
+        ids[row, picked[row, column]] = shown[row, column]
+        return MaskedBatch(ids, picked, targets.astype(np.int32), int(learned.sum()))
+
+
+class DenoisingBatches(_Corrupted, BatchesByEpoch[Batch]):
+    """Text infilling (Lewis et al. 2020, BART, section 2.2): spans with a `share` of the tokens in all, their lengths
+    drawn from a Poisson distribution of mean `span`, are replaced by one <mask> each; a span of no tokens is inserted.
+    The whole text is the target."""
+
+    def __init__(self, clean: TokenBatches, mask_id: int, share: float = 0.3, span: float = 3.0):
+        super().__init__(clean, mask_id, share)
+        BatchesByEpoch.__init__(self, clean.seed)
+        self.span = span
+
+    def build(self, part: tuple[int, NDArray], random: np.random.RandomState) -> Batch:
+        clean = self.clean.build(part, random)
+        source = np.full_like(clean.source, self.clean.pad_id)
+        for row, ids in enumerate(clean.source):
+            length = int((ids != self.clean.pad_id).sum())
+            if length:
+                found = self._infilled(ids[: length - 1], random)[: source.shape[1] - 1]
+                source[row, : len(found) + 1] = [*found, ids[length - 1]]
+        longest = int((source != self.clean.pad_id).sum(axis=1).max())
+        # On a device that compiles for each shape S stays the bucket's.
+        width = source.shape[1] if self.clean.few_shapes else longest
+        return Batch(source[:, :width], clean.target_in, clean.target_out, clean.tokens)
+
+    def _infilled(self, ids: NDArray, random: np.random.RandomState) -> list[int]:
+        to_hide = round(self.share * len(ids))
+        hidden, starts = np.zeros(len(ids), bool), np.zeros(len(ids) + 1, bool)
+        while to_hide > 0:
+            length = min(int(random.poisson(self.span)), to_hide)
+            start = random.randint(0, len(ids) - length + 1)
+            starts[start] = True
+            hidden[start : start + length] = True
+            to_hide -= max(1, length)
+        found: list[int] = []
+        for i, id in enumerate(ids):
+            # Spans that touch are one.
+            if starts[i] and (not hidden[i] or i == 0 or not hidden[i - 1]):
+                found.append(self.mask_id)
+            if not hidden[i]:
+                found.append(int(id))
+        return [*found, self.mask_id] if starts[-1] and not hidden[-1:].any() else found

@@ -1,0 +1,97 @@
+"""What all kinds of training batches have in common: shuffled anew in each epoch, the same each time, exact resume."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Shape = tuple[int, int, int]  # (B, S, T)
+
+StepArrays = tuple[NDArray | None, ...]
+"""What a training step reads of a batch: targets (pad_id where nothing is learned), which positions they are of (None:
+all in order), then the arguments of `Transformer.hidden`."""
+
+
+class TrainingBatch(Protocol):
+    """A batch of any objective."""
+
+    @property
+    def tokens(self) -> int:
+        """Targets that are learned: the loss's divisor."""
+        ...
+
+    def arrays(self, pad_id: int) -> StepArrays: ...
+
+
+B = TypeVar("B", bound=TrainingBatch)
+
+
+class BatchesByEpoch(ABC, Generic[B]):
+    """Batches of a corpus, for any epoch. `part`: whatever `build` makes a batch of."""
+
+    dropped: int
+    """Pairs or documents that are left out, for they don't fit."""
+    batch_tokens: int
+    """Target tokens a batch, padding included, at most."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches an epoch: the same for every epoch."""
+
+    @abstractmethod
+    def plan(self, random: np.random.RandomState) -> list[Any]:
+        """The parts of an epoch, one a batch."""
+
+    @abstractmethod
+    def build(self, part: Any, random: np.random.RandomState) -> B:
+        """The batch of a part; `random` is its own, the same each time."""
+
+    def batches(self, epoch: int) -> EpochBatches[B]:
+        """The batches of one epoch as a sequence; each is built only when it is asked for.
+
+        Order and contents follow from (seed, epoch) alone. The legacy generator is used since NumPy freezes its
+        stream, so a resumed run sees the same batches under another NumPy.
+        """
+        random = legacy_random(self.seed, epoch)
+        parts = self.plan(random)
+        return EpochBatches(self, epoch, [parts[i] for i in random.permutation(len(parts))])
+
+    def from_step(self, step: int) -> Iterator[B]:
+        """Endless batches from step `step` on, counted over all epochs: what an uninterrupted run would have seen."""
+        epoch, index = divmod(step, len(self))
+        while True:
+            batches = self.batches(epoch)
+            for i in range(index, len(batches)):
+                yield batches[i]
+            epoch, index = epoch + 1, 0
+
+
+class EpochBatches(Sequence[B]):
+    """The shuffled batches of one epoch; see `BatchesByEpoch.batches`."""
+
+    def __init__(self, corpus: BatchesByEpoch[B], epoch: int, parts: list[Any]):
+        self._corpus, self._epoch, self.parts = corpus, epoch, parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> B: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[B]: ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return self._corpus.build(self.parts[index], legacy_random(self._corpus.seed, self._epoch, index))
+
+
+def legacy_random(*seeds: int) -> np.random.RandomState:
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds)))

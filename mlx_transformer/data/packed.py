@@ -1,0 +1,139 @@
+"""Documents packed into rows of one length, for a decoder: hardly any padding, and one shape of batch.
+
+B rows, L tokens a row. No document is cut that fits a row, and none reads another: `segments` says which document of
+its row each token belongs to (attention and positions are those of each document by itself). One that is longer than a
+row is cut into pieces, which learn nothing of each other. What is packed together is decided once; the order of rows
+changes with every epoch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.spec.errors import UserError
+
+from .batches import fitting_batch
+from .epochs import BatchesByEpoch, Shape, StepArrays
+
+Piece = tuple[NDArray, int]
+"""(ids, how many of its first targets are not learned): ids[1:] are the targets, ids[:-1] what is read."""
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One step's input. `tokens` counts the targets that are learned (the loss's divisor)."""
+
+    ids: NDArray  # (B, L) int32: each document starts with bos, then its tokens but the last; padding to the right
+    targets: NDArray  # (B, L) int32: each position's next token, eos at last; pad_id where nothing is learned
+    segments: NDArray | None
+    """(B, L) int32: 1, 2, ... for the documents of a row, 0 for padding; None where each row is one document."""
+    tokens: int
+
+    def arrays(self, pad_id: int) -> StepArrays:
+        return self.targets, None, self.ids, None, self.segments
+
+
+class PackedBatches(BatchesByEpoch[PackedBatch]):
+    """All batches of a corpus, for any epoch.
+
+    `documents` are lists of ids that end with eos, `prompts[i]` the ids before them that are not learned (no bos, no
+    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens` (None: what `fitting_batch` says);
+    their number is a multiple of `row_multiple`. Documents are never dropped, but for those whose prompt alone fills a
+    row, counted in `dropped`.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]] | None = None,
+        *,
+        batch_tokens: int | None = None,
+        grow: bool = False,
+        row_length: int = 256,
+        row_multiple: int = 2,
+        seed: int = 1,
+        pad_id: int = 0,
+        bos_id: int = 1,
+    ):
+        super().__init__(seed)
+        self.pad_id, self.bos_id, self.row_length = pad_id, bos_id, row_length
+        both = list(zip(prompts or [()] * len(documents), documents, strict=True))
+        fitting = [(prompt, ids) for prompt, ids in both if len(prompt) < row_length]
+        self.dropped = len(both) - len(fitting)
+        self._pieces = [piece for prompt, ids in fitting for piece in _pieces(prompt, ids, row_length, bos_id)]
+        if not self._pieces:
+            raise UserError(f"no document fits rows of {row_length} tokens; raise max_length")
+        self._rows = _pack([len(ids) - 1 for ids, _ in self._pieces], row_length)
+        least = row_length * row_multiple
+        if batch_tokens is None:
+            batch_tokens, grow = fitting_batch(sum(len(ids) - 1 for ids, _ in self._pieces)), True
+        if batch_tokens < least and not grow:
+            raise UserError(
+                f"batch_tokens is {batch_tokens}; {row_multiple} rows of max_length = {row_length} need {least}: "
+                "raise batch_tokens or lower max_length"
+            )
+        self.batch_tokens = max(batch_tokens, least)
+        self._batch_rows = self.batch_tokens // row_length // row_multiple * row_multiple
+
+    def __len__(self) -> int:
+        """Batches an epoch: the same for every epoch."""
+        return -(-len(self._rows) // self._batch_rows)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [(self._batch_rows, 0, self.row_length)]
+
+    def plan(self, random: np.random.RandomState) -> list[NDArray]:
+        """Which rows each batch of an epoch has."""
+        return np.array_split(random.permutation(len(self._rows)), len(self))
+
+    def build(self, part: NDArray, random: np.random.RandomState) -> PackedBatch:
+        shape = self._batch_rows, self.row_length
+        targets, ids = np.full(shape, self.pad_id, np.int32), np.full(shape, self.pad_id, np.int32)
+        segments = np.zeros(shape, np.int32)
+        for row, packed in enumerate(part):
+            start = 0
+            for number, piece in enumerate(self._rows[packed], start=1):
+                tokens, unlearned = self._pieces[piece]
+                place = slice(start, start + len(tokens) - 1)
+                ids[row, place], targets[row, place] = tokens[:-1], tokens[1:]
+                targets[row, start : start + unlearned] = self.pad_id
+                segments[row, place] = number
+                start = place.stop
+        single = segments.max() <= 1  # padding to the right of one document hides nothing from it
+        return PackedBatch(ids, targets, None if single else segments, int((targets != self.pad_id).sum()))
+
+
+def _pieces(prompt: Sequence[int], document: Sequence[int], length: int, bos_id: int) -> Iterator[Piece]:
+    """A document cut where a row is full."""
+    ids = np.array([bos_id, *prompt, *document], np.int32)
+    for start in range(0, len(ids) - 1, length):
+        yield ids[start : start + length + 1], max(0, len(prompt) - start)
+
+
+def _pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Rows of pieces: the longest first, each into the fullest row that has room for it (best fit decreasing)."""
+    rows: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}
+    rooms: list[int] = []  # of rows that have room, sorted, each once
+    for piece in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        place = bisect_left(rooms, lengths[piece])
+        if place == len(rooms):
+            row, room = len(rows), row_length
+            rows.append([])
+        else:
+            room = rooms[place]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del rooms[place]
+        rows[row].append(piece)
+        if left := room - lengths[piece]:
+            if not with_room.setdefault(left, []):
+                insort(rooms, left)
+            with_room[left].append(row)
+    return rows

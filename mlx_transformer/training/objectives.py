@@ -1,0 +1,86 @@
+"""What a model can learn: its shape, the text it needs, and how its text becomes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.corpus import ParallelText
+from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
+from mlx_transformer.data.documents import Documents
+from mlx_transformer.data.epochs import BatchesByEpoch
+from mlx_transformer.data.packed import PackedBatches
+from mlx_transformer.spec.config import Architecture
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+from .options import DataOptions
+
+MakePairs = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], TokenBatches]
+"""Batches of pairs of ids, as the recipe and the device like them."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    architecture: Architecture
+    reads: Literal["pairs", "documents"]
+    masks: bool
+    """Its vocabulary has <mask>."""
+    batches: Callable[[Any, Tokenizer, DataOptions, MakePairs, dict[str, Any]], BatchesByEpoch[Any]]
+    """(text, tokenizer, options, how pairs become batches, arguments of all batches)"""
+
+
+def _translation(
+    text: ParallelText, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
+) -> TokenBatches:
+    return make(tokenizer.encode_batch(text.source), tokenizer.encode_batch(text.target))
+
+
+def _language_model(
+    text: Documents, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
+) -> PackedBatches:
+    prompts = [ids[:-1] for ids in tokenizer.encode_batch(text.prompts)]
+    return PackedBatches(tokenizer.encode_batch(text.texts), prompts, row_length=options.max_length, **common)
+
+
+def _masked(
+    text: Documents, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
+) -> MaskedBatches:
+    ids = tokenizer.encode_batch(text.texts)
+    pieces = list(_pieces(ids, options.max_length, tokenizer.eos_id))
+    words = None
+    if options.whole_words:
+        words = list(_pieces(tokenizer.encode_words(text.texts), options.max_length, options.max_length))
+    hidden = _mask_id(tokenizer)
+    ordinary = [id for id in range(len(SPECIAL_TOKENS), tokenizer.vocab_size) if id != hidden]
+    return MaskedBatches(make(pieces, pieces), hidden, ordinary, options.mask_share or 0.15, words)
+
+
+def _denoising(
+    text: Documents, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
+) -> DenoisingBatches:
+    pieces = list(_pieces(tokenizer.encode_batch(text.texts), options.max_length, tokenizer.eos_id))
+    return DenoisingBatches(make(pieces, pieces), _mask_id(tokenizer), options.mask_share or 0.3, options.mask_span)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "translation": Objective("encoder-decoder", "pairs", False, _translation),
+    "language-model": Objective("decoder", "documents", False, _language_model),
+    "masked-language-model": Objective("encoder", "documents", True, _masked),
+    "denoising": Objective("encoder-decoder", "documents", True, _denoising),
+}
+
+
+def _pieces(texts: Sequence[Sequence[int]], length: int, last: int) -> Iterator[list[int]]:
+    """Texts cut into pieces of at most `length` tokens, each with `last` at its end."""
+    for ids in texts:
+        for start in range(0, max(1, len(ids) - 1), length - 1):
+            yield [*ids[start : min(start + length, len(ids)) - 1], last]
+
+
+def _mask_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.mask_id is None:
+        raise UserError("the vocabulary has no <mask>: begin without a checkpoint, or with one that was trained so")
+    return tokenizer.mask_id

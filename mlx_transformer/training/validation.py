@@ -1,0 +1,48 @@
+"""How good the model is on text that it doesn't learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from mlx_transformer.data.corpus import ParallelText
+from mlx_transformer.data.epochs import BatchesByEpoch
+from mlx_transformer.generation.with_mlx import MlxTranslator, evaluating
+from mlx_transformer.scoring import score
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .data import Text
+from .step import TrainStep
+
+LARGEST_EXPONENT = 700.0
+"""Of a float64."""
+
+
+def validated(
+    step: TrainStep,
+    batches: BatchesByEpoch,
+    text: Text,
+    tokenizer: Tokenizer,
+    sentences: int,
+    stopped: Callable[[], bool],
+) -> dict[str, float]:
+    """loss: mean in nats a target token, as trained (label smoothing included); perplexity: e to the same without
+    smoothing; of pairs, scores of greedy translations of the first `sentences`. Empty once `stopped()` is true."""
+    total = plain = 0.0
+    tokens = 0
+    with evaluating(step.model):
+        for batch in batches.batches(0):
+            if stopped():
+                return {}
+            loss, nll = step.losses(batch)
+            total, plain, tokens = total + float(np.array(loss)), plain + float(np.array(nll)), tokens + batch.tokens
+        values = {"loss": total / max(1, tokens)}
+        values["perplexity"] = math.exp(min(plain / max(1, tokens), LARGEST_EXPONENT))
+        count = min(sentences, len(text))
+        if count and isinstance(text, ParallelText):
+            translated = MlxTranslator(step.model, tokenizer).translate(text.source[:count], overlong="truncate")
+            scores = score(translated, text.target[:count])
+            values |= {name: scores[name] for name in ("bleu", "chrf", "exact_match")}
+    return values
