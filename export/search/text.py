@@ -20,7 +20,15 @@ from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import EOS, MASK_TOKEN, MIN_VOCAB_SIZE, PAD, SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+from mlx_transformer.spec.tokenizer import (
+    EOS,
+    MASK_TOKEN,
+    MIN_VOCAB_SIZE,
+    PAD,
+    SPECIAL_TOKENS,
+    SPLIT_PATTERN,
+    Tokenizer,
+)
 
 from . import utf8
 from .categories import LETTERS_AND_MARKS, NUMBERS
@@ -139,7 +147,7 @@ def byte_letters() -> str:
 
 
 def _behaviour(specification: dict[str, Any]) -> list[Any]:
-    """All settings that decide what a tokenizer does, without its vocabulary and merges, nor the place of <mask> in it."""
+    """All settings that decide what a tokenizer does, without its vocabulary, <mask>'s place in it, and merges."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     added = specification.get("added_tokens") or []

@@ -13,7 +13,7 @@ import typer
 
 from mlx_transformer.spec.errors import UserError
 
-from . import converting, exporting, text, training
+from . import converting, exporting, language, text, training
 from .spelling import spelled, spellings
 
 ALL = {
@@ -23,6 +23,8 @@ ALL = {
     "translate": text.translate,
     "evaluate": text.evaluate,
     "score": text.score,
+    "generate": language.generate,
+    "fill": language.fill,
     "export": exporting.export,
     "validate": exporting.validate,
     "serve": text.serve,
@@ -33,7 +35,7 @@ ALL = {
 }
 ONNX = {
     "build": exporting.export,
-    **{name: ALL[name] for name in ("validate", "translate", "evaluate", "score", "serve", "info")},
+    **{name: ALL[name] for name in ("validate", "translate", "evaluate", "score", "generate", "fill", "serve", "info")},
 }
 HELP = ["-h", "--help"]
 PROGRAMS = {

@@ -20,6 +20,7 @@ from .arguments import (
     TextSettings,
     TranslateSettings,
 )
+from .models import is_onnx, load_checkpoint
 from .settings import with_settings
 
 OverlongOption = Annotated[
@@ -135,32 +136,16 @@ def serve(
 
 def _translator(model: Path, runtime: RuntimeSettings) -> Any:
     """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
-    from mlx_transformer.spec.folders import is_onnx_folder
-
     if model.is_file():
         return _search_model(model, runtime)
-    onnx = is_onnx_folder(model)
-    if runtime.backend == "onnx" and not onnx:
-        raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
-    if runtime.backend == "mlx" and onnx:
-        raise UserError(f"{model}: an ONNX folder runs with --backend onnx; MLX needs the checkpoint folder")
-    if onnx:
+    if is_onnx(model, runtime):
         from export import OnnxTransformer
 
         return OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
-    for name, value in (("threads", runtime.threads), ("precision", runtime.precision)):
-        if value is not None:
-            raise UserError(f"{model}: is a checkpoint; --{name} is for ONNX folders")
-    try:
-        from mlx_transformer.generation.with_mlx import MlxTranslator
-        from mlx_transformer.nn.loading import load
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "mlx":
-            raise
-        build = f"python -m export build {model} OUT"
-        raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
+    loaded = load_checkpoint(model, runtime)
+    from mlx_transformer.generation.with_mlx import MlxTranslator
 
-    return MlxTranslator(*load(model, runtime.verify), str(model))
+    return MlxTranslator(*loaded, str(model))
 
 
 def _search_model(file: Path, runtime: RuntimeSettings) -> Any:

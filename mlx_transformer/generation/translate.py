@@ -46,7 +46,10 @@ class Translator:
         """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
         matter. `UserError` if it cannot translate text."""
         if config.architecture != "encoder-decoder":
-            raise UserError(f"{where}: translating needs an encoder-decoder, not architecture={config.architecture!r}")
+            use = {"decoder": "generate", "encoder": "fill"}[config.architecture]
+            raise UserError(
+                f"{where}: translating needs an encoder-decoder; architecture={config.architecture!r} is for {use}"
+            )
         if tokenizer is None:
             raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
         tokenizer.check_fits(config, where)

@@ -12,6 +12,7 @@ from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
 from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.packed import PackedBatches
+from mlx_transformer.device import choices
 from mlx_transformer.spec.config import Architecture
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -42,7 +43,8 @@ def _language_model(
     text: Documents, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
 ) -> PackedBatches:
     prompts = [ids[:-1] for ids in tokenizer.encode_batch(text.prompts)]
-    return PackedBatches(tokenizer.encode_batch(text.texts), prompts, row_length=options.max_length, **common)
+    row_length = max(options.max_length, choices().shortest)
+    return PackedBatches(tokenizer.encode_batch(text.texts), prompts, row_length=row_length, **common)
 
 
 def _masked(

@@ -10,6 +10,7 @@ ROOMS = 11  # of export/, beside its face
 ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
+    "packing": "graphs don't train",
 }
 ONLY_ONNX = {"primitives": "what mlx.nn is on the other side"}
 

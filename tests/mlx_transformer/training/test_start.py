@@ -98,7 +98,9 @@ def test_what_cannot_be_started_from(first, tmp_path):
     config = dataclasses.replace(opened.config, architecture="decoder", encoder_layers=0, tie_embeddings="none")
     alone = Transformer(config)
     save_checkpoint(tmp_path / "decoder", config, alone.weights(), opened.tokenizer_json())
-    with pytest.raises(UserError, match=r"architecture='decoder' doesn't learn translation: choose objective language-model, or"):
+    with pytest.raises(
+        UserError, match=r"architecture='decoder' doesn't learn translation: choose objective language-model, or"
+    ):
         started(tmp_path, tmp_path / "decoder")
 
 

@@ -1,0 +1,80 @@
+"""What a command's MODEL is: a checkpoint, run by MLX, or an ONNX folder, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_transformer.spec.errors import UserError
+
+from .arguments import RuntimeSettings
+
+if TYPE_CHECKING:
+    from mlx_transformer.spec.config import TransformerConfig
+    from mlx_transformer.spec.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model of either runtime."""
+
+    config: TransformerConfig
+    tokenizer: Tokenizer | None
+    generate: Callable[..., Any]
+    stream_ids: Callable[..., Any]
+    logits: Callable[..., Any]
+
+
+def is_onnx(model: Path, runtime: RuntimeSettings) -> bool:
+    """Which runtime a folder is for; `UserError` if the options ask for the other."""
+    from mlx_transformer.spec.folders import is_onnx_folder
+
+    onnx = is_onnx_folder(model)
+    if runtime.backend == "onnx" and not onnx:
+        raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
+    if runtime.backend == "mlx" and onnx:
+        raise UserError(f"{model}: an ONNX folder runs with --backend onnx; MLX needs the checkpoint folder")
+    if not onnx:
+        for name, value in (("threads", runtime.threads), ("precision", runtime.precision)):
+            if value is not None:
+                raise UserError(f"{model}: is a checkpoint; --{name} is for ONNX folders")
+    return onnx
+
+
+def load_checkpoint(model: Path, runtime: RuntimeSettings) -> tuple[Any, Tokenizer | None]:
+    """The network in MLX and its tokenizer."""
+    try:
+        from mlx_transformer.nn.loading import load
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "mlx":
+            raise
+        build = f"python -m export build {model} OUT"
+        raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
+    return load(model, runtime.verify)
+
+
+def open_model(model: Path, runtime: RuntimeSettings) -> Opened:
+    """A folder of any architecture."""
+    if model.is_file():
+        raise UserError(f"{model}: is a file; give a checkpoint folder or an ONNX folder")
+    if is_onnx(model, runtime):
+        from export import OnnxTransformer
+        from mlx_transformer.spec.tokenizer import Tokenizer
+
+        opened = OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
+        path = opened.folder.tokenizer_path
+        tokenizer = Tokenizer.load(path) if path else None
+        return Opened(opened.config, tokenizer, opened.generate, opened.stream_ids, opened.logits)
+    network, tokenizer = load_checkpoint(model, runtime)
+    from mlx_transformer.generation import with_mlx
+
+    return Opened(
+        network.config,
+        tokenizer,
+        partial(with_mlx.generate, network),
+        partial(with_mlx.stream_ids, network),
+        network,
+    )

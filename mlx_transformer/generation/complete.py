@@ -1,0 +1,79 @@
+"""Text that goes on from a prompt, by a decoder alone, whatever runtime searches.
+
+prompt -> start token and its ids -> search -> new ids -> text, as far as the first stop word
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .options import Ids
+from .stream import pieces
+from .translate import as_lines, check_single
+
+
+class Completer:
+    """`generate(ids, **options) -> new ids of each row` and `stream_ids(ids, **options)`, with a tokenizer."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tokenizer: Tokenizer | None,
+        generate: Callable[..., list[list[int]]],
+        stream_ids: Callable[..., Iterator[int]],
+        where: str = "model",
+    ):
+        """`where` names the model in errors. `UserError` if it isn't a decoder alone, or has no tokenizer."""
+        if config.architecture != "decoder":
+            use = {"encoder-decoder": "translate", "encoder": "fill"}[config.architecture]
+            raise UserError(f"{where}: generate needs a decoder; architecture={config.architecture!r} is for {use}")
+        if tokenizer is None:
+            raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
+        tokenizer.check_fits(config, where)
+        self.config, self.tokenizer, self.generate, self.stream_ids = config, tokenizer, generate, stream_ids
+
+    def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]:
+        """What follows each prompt, which may be empty; it ends before the first of the words `stop`. options: the
+        fields of `Options`. `UserError` for a prompt that the model has no room for, and for wrong options."""
+        check_single(options)
+        _check_stop(stop)
+        found = self.generate(self.ids(prompts), **options)
+        return ["".join(until([text], stop)) for text in self.tokenizer.decode_batch(found)]
+
+    def stream(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
+        """The same for one prompt, in pieces, as they are decided: greedily or sampled."""
+        _check_stop(stop)
+        new = self.stream_ids(self.ids([prompt])[0], **options)
+        return until(pieces(self.tokenizer.decode, new), stop)
+
+    def ids(self, prompts: Sequence[str]) -> Ids:
+        """What is searched: the start token, then the prompt's tokens."""
+        return [[self.config.bos_id, *ids[:-1]] for ids in self.tokenizer.encode_batch(as_lines(prompts))]
+
+
+def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+    """The texts up to the first stop word, which is left out; what may yet become one is held back."""
+    held = ""
+    for text in texts:
+        held += text
+        ends = [place for word in stop if (place := held.find(word)) >= 0]
+        if ends:
+            if min(ends):
+                yield held[: min(ends)]
+            return
+        kept = max((n for word in stop for n in range(1, len(word)) if held.endswith(word[:n])), default=0)
+        if ready := held[: len(held) - kept]:
+            yield ready
+        held = held[len(held) - kept :]
+    if held:
+        yield held
+
+
+def _check_stop(stop: Sequence[str]) -> None:
+    if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
+        raise UserError("stop: give a list of words, none of them empty")

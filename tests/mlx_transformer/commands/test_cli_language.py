@@ -1,0 +1,71 @@
+"""Decoders and encoders alone on the command line: trained, exported, proven, put to work in both runtimes."""
+
+import json
+
+import pytest
+from command_line import caller, refused
+from tiny_text import train, write_text
+
+call = pytest.fixture(caller)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    from export import export_onnx
+
+    folder = tmp_path_factory.mktemp("language")
+    write_text(folder)
+    for objective, name in (("language-model", "decoder"), ("masked-language-model", "encoder")):
+        train(folder, objective, name, steps=20)
+        export_onnx(folder / name, folder / f"{name}-onnx")
+    return folder
+
+
+def test_generate_in_both_runtimes(models, call):
+    for options in (["--sample", "--seed", "3"], ["--beam", "2"], ["--stop", "5"], []):
+        given = ["3 4 5", "1 2", "--max-new-tokens", "5", *options]
+        found = [call("generate", models / name, *given, "--json") for name in ("decoder", "decoder-onnx")]
+        assert found[0] == found[1]
+        texts = [json.loads(line) for line in found[0][1].splitlines()]
+        assert [entry["prompt"] for entry in texts] == ["3 4 5", "1 2"]
+        assert call("generate", models / "decoder", *given)[1] == "".join(f"{entry['text']}\n" for entry in texts)
+        if "--beam" not in options:  # one alone is streamed
+            alone = call("generate", models / "decoder", *given[:1], *given[2:])
+            assert alone[1] == texts[0]["text"] + "\n"
+
+
+def test_fill_in_both_runtimes(models, call):
+    found = [call("fill", models / name, "3 4 <mask> 6", "--top-k", "3") for name in ("encoder", "encoder-onnx")]
+    assert found[0] == found[1]
+    rows = [line.split("\t") for line in found[0][1].splitlines()]
+    assert len(rows) == 3
+    assert [float(row[0]) for row in rows] == sorted((float(row[0]) for row in rows), reverse=True)
+    as_json = json.loads(call("fill", models / "encoder", "3 4 <mask> 6", "--top-k", "3", "--json")[1])
+    assert [guess["text"] for guess in as_json["masks"][0]] == [row[2] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
+def test_they_are_proven(name, models, call, tmp_path):
+    status, out, _ = call("validate", models / name, models / f"{name}-onnx")
+    assert status == 0
+    assert "equal" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "encoder", "x"], "generate needs a decoder; architecture='encoder' is for fill"),
+        (["generate", "encoder-onnx", "x"], "generate needs a decoder; architecture='encoder' is for fill"),
+        (["fill", "decoder", "<mask>"], "fill needs an encoder; architecture='decoder' is for generate"),
+        (["translate", "decoder", "x"], "translating needs an encoder-decoder; architecture='decoder' is for generate"),
+        (["translate", "encoder-onnx", "x"], "architecture='encoder' is for fill"),
+        (["generate", "decoder", "x", "--threads", "2"], "is a checkpoint; --threads is for ONNX folders"),
+        (["generate", "text.txt", "x"], "is a file; give a checkpoint folder or an ONNX folder"),
+        (["generate", "decoder", "x", "--top-p", "3"], "top-p"),
+        (["generate", "decoder", "x", "--stop", ""], "none of them empty"),
+        (["fill", "encoder", "x"], "line 1: holds no <mask>"),
+    ],
+)
+def test_refused_by_name(arguments, message, models, call):
+    command, model, *rest = arguments
+    refused(call(command, models / model, *rest), message)

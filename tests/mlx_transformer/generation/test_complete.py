@@ -1,0 +1,63 @@
+"""Text that goes on from a prompt."""
+
+import pytest
+
+from mlx_transformer.generation.complete import Completer, until
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.train([], 260)
+SIZES = {"vocab_size": 260, "d_model": 16, "heads": 2, "d_ff": 16}
+DECODER = TransformerConfig(architecture="decoder", encoder_layers=0, tie_embeddings="none", **SIZES)
+
+
+def completer(text="and so on. The end"):
+    """One that has the same to say to everybody."""
+    new = TOKENIZER.encode(text)[:-1]
+    asked = []
+
+    def generate(ids, **options):
+        asked.append((ids, options))
+        return [new] * len(ids)
+
+    return Completer(DECODER, TOKENIZER, generate, lambda ids, **options: iter(new)), asked
+
+
+def test_prompts_begin_with_the_start_token_and_do_not_end():
+    made, asked = completer()
+    assert made.complete(["a", ""], beam=2) == ["and so on. The end"] * 2
+    assert asked == [([[1, *TOKENIZER.encode("a")[:-1]], [1]], {"beam": 2})]
+
+
+@pytest.mark.parametrize("stop", [(), (".",), ("end", ". T"), ("and",), ("nowhere", "o"), ("d",), ("The end!",)])
+def test_stop_words_end_the_text_also_of_a_stream(stop):
+    made, _ = completer()
+    text = "and so on. The end"
+    ends = [text.index(word) for word in stop if word in text]
+    assert made.complete(["x"], stop=stop) == [text[: min(ends, default=None) if ends else None]]
+    assert "".join(made.stream("x", stop=stop)) == made.complete(["x"], stop=stop)[0]
+
+
+def test_what_may_become_a_stop_word_is_held_back():
+    assert list(until(["a", "b", "ab", "c"], ["abc"])) == ["ab"]
+    assert list(until(["x\n", "\n", "y"], ["\n\n"])) == ["x"]
+    assert list(until(["a", "b"], ["abc"])) == ["ab"]
+    assert list(until(["a", "b"], [])) == ["a", "b"]
+
+
+def test_refused():
+    made, _ = completer()
+    for stop in ("word", [""], [3]):
+        with pytest.raises(UserError, match="stop: give a list of words, none of them empty"):
+            made.complete(["x"], stop=stop)
+    with pytest.raises(UserError, match="n_best=2"):
+        made.complete(["x"], n_best=2)
+    with pytest.raises(UserError, match="takes a list of lines"):
+        made.complete("x")
+    with pytest.raises(
+        UserError, match=r"here: generate needs a decoder; architecture='encoder-decoder' is for transl"
+    ):
+        Completer(TransformerConfig(**SIZES), TOKENIZER, list, iter, "here")
+    with pytest.raises(UserError, match=r"here: has no tokenizer\.json"):
+        Completer(DECODER, None, list, iter, "here")

@@ -1,0 +1,61 @@
+"""Hidden words, found by an encoder."""
+
+import numpy as np
+import pytest
+
+from mlx_transformer.generation.fill import Filler
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.train(["the cat sat on the mat"] * 5, 290, mask=True)
+SIZES = {"vocab_size": TOKENIZER.vocab_size, "d_model": 16, "heads": 2, "d_ff": 16, "max_positions": 16}
+ENCODER = TransformerConfig(architecture="encoder", decoder_layers=0, **SIZES)
+CAT, MAT = (TOKENIZER.encode(f"a {word}")[1] for word in ("cat", "mat"))
+
+
+def filler():
+    """The first <mask> is " cat" with 3/4, " mat" with 1/4; any other the other way round."""
+    seen = []
+
+    def logits(ids):
+        seen.append(ids[0])
+        found = np.full((1, len(ids[0]), TOKENIZER.vocab_size), -50.0)
+        found[0, :, [0, 1, 2, 3, TOKENIZER.mask_id]] = 10  # never a guess
+        places = [i for i, id in enumerate(ids[0]) if id == TOKENIZER.mask_id]
+        for n, place in enumerate(places):
+            found[0, place, [CAT, MAT]] = np.log([3, 1] if n == 0 else [1, 3])
+        return found
+
+    return Filler(ENCODER, TOKENIZER, logits), seen
+
+
+def test_guesses_of_each_mask():
+    made, seen = filler()
+    [[first, second], [only]] = made.fill(["the <mask> on the <mask>", "<mask> sat"], top_k=2)
+    assert [(g.token, round(g.probability, 6)) for g in first] == [(" cat", 0.75), (" mat", 0.25)]
+    assert [g.text for g in first] == ["the cat on the mat", "the mat on the mat"]
+    assert [g.text for g in second] == ["the cat on the mat", "the cat on the cat"]
+    assert [g.text for g in only] == [" cat sat", " mat sat"]
+    # As in training: the text with one token in the place of " cat", and the end token.
+    expected = TOKENIZER.encode("the cat on the mat")
+    assert seen[0] == [TOKENIZER.mask_id if id in (CAT, MAT) else id for id in expected]
+
+
+def test_refused():
+    made, _ = filler()
+    with pytest.raises(UserError, match="line 2: holds no <mask>; put it where"):
+        made.fill(["<mask>", "x"])
+    with pytest.raises(UserError, match="line 1: 20 tokens, the model takes at most 16"):
+        made.fill(["<mask>" + "z" * 18])
+    for top_k in (0, 10_000):
+        with pytest.raises(UserError, match=rf"top_k={top_k}: give 1 to"):
+            made.fill(["<mask>"], top_k)
+    decoder = TransformerConfig(architecture="decoder", encoder_layers=0, tie_embeddings="none", **SIZES)
+    with pytest.raises(UserError, match=r"here: fill needs an encoder; architecture='decoder' is for generate"):
+        Filler(decoder, TOKENIZER, np.array, "here")
+    plain = Tokenizer.train([], 260)
+    with pytest.raises(UserError, match="here: its vocabulary has no <mask>"):
+        Filler(ENCODER, plain, np.array, "here")
+    with pytest.raises(UserError, match="logits are not finite"):
+        Filler(ENCODER, TOKENIZER, lambda ids: np.full((1, 16, TOKENIZER.vocab_size), np.nan)).fill(["<mask>"])
