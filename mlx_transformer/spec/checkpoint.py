@@ -29,6 +29,7 @@ from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+ADAPTER = "adapter.json"  # of an adapter (`adapter.py`), which is none by itself
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -217,6 +218,10 @@ def resolve(folder: str | Path) -> Path:
         raise UserError(f"{folder}: is an ONNX model; here a checkpoint folder ({CONFIG}, {WEIGHTS}) is needed")
     if saved := sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}")):
         raise UserError(f"{folder}: this run has written no model yet; its newest checkpoint is {saved[-1].parent}")
+    if (folder / ADAPTER).is_file():
+        raise UserError(
+            f"{folder}: is an adapter; merge it into its base first (mlx-transformer merge BASE {folder} OUT)"
+        )
     missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
     raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
 

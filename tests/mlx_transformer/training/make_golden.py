@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch  # type: ignore[import-not-found]
-from golden_numbers import RATES, numbers
+from golden_numbers import ADAPTER_ALPHA, RATES, numbers
 from torch.nn import functional
 
 SMOOTHING, PAD = 0.1, 0
@@ -56,6 +56,25 @@ def clipped() -> dict[str, np.ndarray]:
     return {"clip.norm": norm.numpy(), "clip.matrix": values[0].grad.numpy(), "clip.vector": values[1].grad.numpy()}
 
 
+def adapted() -> dict[str, np.ndarray]:
+    """Outputs and gradients of a linear map (6, 8) with an adapter of rank 3, from (2, 5, 8); of DoRA with the norm
+    left out of the gradient."""
+    found = {}
+    for kind in ("lora", "dora"):
+        w, b, g = (torch.tensor(numbers(seed, *shape)) for seed, shape in ((11, (6, 8)), (12, (6,)), (13, (2, 5, 6))))
+        inputs = {"x": (14, (2, 5, 8)), "lora_a": (15, (3, 8)), "lora_b": (16, (6, 3)), "magnitude": (17, (6,))}
+        leaves = {name: torch.tensor(numbers(s, *shape), requires_grad=True) for name, (s, shape) in inputs.items()}
+        x, lora_a, lora_b, magnitude = leaves.values()
+        weight = w + ADAPTER_ALPHA / 3 * lora_b @ lora_a
+        if kind == "dora":
+            weight = (magnitude / torch.linalg.vector_norm(weight, dim=1).detach())[:, None] * weight
+        y = functional.linear(x, weight, b)
+        (y * g).sum().backward()
+        found[f"{kind}.y"] = y.detach().numpy()
+        found |= {f"{kind}.{name}": leaf.grad.numpy() for name, leaf in leaves.items() if leaf.grad is not None}
+    return found
+
+
 if __name__ == "__main__":
     betas = {"betas": (0.9, 0.98), "eps": 1e-9}
     np.savez(
@@ -64,5 +83,6 @@ if __name__ == "__main__":
         adamw=optimized(torch.optim.AdamW, weight_decay=0.3, **betas),
         **losses(),
         **clipped(),
+        **adapted(),
     )
     print(f"golden_torch.npz: PyTorch {torch.__version__}")

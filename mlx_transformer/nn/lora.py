@@ -1,0 +1,88 @@
+"""Linear maps with an adapter beside their weight, float or quantised: LoRA (Hu et al. 2021), DoRA (Liu et al. 2024).
+
+    LoRA    y = x W^T + f (x A^T) B^T + b
+    DoRA    y = m / ||W + f B A|| (x W^T + f (x A^T) B^T) + b        norms of rows; equation 5
+
+f = alpha / R. The weight stays what it is, and where it is, so that a module keeps its parameters' names; its integers
+stay integers (`mx.quantized_matmul`). A trained adapter is merged into the weight before anything is exported
+(`spec/adapter.py`).
+
+Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+
+from mlx_transformer.spec.adapter import SMALLEST_NORM, AdapterConfig
+
+from .dropout import Dropout
+from .quantize import matrix
+
+
+def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
+    """Freeze the model, and give its targets an adapter that changes nothing yet; it alone is trained.
+
+    B is zero and A uniform in +-D^-0.5 (as LoRA's code has it; its paper draws a Gaussian), from MLX's random state. m
+    is the rows' norms.
+    """
+    model.freeze()
+    modules = dict(model.named_modules())
+    for path in config.targets:
+        layer: Any = modules[path]
+        kind = type(layer)
+        rows, width = matrix(layer).shape
+        bound = 1 / math.sqrt(width)
+        layer.lora_a = mx.random.uniform(-bound, bound, (config.rank, width))
+        layer.lora_b = mx.zeros((rows, config.rank))
+        layer.lora_factor = config.factor
+        layer.lora_dropout = Dropout(config.dropout)
+        if config.kind == "dora":
+            layer.magnitude = row_norms(layer)
+        layer.__class__ = {"lora": _lora, "dora": _dora}[config.kind](kind)
+
+
+def row_norms(layer: nn.Module) -> mx.array:
+    """||W + f B A|| of each row (O,), in float32: with B = 0 the very numbers of W alone."""
+    update = layer.lora_b.astype(mx.float32) @ layer.lora_a.astype(mx.float32)
+    changed = matrix(layer).astype(mx.float32) + layer.lora_factor * update
+    return mx.sqrt(mx.sum(changed * changed, axis=1))
+
+
+@cache
+def _lora(kind: type[nn.Module]) -> type[nn.Module]:
+    class LoRA(kind):
+        def __call__(self, x: mx.array) -> mx.array:
+            return super().__call__(x) + _update(self, x)
+
+    return LoRA
+
+
+@cache
+def _dora(kind: type[nn.Module]) -> type[nn.Module]:
+    class DoRA(kind):
+        def __call__(self, x: mx.array) -> mx.array:
+            # Section 4.3: no gradient goes through the norm, which saves memory and costs no accuracy.
+            norms = mx.stop_gradient(mx.maximum(row_norms(self), SMALLEST_NORM))
+            y = (self.magnitude / norms).astype(x.dtype) * (_product(self, x) + _update(self, x))
+            return y + self.bias if "bias" in self else y
+
+    return DoRA
+
+
+def _update(layer: Any, x: mx.array) -> mx.array:
+    """(..., D) -> (..., O)"""
+    return (layer.lora_factor * (layer.lora_dropout(x) @ layer.lora_a.T)) @ layer.lora_b.T
+
+
+def _product(layer: Any, x: mx.array) -> mx.array:
+    """x W^T: (..., D) -> (..., O)"""
+    if not isinstance(layer, nn.QuantizedLinear):
+        return x @ layer.weight.T
+    how: Any = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
+    return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))

@@ -1,0 +1,179 @@
+"""An adapter: what LoRA or DoRA has learned on top of a checkpoint, its base, in a folder that can be shipped alone.
+
+adapter.json says how adapter.safetensors is meant, and the SHA-256 of the base's model.safetensors, without which it
+means nothing. Of each target, a linear map with the weight W (O, D), there are float32 arrays of rank R:
+
+    PATH.lora_a (R, D), PATH.lora_b (O, R)    U = W + alpha/R B A         LoRA: Hu et al. 2021, equation 3
+    PATH.magnitude (O,), of DoRA alone        m U / ||U||                 DoRA: Liu et al. 2024, equation 5
+
+Norms are those of rows, one for each output, as in DoRA's code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from .checkpoint import ADAPTER, read_tensors
+from .config import TransformerConfig
+from .durable import replace_folder
+from .errors import UserError
+from .fields import Bounds, check_fields, unknown_keys
+from .files import read_json
+from .parameters import parameter_shapes
+
+ARRAYS = "adapter.safetensors"
+FORMAT = 1
+A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
+SMALLEST_NORM = float(np.finfo(np.float32).tiny)
+"""Of a row of zeros, which stays one."""
+
+Kind = Literal["lora", "dora"]
+Rank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
+Alpha = Annotated[float, Bounds(above=0, at_most=1e6)]
+Share = Annotated[float, Bounds(at_least=0, below=1)]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Raises `UserError` for values that make no sense."""
+
+    kind: Kind
+    rank: Rank
+    alpha: Alpha
+    dropout: Share = 0.0
+    """Of the adapter's inputs, in training."""
+    base: str
+    """SHA-256 of the base's weights."""
+    targets: tuple[str, ...]
+    """The linear maps that are adapted, by the names of their parameters without ".weight"."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+        if not self.targets or not all(isinstance(target, str) for target in self.targets):
+            raise UserError("targets must be names of linear maps")
+
+    @property
+    def factor(self) -> float:
+        """On B A: alpha / rank, as in section 4.1 of LoRA's paper."""
+        return self.alpha / self.rank
+
+    def shapes(self, config: TransformerConfig) -> dict[str, Shape]:
+        """Name and shape of every array. `UserError` if the model has no such linear map, or the rank is too large."""
+        maps, found = linear_maps(config), dict[str, Shape]()
+        for path in self.targets:
+            if path not in maps:
+                raise UserError(f"{path}: the model has no such linear map")
+            rows, width = maps[path]
+            if self.rank > min(rows, width):
+                raise UserError(f"{path} is {rows} x {width}: no change of it has a rank above {min(rows, width)}")
+            found |= {f"{path}.{A}": (self.rank, width), f"{path}.{B}": (rows, self.rank)}
+            found |= {f"{path}.{MAGNITUDE}": (rows,)} if self.kind == "dora" else {}
+        return found
+
+
+@dataclass(frozen=True)
+class Adapter:
+    config: AdapterConfig
+    arrays: Mapping[str, NDArray]
+
+    def merged(self, name: str, weight: NDArray) -> NDArray:
+        """The parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
+        parameter is only stored in float32."""
+        path = name.removesuffix(".weight")
+        if path not in self._targets:
+            return weight.astype(np.float32, copy=False)
+        a, b = (self.arrays[f"{path}.{part}"].astype(np.float64) for part in (A, B))
+        changed = weight.astype(np.float64) + self.config.factor * (b @ a)
+        if self.config.kind == "dora":
+            norms = np.linalg.norm(changed, axis=1)
+            changed *= (self.arrays[f"{path}.{MAGNITUDE}"] / np.maximum(norms, SMALLEST_NORM))[:, None]
+        return changed.astype(np.float32)
+
+    def check_fits(self, config: TransformerConfig, where: str) -> None:
+        """`UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask for."""
+        try:
+            expected = self.config.shapes(config)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        found = {name: tuple(array.shape) for name, array in self.arrays.items()}
+        if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
+            name = wrong[0]
+            raise UserError(f"{where}: {name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}")
+
+    def json(self) -> str:
+        """The text of adapter.json."""
+        values = {"format": FORMAT, **asdict(self.config), "arrays": _digest(self.arrays)}
+        return json.dumps(values, indent=2) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write the folder durably, in the place of an adapter that is there."""
+        with replace_folder(folder, "adapter") as temporary:
+            (temporary / ADAPTER).write_text(self.json(), encoding="utf-8")
+            save_file({name: np.asarray(array, order="C") for name, array in self.arrays.items()}, temporary / ARRAYS)
+            (temporary / ARRAYS).chmod((temporary / ADAPTER).stat().st_mode & 0o777)  # it makes them private
+
+    @cached_property
+    def _targets(self) -> frozenset[str]:
+        return frozenset(self.config.targets)
+
+
+def read_adapter(folder: str | Path) -> Adapter:
+    """Of an adapter's folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
+
+    `UserError` if there is none, or it is damaged.
+    """
+    places = [place for place in (Path(folder) / "adapter", Path(folder)) if (place / ADAPTER).is_file()]
+    if not places:
+        raise UserError(f"{folder}: holds no adapter ({ADAPTER}, {ARRAYS}); train --adapter lora makes one")
+    folder = places[0]
+    values = read_json(folder / ADAPTER)
+    try:
+        version, digest, targets = (values.pop(key) for key in ("format", "arrays", "targets"))
+        if version != FORMAT:
+            raise UserError(f"format {version!r} is not known to this version (it reads format {FORMAT})")
+        if problems := unknown_keys(values, AdapterConfig):
+            raise UserError(problems[0])
+        config = AdapterConfig(**values, targets=tuple(targets))
+    except (UserError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / ADAPTER}: damaged ({error}); restore it from a copy") from error
+    arrays = read_tensors(folder / ARRAYS)
+    if _digest(arrays) != digest:
+        raise UserError(f"{folder / ARRAYS}: damaged (its SHA-256 differs from {ADAPTER}'s); restore it from a copy")
+    return Adapter(config, arrays)
+
+
+def linear_maps(config: TransformerConfig) -> dict[str, Shape]:
+    """{path: shape} of the linear maps that can be adapted, all of the encoder's and decoder's layers. The classifier
+    isn't among them: it is an embedding in most models, and as wide as the vocabulary."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in parameter_shapes(config).items()
+        if name.endswith("_proj.weight") and ".layers." in name
+    }
+
+
+def _digest(arrays: Mapping[str, NDArray]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def parameter_count_of(shapes: Mapping[str, Any]) -> int:
+    """Numbers in arrays of these shapes."""
+    return sum(int(np.prod(shape)) for shape in shapes.values())

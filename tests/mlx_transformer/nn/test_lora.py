@@ -1,0 +1,127 @@
+"""Linear maps with an adapter: PyTorch's numbers, nothing changed at first, integers that stay, gradients where they
+belong."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from golden_numbers import ADAPTER_ALPHA, numbers
+from mlx import nn
+from mlx.utils import tree_flatten
+from quantized_models import wide
+
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.loading import quantize
+from mlx_transformer.nn.lora import add_adapter
+from mlx_transformer.nn.quantize import matrix
+from mlx_transformer.spec.adapter import AdapterConfig, linear_maps
+from mlx_transformer.spec.quantization import Scheme
+
+pytestmark = pytest.mark.gpu_path
+GOLDEN = np.load(Path(__file__).parents[1] / "training" / "golden_torch.npz")
+KINDS = ["lora", "dora"]
+PARTS = {"lora": ["lora_a", "lora_b"], "dora": ["lora_a", "lora_b", "magnitude"]}
+
+
+class One(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.map = layer
+
+
+def config(kind, targets=("map",), **options):
+    return AdapterConfig(kind=kind, targets=targets, base="", **{"rank": 3, "alpha": ADAPTER_ALPHA, **options})
+
+
+def golden_layer(kind):
+    layer = nn.Linear(8, 6)
+    layer.weight, layer.bias = mx.array(numbers(11, 6, 8)), mx.array(numbers(12, 6))
+    add_adapter(One(layer), config(kind))
+    layer.lora_a, layer.lora_b = mx.array(numbers(15, 3, 8)), mx.array(numbers(16, 6, 3))
+    if kind == "dora":
+        layer.magnitude = mx.array(numbers(17, 6))
+    return layer
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_pytorchs(kind, compiled):
+    layer, x, weights = golden_layer(kind), mx.array(numbers(14, 2, 5, 8)), mx.array(numbers(13, 2, 5, 6))
+
+    def loss(parameters, x):
+        layer.update(parameters)
+        y = layer(x)
+        return (y * weights).sum(), y
+
+    run = mx.value_and_grad(loss, argnums=(0, 1))
+    parameters = layer.trainable_parameters()
+    (_, y), (gradients, by_x) = (mx.compile(run) if compiled else run)(parameters, x)
+    found = dict(tree_flatten(gradients))
+    assert sorted(found) == PARTS[kind]
+    for name, value in {**found, "x": by_x, "y": y}.items():
+        np.testing.assert_allclose(np.array(value), GOLDEN[f"{kind}.{name}"], rtol=1e-5, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_adapter_changes_nothing(kind, bits):
+    """LoRA not one bit; DoRA adds the bias in another operation."""
+    mx.random.seed(3)
+    model = Transformer(wide(attention_bias=True)).eval()
+    if bits:
+        quantize(model, Scheme(32, bits))
+    ids = mx.array([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    before, stored = np.array(model(ids, ids)), {n: np.array(v) for n, v in tree_flatten(model.parameters())}
+    add_adapter(model, config(kind, tuple(linear_maps(model.config))))
+    np.testing.assert_allclose(np.array(model(ids, ids)), before, rtol=0, atol=0 if kind == "lora" else 1e-5)
+    after = dict(tree_flatten(model.parameters()))
+    assert all(value.tobytes() == np.array(after[name]).tobytes() for name, value in stored.items())
+    trained = {name for name, _ in tree_flatten(model.trainable_parameters())}
+    assert trained == after.keys() - stored.keys() == set(config(kind, tuple(linear_maps(model.config))).shapes(wide()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_have_the_gradients_of_the_numbers_that_they_stand_for(kind):
+    found = []
+    for dense in (False, True):
+        mx.random.seed(5)
+        layer = nn.QuantizedLinear.from_linear(nn.Linear(64, 24), 32, 4)
+        if dense:
+            integers, layer = layer, nn.Linear(64, 24)
+            layer.weight, layer.bias = matrix(integers), integers.bias
+        add_adapter(One(layer), config(kind))
+        layer.lora_a, layer.lora_b = mx.array(numbers(1, 3, 64)), mx.array(numbers(2, 24, 3))
+
+        def loss(parameters, x, layer=layer):
+            layer.update(parameters)
+            return (layer(x) * mx.array(numbers(4, 7, 24))).sum()
+
+        gradients = mx.grad(loss, argnums=(0, 1))(layer.trainable_parameters(), mx.array(numbers(3, 7, 64)))
+        found.append({name: np.array(value) for name, value in tree_flatten(gradients)})
+    for name, value in found[1].items():
+        np.testing.assert_allclose(found[0][name], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=name)
+
+
+def test_a_row_of_zeros_stays_one():
+    layer = nn.Linear(8, 6)
+    layer.weight = mx.array(numbers(11, 6, 8)).at[2].multiply(0)
+    add_adapter(One(layer), config("dora"))
+    y, x = np.array(layer(mx.ones((1, 8))) - layer.bias), mx.ones((1, 8))
+    assert np.isfinite(y).all()
+    assert y[0, 2] == 0
+    gradient = mx.grad(lambda p: (layer.update(p), layer(x).sum())[1])(layer.trainable_parameters())
+    assert np.isfinite(np.array(gradient["lora_b"])).all()
+
+
+def test_dropout_of_the_adapters_inputs_alone():
+    layer = golden_layer("lora")
+    layer.lora_dropout.kept = 0.5
+    x, base = mx.array(numbers(14, 50, 8)), mx.array(numbers(14, 50, 8)) @ layer.weight.T + layer.bias
+    mx.random.seed(7)
+    drawn = np.mean([np.array(layer(x) - base) for _ in range(200)], axis=0)
+    assert not np.array_equal(np.array(layer(x)), np.array(layer(x)))
+    layer.eval()
+    whole = np.array(layer(x) - base)
+    np.testing.assert_array_equal(whole, np.array(layer(x) - base))
+    assert np.sqrt(np.mean((drawn - whole) ** 2)) < 0.2 * np.sqrt(np.mean(whole**2))  # 1 / sqrt(200) of it, and more
