@@ -104,6 +104,21 @@ def train(
     freeze: Annotated[
         str | None, typer.Option(metavar="PATTERNS", help="Parameters that stay, e.g. 'encoder.*,*embedding.*'.")
     ] = None,
+    adapter: Annotated[str | None, typer.Option(help="Train a low-rank change of --from alone: lora or dora.")] = None,
+    adapter_rank: Annotated[int | None, typer.Option("--rank", help="Of the adapter.", show_default="8")] = None,
+    adapter_alpha: Annotated[
+        float | None, typer.Option("--alpha", help="Its change counts alpha / rank times.", show_default="16")
+    ] = None,
+    adapter_targets: Annotated[
+        str | None,
+        typer.Option(
+            "--targets",
+            metavar="PATTERNS",
+            help="Linear maps that it changes; '*': all inside the layers.",
+            show_default="*.query_proj,*.value_proj",
+        ),
+    ] = None,
+    adapter_dropout: Annotated[float | None, typer.Option(help="Dropout of its inputs.", show_default="0")] = None,
     best: Annotated[
         str | None, typer.Option(help="Keep the best checkpoint by loss, perplexity, bleu, chrf or exact_match.")
     ] = None,
@@ -148,6 +163,8 @@ def train(
         "training": {"objective": objective, "steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}
         | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision}
+        | {"adapter": adapter, "adapter_rank": adapter_rank, "adapter_alpha": adapter_alpha}
+        | {"adapter_targets": adapter_targets, "adapter_dropout": adapter_dropout}
         | {"start_from": start_from, "freeze": freeze, "best": best, "patience": patience, "final": final},
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)

@@ -47,7 +47,7 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
         layer.__class__ = {"lora": _lora, "dora": _dora}[config.kind](kind)
 
 
-def row_norms(layer: nn.Module) -> mx.array:
+def row_norms(layer: Any) -> mx.array:
     """||W + f B A|| of each row (O,), in float32: with B = 0 the very numbers of W alone."""
     update = layer.lora_b.astype(mx.float32) @ layer.lora_a.astype(mx.float32)
     changed = matrix(layer).astype(mx.float32) + layer.lora_factor * update
@@ -66,7 +66,7 @@ def _lora(kind: type[nn.Module]) -> type[nn.Module]:
 @cache
 def _dora(kind: type[nn.Module]) -> type[nn.Module]:
     class DoRA(kind):
-        def __call__(self, x: mx.array) -> mx.array:
+        def __call__(self: Any, x: mx.array) -> mx.array:
             # Section 4.3: no gradient goes through the norm, which saves memory and costs no accuracy.
             norms = mx.stop_gradient(mx.maximum(row_norms(self), SMALLEST_NORM))
             y = (self.magnitude / norms).astype(x.dtype) * (_product(self, x) + _update(self, x))

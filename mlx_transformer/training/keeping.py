@@ -14,13 +14,10 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
-from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.checkpoint import open_checkpoint
-
-from .average import averaged
 from .options import TrainingOptions
 from .run import Run
 from .state import State
+from .weights import Weights
 
 BEST, MOVING = "best", "moving_average"
 FALLING = ("loss", "perplexity")
@@ -45,18 +42,18 @@ def out_of_patience(options: TrainingOptions, state: State) -> bool:
 
 
 class MovingAverage:
-    """An exponential moving average of all parameters, in float32: a <- decay a + (1 - decay) p after each step.
+    """An exponential moving average of a run's arrays, in float32: a <- decay a + (1 - decay) p after each step.
 
     The decay rises to the one given as (1 + n) / (10 + n) with the n-th step, so that first weights are soon forgotten.
     """
 
-    def __init__(self, model: Transformer, decay: float):
-        self.model, self.decay = model, decay
-        self.values: Any = tree_map(lambda p: p, model.parameters())
+    def __init__(self, weights: Weights, decay: float):
+        self.weights, self.decay = weights, decay
+        self.values: Any = tree_map(lambda p: p, weights.tree())
 
     def step(self, number: int) -> None:
         decay = min(self.decay, (1 + number) / (10 + number))
-        self.values = tree_map(lambda a, p: decay * a + (1 - decay) * p, self.values, self.model.parameters())
+        self.values = tree_map(lambda a, p: decay * a + (1 - decay) * p, self.values, self.weights.tree())
         mx.eval(self.values)
 
     @property
@@ -65,15 +62,15 @@ class MovingAverage:
 
 
 def final_weights(
-    options: TrainingOptions, state: State, files: Run, last: Mapping[str, NDArray], moving: MovingAverage | None
+    options: TrainingOptions, state: State, files: Run, weights: Weights, moving: MovingAverage | None
 ) -> tuple[dict[str, NDArray], dict[str, Any]]:
-    """(the weights of OUT/model, what run.json says about them). `last`: the weights as they are."""
+    """(the arrays that OUT/model is made of, what run.json says about them)."""
     if options.final == "best" and (files.folder / BEST).exists():
-        return dict(open_checkpoint(files.folder / BEST).tensors()), {"final": "best", "steps": [state.best_step]}
+        return weights.read(files.folder / BEST), {"final": "best", "steps": [state.best_step]}
     if options.final == "average":
         folders = files.checkpoints()[-options.average :]
         steps = [int(folder.name.removeprefix("step-")) for folder in folders]
-        return averaged(folders), {"final": "average", "steps": steps}
+        return weights.average(folders), {"final": "average", "steps": steps}
     if options.final == "moving-average" and moving is not None:
         return moving.arrays, {"final": "moving-average", "steps": [state.step]}
-    return dict(last), {"final": "last", "steps": [state.step]}
+    return weights.arrays(), {"final": "last", "steps": [state.step]}

@@ -21,7 +21,7 @@ from mlx_transformer.spec.parameters import embedding_names, output_weight_name,
 
 from .options import TrainingOptions
 
-NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.weight"
+NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.weight, *.magnitude"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ def freeze(model: Transformer, patterns: str) -> None:
             module.freeze(recurse=False, keys=keys)
 
 
-def matching(names: Iterable[str], patterns: str, key: str, strict: bool = True) -> frozenset[str]:
+def matching(
+    names: Iterable[str], patterns: str, key: str, strict: bool = True, what: str = "parameter"
+) -> frozenset[str]:
     """Those of the names that one of the patterns fits, which stand between commas: `encoder.*, *norm.weight`.
 
     `UserError` naming `key` if `strict` and a pattern fits none: it is a slip.
@@ -136,7 +138,7 @@ def matching(names: Iterable[str], patterns: str, key: str, strict: bool = True)
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
         fitting = {name for name in names if fnmatchcase(name, pattern)}
         if strict and not fitting:
-            raise UserError(f"{key}: {pattern!r} fits no parameter; they are called such as {names[0]} and {names[-1]}")
+            raise UserError(f"{key}: {pattern!r} fits no {what}; they are called such as {names[0]} and {names[-1]}")
         found |= fitting
     return frozenset(found)
 

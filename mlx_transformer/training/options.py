@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from mlx_transformer.spec.adapter import Alpha, Kind, Rank, Share
 from mlx_transformer.spec.fields import Bounds
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
@@ -108,6 +109,17 @@ class TrainingOptions:
     """Checkpoint whose weights, config and vocabulary the run starts from; its dropout alone may be changed."""
     freeze: str | None = None
     """Patterns of the names of parameters that stay as they are, between commas, such as "encoder.*, *embedding.*"."""
+    adapter: Kind | None = None
+    """Train a low-rank change of linear maps and nothing else; start_from, which it changes, may be quantised."""
+    adapter_rank: Rank = 8
+    """Rank of the change."""
+    adapter_alpha: Alpha = 16.0
+    """The change is the product of two small matrices times adapter_alpha / adapter_rank."""
+    adapter_targets: str | None = None
+    """Patterns of the names of linear maps to change, between commas, such as "decoder.*, *.up_proj"; "*" is all of
+    them inside the layers; unset: the attention's "*.query_proj, *.value_proj"."""
+    adapter_dropout: Share = 0.0
+    """Dropout of the change's inputs."""
     best: Literal["loss", "perplexity", "bleu", "chrf", "exact_match"] | None = None
     """Score of a validation by which the best checkpoint is kept, in OUT/best."""
     patience: Count = 0

@@ -196,6 +196,7 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield "final = 'average' needs checkpoint_steps, so that the same run averages the same steps"
     if t.best in SCORES and not t.valid_sentences:
         yield f"best = {t.best!r} is a score of translations: raise valid_sentences"
+    yield from _adapter_problems(t)
     if t.optimizer == "adam" and t.weight_decay:
         yield "optimizer adam has no weight decay: take adamw"
     if not t.weight_decay and t.weight_decay is not None and t.no_decay is not None:
@@ -213,6 +214,18 @@ def _document_problems(recipe: Recipe) -> Iterator[str]:
         yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
     if d.max_length < 2:
         yield "max_length: a document needs two tokens"
+
+
+def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
+    if t.adapter is None:
+        names = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout")
+        if changed := [name for name in names if getattr(t, name) != getattr(TrainingOptions, name)]:
+            yield f"{changed[0]} says nothing without an adapter: set adapter"
+        return
+    if t.start_from is None:
+        yield "an adapter changes a trained model: say which by start_from"
+    if t.freeze is not None:
+        yield "an adapter leaves all parameters but its own as they are: leave out freeze"
 
 
 def _start_problems(recipe: Recipe) -> Iterator[str]:

@@ -8,6 +8,7 @@ OUT/tensorboard/          the same curves, where a TensorBoard writer is install
 OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
 OUT/best/                 the checkpoint of the best validation, where the recipe names a score
 OUT/model/                the trained model, a checkpoint folder without optimizer state
+OUT/adapter/              the adapter that is merged into it, where one was trained
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ PARTS = (
     "checkpoints",
     "best",
     "model",
+    "adapter",
 )  # what a run has beside its record
 OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # of a checkpoint or an export, whose tokenizer would be replaced
 
@@ -169,8 +171,10 @@ class Run:
         optimizer: Mapping[str, NDArray],
         state: dict[str, Any],
         keep: int,
+        beside: tuple[Mapping[str, str], Mapping[str, Mapping[str, NDArray]]] = ({}, {}),
     ) -> Path:
-        """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`."""
+        """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`.
+        `beside`: further texts and arrays in it, by their files' names."""
         log = self.folder / "metrics.jsonl"
         try:
             if log.exists():
@@ -178,8 +182,9 @@ class Run:
         except OSError as error:
             raise _refused(log, error) from error
         path = self.folder / "checkpoints" / f"step-{state['step']:08d}"
-        texts = {STATE: json.dumps(state, indent=2) + "\n"}
-        checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors={OPTIMIZER: optimizer})
+        texts = {STATE: json.dumps(state, indent=2) + "\n", **beside[0]}
+        tensors = {OPTIMIZER: optimizer, **beside[1]}
+        checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors=tensors)
         self.prune(keep)
         return path
 

@@ -11,11 +11,13 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from mlx_transformer.nn import Transformer
+from mlx_transformer.spec.adapter import AdapterConfig
 from mlx_transformer.spec.checkpoint import open_checkpoint, resolve, weights_digest
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 
+from .adapter import adapted_model, chosen_adapter
 from .data import RunData, train_tokenizer
 from .objectives import OBJECTIVES
 from .plan import check_fits
@@ -28,6 +30,8 @@ class Start:
     tokenizer: Tokenizer
     checkpoint: Path | None = None
     """Whose weights the run starts from; None: fresh ones."""
+    adapter: AdapterConfig | None = None
+    """What is trained of it; None: the weights themselves."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -35,7 +39,9 @@ class Start:
         return {} if self.checkpoint is None else {"start": {"weights": weights_digest(self.checkpoint)}}
 
     def model(self) -> Transformer:
-        """With its first weights, in float32; MLX's random state decides fresh ones."""
+        """With its first weights, in float32 (but integers under an adapter); MLX's random state decides fresh ones."""
+        if self.checkpoint is not None and self.adapter is not None:
+            return adapted_model(open_checkpoint(self.checkpoint), self.config, self.adapter)
         model = Transformer(self.config)
         if self.checkpoint is not None:
             weights = open_checkpoint(self.checkpoint).tensors()
@@ -50,7 +56,7 @@ def check_start(recipe: Recipe) -> None:
     if recipe.training.start_from is None:
         check_fits(recipe.config(MIN_VOCAB_SIZE))
     else:
-        open_checkpoint(recipe.training.start_from)
+        chosen_adapter(recipe.training, open_checkpoint(recipe.training.start_from))
 
 
 def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
@@ -79,4 +85,5 @@ def _from_checkpoint(path: Path, recipe: Recipe) -> Start:
     tokenizer = Tokenizer(text, str(path))
     if recipe.objective.masks and tokenizer.mask_id is None:
         raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
-    return Start(dataclasses.replace(config, **recipe.model), tokenizer, resolve(path))
+    config = dataclasses.replace(config, **recipe.model)
+    return Start(config, tokenizer, resolve(path), chosen_adapter(recipe.training, checkpoint))

@@ -13,13 +13,13 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.device import device_record
-from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.spec.progress import Reporter, duration
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .adapter import announced
 from .arithmetic import Arithmetic
 from .checkpointing import checkpoint_layers
 from .clock import CLOCK, Clock
@@ -36,6 +36,7 @@ from .state import State
 from .step import TrainStep
 from .stop import StopSignal
 from .validation import validated
+from .weights import weights_of
 
 FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
 
@@ -85,13 +86,14 @@ class Trainer:
         o = self.options
         mx.random.seed(o.seed)
         self.model = self.start.model()
+        self.weights = weights_of(self.model, self.start.adapter)
         if o.freeze is not None:
             freeze(self.model, o.freeze)
         if o.gradient_checkpointing:
             checkpoint_layers(self.model)
         optimizer, arithmetic = Optimizer(self.model, o), Arithmetic(o.precision)
         self.step = TrainStep(self.model, optimizer, o.smoothing, o.clip_norm, arithmetic)
-        self.moving = MovingAverage(self.model, o.moving_average) if o.final == "moving-average" else None
+        self.moving = MovingAverage(self.weights, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None
         if resume:
@@ -118,8 +120,8 @@ class Trainer:
 
     def _write_model(self) -> Path:
         self.model.eval()
-        weights, said = final_weights(self.options, self.state, self.files, self.model.weights(), self.moving)
-        model = save_checkpoint(self.out / "model", self.config, weights, self.tokenizer.to_json())
+        arrays, said = final_weights(self.options, self.state, self.files, self.weights, self.moving)
+        model = self.weights.write(self.out, arrays, self.tokenizer.to_json())
         self.files.note_model(said)
         return model
 
@@ -185,6 +187,8 @@ class Trainer:
         text = f"{len(self.data.train) - self.batches.dropped:,} {kind}, {len(self.data.valid):,}"
         for line in plan_lines(self.options, self.config, text, self.batches.batch_tokens, len(self.batches)):
             self.reporter.line(line)
+        if self.start.adapter is not None:
+            self.reporter.line(announced(self.start.adapter, self.config))
         if self.batches.dropped or self.data.dropped:
             long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", "empty documents")
             note = f"{self.batches.dropped:,} {long} longer than {self.recipe.data.max_length} tokens"
@@ -195,10 +199,8 @@ class Trainer:
         done = self._progress()
         if share < done < 1:
             remaining = (1 - done) / (done - share)
-            steps, time_left = (
-                self.state.step + remaining * (FORECAST_AFTER - 1),
-                remaining * (self.state.seconds - seconds),
-            )
+            steps = self.state.step + remaining * (FORECAST_AFTER - 1)
+            time_left = remaining * (self.state.seconds - seconds)
             self.reporter.line(f"at this speed: {steps:,.0f} steps in all, {duration(time_left)} from now")
             if self.options.minutes is not None:
                 for line in ends_inside_warm_up(self.options, round(steps)):
@@ -230,7 +232,7 @@ class Trainer:
             return {}
         self.state.validated_step = self.state.step
         if is_better(self.options, self.state, values):
-            save_checkpoint(self.out / BEST, self.config, self.model.weights(), self.tokenizer.to_json())
+            self.weights.save(self.out / BEST, self.tokenizer.to_json())
         self.files.metric("valid", self.state.step, epoch=round(self.state.epoch, 3), **values)
         summary = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
         self.reporter.line(f"valid  step {self.state.step:,}  epoch {self.state.epoch:.2f}  {summary}")
@@ -239,8 +241,8 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of the current step, with the optimizer's state."""
         optimizer = {name: np.array(value) for name, value in _flat(self._arrays())}
-        weights, state = self.model.weights(), asdict(self.state)
-        self.files.save(self.config, weights, self.tokenizer.to_json(), optimizer, state, self.options.kept)
+        weights, state, text = self.weights.table(), asdict(self.state), self.tokenizer.to_json()
+        self.files.save(self.config, weights, text, optimizer, state, self.options.kept, self.weights.beside())
         self._saved_step = self.state.step
 
     def _restore(self) -> None:
@@ -257,7 +259,7 @@ class Trainer:
             self.state = State(**state)
         except TypeError as error:
             raise UserError(f"{opened.folder / STATE}: written by another version ({error})") from error
-        self.model.update(tree_unflatten([(name, mx.array(array)) for name, array in opened.tensors()]))
+        self.weights.restore(opened.folder)
         arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()])
         self.step.restore(arrays)
         if self.moving is not None:
