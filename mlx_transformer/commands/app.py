@@ -31,6 +31,7 @@ ALL = {
     "import": converting.import_command,
     "to-huggingface": converting.to_huggingface_command,
     "quantize": converting.quantize,
+    "merge": converting.merge,
     "info": exporting.info,
 }
 ONNX = {

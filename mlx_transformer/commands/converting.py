@@ -1,4 +1,4 @@
-"""import, to-huggingface, quantize: from checkpoint to checkpoint."""
+"""import, to-huggingface, quantize, merge: from checkpoint to checkpoint."""
 
 from __future__ import annotations
 
@@ -48,3 +48,19 @@ def quantize(
     with quiet_progress("quantize") as watch:
         done = quantize_checkpoint(checkpoint, out, Scheme(group_size, bits), force, watch)
     print(f"{out}: {done}")
+
+
+def merge(
+    base: Annotated[Path, typer.Argument(help="The checkpoint that the adapter was trained from.")],
+    adapter: Annotated[Path, typer.Argument(help="The adapter's folder, or that of the run which trained it.")],
+    out: Annotated[Path, typer.Option(help="The checkpoint folder to write, new or empty.")],
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Round the matrices again that BASE has as integers.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Merge an adapter into its base: a checkpoint in float32, which every other command takes."""
+    from mlx_transformer.training.merge import merge_adapter
+
+    rounding = merge_adapter(base, adapter, out, requantize, force)
+    print(f"{out}: merged" + (f"; {rounding}" if rounding is not None else ""))

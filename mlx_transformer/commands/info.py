@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.spec.adapter import read_adapter
+from mlx_transformer.spec.checkpoint import ADAPTER, CONFIG, open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
@@ -24,13 +25,15 @@ Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
 
 def describe(path: Path, graph_facts: Facts) -> RenderableType:
-    """Tables about a checkpoint, a run's folder, an ONNX folder, or one ONNX file with the search inside; `UserError`
-    if it is none of these or damaged.
+    """Tables about a checkpoint, a run's folder, an adapter, an ONNX folder, or one ONNX file with the search inside;
+    `UserError` if it is none of these or damaged.
 
     `graph_facts` is `export.package.facts.graph_facts`, or a function like it.
     """
     if path.is_file():
         return _file(path, graph_facts)
+    if (path / ADAPTER).is_file() and not (path / CONFIG).is_file():
+        return Group(_table({"kind": "adapter", "folder": str(path), **_adapter(path)}), _files(path))
     return _onnx(path, graph_facts) if is_onnx_folder(path) else _checkpoint(path)
 
 
@@ -70,7 +73,16 @@ def _checkpoint(path: Path) -> RenderableType:
     run = path / "run.json"
     if run.is_file():
         facts |= _run(run)
+    if any((folder / ADAPTER).is_file() for folder in (path, path / "adapter")):
+        facts |= _adapter(path)
     return Group(_table(facts), _config(opened.config), _files(opened.folder))
+
+
+def _adapter(path: Path) -> dict[str, str]:
+    adapter = read_adapter(path)
+    c, count = adapter.config, sum(array.size for array in adapter.arrays.values())
+    facts = {"adapter": f"{c.kind} of rank {c.rank}, alpha {c.alpha:g}: {count:,} parameters"}
+    return facts | {"its targets": ", ".join(c.targets), "its base": f"model.safetensors of SHA-256 {c.base}"}
 
 
 def _run(path: Path) -> dict[str, str]:

@@ -18,12 +18,12 @@ def is_onnx_folder(path: str | Path) -> bool:
     if path.is_dir() and (any(path.glob("onnx/*.onnx")) or any(path.glob("*.onnx"))):
         return True
     # Not at the top: running an ONNX folder needs nothing of what reads weights.
-    from .checkpoint import resolve
+    from .checkpoint import ADAPTER, resolve
 
     try:
         resolve(path)
     except UserError as error:
-        if path.is_dir():
+        if path.is_dir() and not (path / ADAPTER).is_file():
             raise UserError(
                 f"{path}: neither a checkpoint folder (config.json, model.safetensors) nor an ONNX folder"
             ) from error
