@@ -16,6 +16,7 @@ from export import export_onnx
 from export.reference import Reference
 from export.validate.assertion import assert_equal
 from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
+from mlx_transformer.cli import main
 from mlx_transformer.spec.adapter import ARRAYS, linear_maps, read_adapter
 from mlx_transformer.spec.checkpoint import open_checkpoint, read_tensors, weights_digest
 from mlx_transformer.spec.errors import UserError
@@ -211,3 +212,23 @@ def test_force_begins_without_the_adapter_of_before(bases, tmp_path):
     Trainer(made, tmp_path / "run", force=True).run()
     assert not (tmp_path / "run" / "adapter").exists()
     assert (tmp_path / "run" / "model").exists()
+
+
+def test_flags_say_all_of_it(bases, tmp_path, capsys):
+    data = adapting(bases["float32"], tmp_path / "other").recipe.data
+    flags = ["--source", data.source, "--target", data.target, "--steps", 2, "--adapter", "dora", "--rank", 2]
+    flags += ["--alpha", 3, "--targets", "decoder.*_proj", "--adapter-dropout", 0.1, "--out", tmp_path / "run"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", *map(str, flags)])
+    assert "an adapter changes a trained model: say which by --from" in capsys.readouterr().err
+    main(["train", *map(str, flags), "--from", str(bases["4 bits"])])
+    assert "dora of rank 2 on 10 of 16 linear maps: 1,760 parameters are trained" in capsys.readouterr().err
+    found = read_adapter(tmp_path / "run").config
+    assert (found.kind, found.rank, found.alpha, found.dropout) == ("dora", 2, 3.0, 0.1)
+    assert found.targets == tuple(
+        path for path in linear_maps(open_checkpoint(bases["4 bits"]).config) if path.startswith("decoder.")
+    )
+    size = sum(path.stat().st_size for path in (tmp_path / "run" / "adapter").iterdir())
+    assert size < 0.2 * (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
+    main(["merge", str(bases["4 bits"]), str(tmp_path / "run"), "--out", str(tmp_path / "merged")])
+    assert same(weights(tmp_path / "merged"), weights(tmp_path / "run"))
