@@ -13,12 +13,13 @@ import typer
 
 from mlx_transformer.spec.errors import UserError
 
-from . import converting, exporting, language, text, training
+from . import converting, exporting, language, launching, text, training
 from .spelling import spelled, spellings
 
 ALL = {
     "quickstart": training.quickstart,
     "train": training.train,
+    "launch": launching.launch,
     "average": training.average,
     "translate": text.translate,
     "evaluate": text.evaluate,

@@ -144,6 +144,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a translator on parallel text or the built-in corpus, or by --objective another model on plain text."""
+    from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.run import check_folder
     from mlx_transformer.training.trainer import Trainer
@@ -154,7 +155,9 @@ def train(
         out, recipe = Path(recipe), None
     if out is None:
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
-    check_folder(out, resume, force)
+    group = joined()
+    if group.leads:
+        check_folder(out, resume, force)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     files |= {"text": text, "valid_text": valid_text}
     flags = {
@@ -168,8 +171,10 @@ def train(
         | {"start_from": start_from, "freeze": freeze, "best": best, "patience": patience, "final": final},
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)
-    result = Trainer(chosen, out, resume, force=force).run()
+    result = Trainer(chosen, out, resume, force=force, group=group).run()
     state = result.state
+    if not group.leads:
+        raise typer.Exit(0 if result.interrupted is None else 128 + result.interrupted)
     print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
     if result.interrupted is not None:
         print(f"interrupted; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)

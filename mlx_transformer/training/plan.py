@@ -26,7 +26,7 @@ def plan_lines(
     batch_tokens: int,
     batches: int,
 ) -> Iterator[str]:
-    """What is trained, for how long and how; `batches` are those of an epoch, each of `batch_tokens`."""
+    """What is trained, for how long and how; `batches` are the steps of an epoch, each of `batch_tokens`."""
     sizes = f"vocabulary {config.vocab_size:,}, {parameter_count(config):,} parameters"
     yield f"training on {text} for validation; {sizes}"
     steps = planned_steps(options, batches)
@@ -35,7 +35,7 @@ def plan_lines(
     rate = f"learning rate {_warm_up(options, config.d_model, steps)}"
     if options.cooldown > 0:
         rate += f", down to 0 over the last {options.cooldown:.0%}"
-    yield f"{' or '.join(lengths)}, {batches:,} steps an epoch, {batch_tokens:,} target tokens a batch; {rate}"
+    yield f"{' or '.join(lengths)}, {batches:,} steps an epoch, {batch_tokens:,} target tokens a step; {rate}"
     if steps is not None:
         yield from ends_inside_warm_up(options, steps)
 

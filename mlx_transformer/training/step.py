@@ -22,6 +22,7 @@ from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 
 from .arithmetic import Arithmetic
+from .group import ALONE, Group
 from .loss import label_smoothed_loss, losses
 from .optimizers import Optimizer
 
@@ -43,9 +44,11 @@ class TrainStep:
         clip_norm: float = 0.0,
         arithmetic: Arithmetic | None = None,
         compiled: bool | None = None,
+        group: Group = ALONE,
     ):
-        """`compiled` None: as the device likes it. If not, the batch is split over streams instead."""
-        self.model, self.optimizer = model, optimizer
+        """`compiled` None: as the device likes it. If not, the batch is split over streams instead. `group`: of the
+        processes that take this step together, each with batches of its own."""
+        self.model, self.optimizer, self.group = model, optimizer, group
         self.smoothing, self.clip_norm = smoothing, clip_norm
         self.arithmetic = arithmetic or Arithmetic()
         whole_step = choices().compiles if compiled is None else compiled
@@ -65,25 +68,41 @@ class TrainStep:
         """All that steps leave behind besides the parameters: a tree of arrays, in whose containers they work."""
         return {**self.optimizer.state, **self.arithmetic.state}
 
+    @property
+    def all(self) -> dict[str, Any]:
+        """The trained parameters and the state."""
+        return {"parameters": self.model.trainable_parameters(), "state": self.state}
+
+    def take(self, all: dict[str, Any]) -> None:
+        """Go on from what `all` was, here or in another process."""
+        self.model.update(all["parameters"])
+        self.restore(all["state"])
+
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` was."""
         assign(self.optimizer.state, state)
         assign(self.arithmetic.state, state)
 
     def __call__(
-        self, batches: TrainingBatch | Sequence[TrainingBatch], learning_rate: float
+        self,
+        batches: TrainingBatch | Sequence[TrainingBatch],
+        learning_rate: float,
+        tokens_of_all: int | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
+        """`tokens_of_all`: of the batches of all processes; None: these are all."""
         batches = batches if isinstance(batches, Sequence) else [batches]
         self.optimizer.set_rate(learning_rate)
-        tokens = mx.array(max(1, sum(batch.tokens for batch in batches)), dtype=mx.float32)
-        if len(batches) == 1:
+        count = sum(batch.tokens for batch in batches) if tokens_of_all is None else tokens_of_all
+        # Of a group the mean over its processes is the sum over their batches, divided by all tokens.
+        tokens = mx.array(max(1, count) / self.group.size, dtype=mx.float32)
+        if len(batches) == 1 and self.group.size == 1:
             return self._run(tokens, *self._inputs(batches[0]))
         loss, gradients = self._part(tokens, *self._inputs(batches[0]))
         for batch in batches[1:]:
             mx.eval(loss, gradients)
             more_loss, more = self._part(tokens, *self._inputs(batch))
             loss, gradients = loss + more_loss, tree_map(mx.add, gradients, more)
-        return self._apply(loss, gradients)
+        return self._apply(*self.group.mean((loss, gradients)))
 
     def evaluate(self, *arrays: mx.array) -> None:
         """Run everything that is pending: the new parameters, the optimizer's moments and `arrays`."""

@@ -16,17 +16,18 @@ from mlx_transformer.device import device_record
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
-from mlx_transformer.spec.progress import Reporter, duration
+from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-from .adapter import announced
+from .announcement import Forecast, announcement
 from .arithmetic import Arithmetic
 from .checkpointing import checkpoint_layers
 from .clock import CLOCK, Clock
-from .data import RunData, load_data, make_batches, noun
+from .data import RunData, load_data, make_batches
+from .follower import Follower, Silent
+from .group import ALONE, Group
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
 from .optimizers import Optimizer, freeze
-from .plan import ends_inside_warm_up, plan_lines
 from .recipe import Recipe, defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
@@ -37,8 +38,6 @@ from .step import TrainStep
 from .stop import StopSignal
 from .validation import validated
 from .weights import weights_of
-
-FORECAST_AFTER = 20  # steps: enough to tell how fast the rest will be
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,18 @@ class Trainer:
     """One run of a recipe in a folder. `run()` trains to the end and returns the result."""
 
     def __init__(
-        self, recipe: Recipe, out: Path, resume: bool = False, data: RunData | None = None, force: bool = False
+        self,
+        recipe: Recipe,
+        out: Path,
+        resume: bool = False,
+        data: RunData | None = None,
+        force: bool = False,
+        group: Group = ALONE,
     ):
-        check_folder(out, resume, force)  # before minutes go into a corpus
+        """`group`: of the processes that train together."""
+        self.group = group
+        if group.leads:
+            check_folder(out, resume, force)  # before minutes go into a corpus
         check_start(recipe)
         self.options, self.out = recipe.training, out
         self.data = data or load_data(recipe)
@@ -71,13 +79,18 @@ class Trainer:
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
         record |= self.start.record
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_record()}
-        self.reporter = Reporter("training")
+        record |= {"processes": group.size} if group.size > 1 else {}
+        self.reporter: Reporter | Silent = Reporter("training") if group.leads else Silent()
         self.stop = StopSignal()
-        self.files = Run(out, record, resume, self.reporter.line, force, defaults())
+        if group.leads:
+            self.files = Run(out, record, resume, self.reporter.line, force, defaults())
+        else:
+            self.files = Follower(out)
         try:
-            if not known:
+            if not known and group.leads:
                 write_text(saved, self.tokenizer.to_json())
-            self._prepare(resume)
+            with group.watched():
+                self._prepare(resume)
         except BaseException:
             self.files.close()
             raise
@@ -92,12 +105,20 @@ class Trainer:
         if o.gradient_checkpointing:
             checkpoint_layers(self.model)
         optimizer, arithmetic = Optimizer(self.model, o), Arithmetic(o.precision)
-        self.step = TrainStep(self.model, optimizer, o.smoothing, o.clip_norm, arithmetic)
+        self.step = TrainStep(self.model, optimizer, o.smoothing, o.clip_norm, arithmetic, group=self.group)
         self.moving = MovingAverage(self.weights, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None
-        if resume:
+        if resume and self.group.leads:
             self._restore()
+        if self.group.size > 1:
+            self._share()
+
+    def _share(self) -> None:
+        """Where rank 0 stands, to all processes."""
+        self.step.take(self.group.given(self.step.all))
+        step, seconds, validated = self.group.told([self.state.step, self.state.seconds, self.state.validated_step])
+        self.state.step, self.state.seconds, self.state.validated_step = int(step), seconds, int(validated)
 
     def run(self) -> Result:
         """Train to the recipe's end, or until a signal (`stop.py`); either way a checkpoint and the model are written.
@@ -106,8 +127,11 @@ class Trainer:
         """
         try:
             with self.reporter, self.stop:
-                with Clock(self.out / CLOCK if self.options.minutes is not None else None, self.state.seconds) as clock:
+                kept = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
+                with self.group.watched(), Clock(kept, self.state.seconds) as clock:
                     self._train(clock)
+                if not self.group.leads:
+                    return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
                 if self.state.step != self._saved_step:
                     self.save()
                 # Also of a run that was killed after its last checkpoint.
@@ -127,30 +151,34 @@ class Trainer:
 
     def _train(self, clock: Clock) -> None:
         o, state = self.options, self.state
-        self._announce()
+        a_step = o.accumulate * self.group.size  # batches
+        for line in announcement(self.recipe, self.config, self.data, self.batches, a_step, self.start.adapter):
+            self.reporter.line(line)
         self.model.train()
         speed, bad_in_a_row = Speed(), 0
-        saved, begun_at, first = time.monotonic(), state.step, (0.0, 0.0)
-        valid_every = o.valid_every or max(1, len(self.batches) // o.accumulate)
-        batches = self.batches.from_step(state.step * o.accumulate)
+        saved, forecast = time.monotonic(), Forecast(o, state.step)
+        valid_every = o.valid_every or max(1, len(self.batches) // a_step)
+        batches = self.batches.from_step(state.step * a_step)
         while True:
             # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
             if state.step % valid_every == 0 and state.validated_step != state.step and self._progress() < 1:
                 self.validate()
-            state.seconds = clock.begin(state.step)
+            state.seconds, since_best = self.group.told([clock.begin(state.step), state.validations_since_best])
+            state.validations_since_best = int(since_best)
+            self.stop.received = self.group.largest(self.stop.received or 0) or None
             share = self._progress()
             if share >= 1 or self.stop.received is not None or out_of_patience(o, state):
                 break
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
-            mx.random.seed((o.seed << 32) | state.step)  # a resumed run draws the same dropout
-            parts = [next(batches) for _ in range(o.accumulate)]
-            loss, norm, finite = self.step(parts, rate)
+            mx.random.seed(self._dropout_seed())
+            parts = [next(batches) for _ in range(a_step)]
+            tokens = sum(batch.tokens for batch in parts)
+            loss, norm, finite = self.step(parts[self.group.rank :: self.group.size], rate, tokens)
             self.step.evaluate(loss, norm, finite)
             if self.moving is not None:
                 self.moving.step(state.step)
-            state.epoch = state.step * o.accumulate / len(self.batches)
-            tokens = sum(batch.tokens for batch in parts)
+            state.epoch = state.step * a_step / len(self.batches)
             state.target_tokens += tokens
             state.seconds = clock.seconds()
             speed.add(tokens)
@@ -169,42 +197,25 @@ class Trainer:
             if self._is_due(time.monotonic() - saved):
                 self.save()
                 saved = time.monotonic()
-            if state.step == begun_at + 1:
-                first = (state.seconds, self._progress())
-            elif state.step == begun_at + FORECAST_AFTER:
-                self._forecast(*first)
+            for line in forecast.lines(state, self._progress()):
+                self.reporter.line(line)
             speed.pause()
         if self.stop.received is not None:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
 
+    def _dropout_seed(self) -> int:
+        """Of this step, so that a resumed run draws the same, and of this process."""
+        step = self.state.step
+        if self.group.leads:
+            return (self.options.seed << 32) | step
+        return int(np.random.SeedSequence((self.options.seed, step, self.group.rank)).generate_state(1, np.uint64)[0])
+
     def _is_due(self, seconds: float) -> bool:
         """Whether a checkpoint is, so long after the last."""
+        if not self.group.leads:
+            return False
         every = self.options.checkpoint_steps
         return self.state.step % every == 0 if every else seconds >= self.options.checkpoint_seconds
-
-    def _announce(self) -> None:
-        kind = noun(self.data.train)
-        text = f"{len(self.data.train) - self.batches.dropped:,} {kind}, {len(self.data.valid):,}"
-        for line in plan_lines(self.options, self.config, text, self.batches.batch_tokens, len(self.batches)):
-            self.reporter.line(line)
-        if self.start.adapter is not None:
-            self.reporter.line(announced(self.start.adapter, self.config))
-        if self.batches.dropped or self.data.dropped:
-            long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", "empty documents")
-            note = f"{self.batches.dropped:,} {long} longer than {self.recipe.data.max_length} tokens"
-            self.reporter.line(f"left out: {note}, {self.data.dropped:,} {empty}")
-
-    def _forecast(self, seconds: float, share: float) -> None:
-        """What is left of the run, from the time and share since `FORECAST_AFTER` - 1 steps ago."""
-        done = self._progress()
-        if share < done < 1:
-            remaining = (1 - done) / (done - share)
-            steps = self.state.step + remaining * (FORECAST_AFTER - 1)
-            time_left = remaining * (self.state.seconds - seconds)
-            self.reporter.line(f"at this speed: {steps:,.0f} steps in all, {duration(time_left)} from now")
-            if self.options.minutes is not None:
-                for line in ends_inside_warm_up(self.options, round(steps)):
-                    self.reporter.line(line)
 
     def _skipped(self, loss: mx.array, in_a_row: int) -> None:
         """Count a step whose gradient was not finite (`TrainStep` has changed nothing); end the run after too many."""
@@ -219,7 +230,11 @@ class Trainer:
             )
 
     def validate(self) -> dict[str, float]:
-        """Scores of the validation text (`validation.py`); empty if the run is being interrupted."""
+        """Scores of the validation text (`validation.py`); empty if the run is being interrupted, and where another
+        process takes them."""
+        if not self.group.leads:
+            self.state.validated_step = self.state.step
+            return {}
         values = validated(
             self.step,
             self.valid,

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 from mlx_transformer import cli
 from mlx_transformer.spec import progress
 from mlx_transformer.spec.progress import Reporter
-from mlx_transformer.training import trainer
+from mlx_transformer.training import announcement
 
 pty = pytest.importorskip("pty")
 
@@ -42,7 +42,7 @@ def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):
     first, second = said.splitlines()[:2]
     assert first == "training on 60 pairs, 10 for validation; vocabulary 260, 955,904 parameters"
     plan = r"2 steps \((1.0|0.5) epochs\) or 9 minutes, (2|4) steps an epoch"  # a GPU's batches have few shapes
-    assert re.match(rf"{plan}, 300 target tokens a batch; learning rate up", second)
+    assert re.match(rf"{plan}, 300 target tokens a step; learning rate up", second)
     assert re.search(r"^training 100 %  step 2/2  loss \d+\.\d{3}  [\d,]+ tokens/s$", said, re.MULTILINE)
     assert re.search(r"^valid  step 2 .* loss \d+\.\d\d  perplexity \d+\.\d\d  bleu ", said, re.MULTILINE)
     assert len(metrics(run, "valid")) == 1
@@ -136,11 +136,11 @@ def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
     record["recipe"]["data"]["batch_tokens"] = 400  # by the rule of another version
     path.write_text(json.dumps(record), encoding="utf-8")
     assert main("train", "--resume", run, "--steps", 2) == 0
-    assert "400 target tokens a batch" in capsys.readouterr().err
+    assert "400 target tokens a step" in capsys.readouterr().err
 
 
 def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(trainer, "FORECAST_AFTER", 3)
+    monkeypatch.setattr(announcement, "FORECAST_AFTER", 3)
     recipe = write_recipe(tmp_path, steps=12, warmup_steps=4000)
     assert main("train", recipe, "--out", tmp_path / "steps") == 0
     said = capsys.readouterr().err.splitlines()

@@ -1,0 +1,174 @@
+"""launch: one command in several processes that train together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mlx_transformer.spec.errors import UserError
+
+PATIENCE = 5.0
+"""Seconds that the others have to end by themselves after one has failed, and then after they were told to. MLX's ring
+may wait for ever for a process that is gone."""
+LOOK = 0.05  # seconds
+
+
+def launch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- train ...", help="What each process runs: train and its options.")
+    ],
+    processes: Annotated[int | None, typer.Option("--processes", "-n", help="Processes on this machine.")] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Several machines: a hostfile of mlx.launch, one process a host.")
+    ] = None,
+    backend: Annotated[
+        Literal["ring", "mpi", "nccl", "jaccl"],
+        typer.Option(help="What connects them: TCP, MPI, NVIDIA's NCCL, RDMA over Thunderbolt."),
+    ] = "ring",
+) -> None:
+    """Train in several processes: each takes its share of every step's batches; the first one writes."""
+    if command[0] != "train":
+        raise UserError(f"launch runs train, not {command[0]!r}: launch -n 2 -- train ... --out FOLDER")
+    if (processes is None) == (hostfile is None):
+        raise UserError("give either -n, processes on this machine, or --hostfile")
+    if hostfile is not None:
+        _over_hosts(hostfile, backend, command)
+    elif processes is None or not 1 <= processes <= 1024:
+        raise UserError(f"-n {processes}: give 1 to 1024 processes")
+    elif backend == "ring":
+        raise typer.Exit(_ring(processes, command))
+    else:
+        _by_program(backend, processes, command)
+
+
+def _program(command: list[str]) -> list[str]:
+    return [sys.executable, "-m", "mlx_transformer", *command]
+
+
+def _ring(processes: int, command: list[str]) -> int:
+    """The exit status of rank 0, or of the first process that failed."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        hosts = folder / "hosts.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(processes)]), encoding="utf-8")
+        ranks: list[subprocess.Popen] = []
+        for rank in range(processes):
+            variables = {**os.environ, "MLX_TRANSFORMER_DISTRIBUTED": "ring"}
+            variables |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
+            # The first one speaks for all; what another says is shown if it fails.
+            said = None if rank == 0 else stack.enter_context((folder / f"{rank}.txt").open("wb"))
+            ranks.append(
+                subprocess.Popen(
+                    _program(command),
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if rank == 0 else subprocess.DEVNULL,
+                    stderr=said,
+                    preexec_fn=_cores_of(rank, processes),
+                )
+            )
+        before = [(number, signal.signal(number, _passed_on(ranks))) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            failed = _until_ended(ranks)
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+        if failed is None:
+            return 0
+        status = ranks[failed].returncode
+        if status < 0:
+            said = f"rank {failed} was ended by signal {-status}, so all ended; the last checkpoint is whole"
+            print(f"mlx-transformer: {said}: go on with --resume", file=sys.stderr)
+        elif status != ranks[0].returncode:
+            text = (folder / f"{failed}.txt").read_text(encoding="utf-8", errors="replace")
+            print(text.strip().split("\n")[-1], file=sys.stderr)
+        return status if status > 0 else 2
+
+
+def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
+    """The process that failed first, if one did; then the others are given time, told to end, and at last killed."""
+    failed, deadline, told = None, 0.0, False
+    while any(rank.poll() is None for rank in ranks):
+        if failed is None:
+            failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)
+            deadline = time.monotonic() + PATIENCE
+        elif time.monotonic() > deadline:
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill() if told else rank.terminate()
+            told, deadline = True, time.monotonic() + PATIENCE
+        time.sleep(LOOK)
+    return failed if failed is not None else next((i for i, rank in enumerate(ranks) if rank.returncode), None)
+
+
+def _passed_on(ranks: list[subprocess.Popen]):
+    """A signal to the processes; Ctrl-C reaches those of a terminal by itself."""
+
+    def handler(number: int, frame: object) -> None:
+        for rank in ranks:
+            if rank.poll() is None and not (number == signal.SIGINT and sys.stdin.isatty()):
+                rank.send_signal(number)
+
+    return handler
+
+
+def _cores_of(rank: int, processes: int):
+    """Each process on cores of its own, where the system knows such a thing and there are enough."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < processes:
+        return None
+    mine = set(cores[rank * len(cores) // processes : (rank + 1) * len(cores) // processes])
+    return lambda: os.sched_setaffinity(0, mine)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _by_program(backend: str, processes: int, command: list[str]) -> None:
+    """mpirun for MPI, mlx.launch for the others; this process becomes it."""
+    os.environ["MLX_TRANSFORMER_DISTRIBUTED"] = backend
+    if backend != "mpi":
+        _become("mlx.launch", ["-n", str(processes), "--backend", backend, *_env(backend), "--", *_program(command)])
+    names = [name for name in ("MLX_TRANSFORMER_DISTRIBUTED", "MLX_MPI_LIBNAME") if name in os.environ]
+    as_root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    exported = [part for name in names for part in ("-x", name)]
+    _become("mpirun", ["-n", str(processes), *as_root, *exported, *_program(command)])
+
+
+def _over_hosts(hostfile: Path, backend: str, command: list[str]) -> None:
+    if not hostfile.is_file():
+        raise UserError(f"{hostfile}: no such hostfile; see `mlx.distributed_config --help` for how one is made")
+    given = ["--hostfile", str(hostfile), "--backend", backend, *_env(backend)]
+    _become("mlx.launch", [*given, "--", *_program(command)])
+
+
+def _env(backend: str) -> list[str]:
+    return ["--env", f"MLX_TRANSFORMER_DISTRIBUTED={backend}"]
+
+
+def _become(program: str, arguments: list[str]) -> None:
+    beside = Path(sys.executable).with_name(program)
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        source = "Open MPI (Debian: openmpi-bin)" if program == "mpirun" else "mlx"
+        raise UserError(f"{program}: not found; install {source}")
+    os.execv(found, [program, *arguments])
