@@ -3,9 +3,8 @@
     LoRA    y = x W^T + f (x A^T) B^T + b
     DoRA    y = m / ||W + f B A|| (x W^T + f (x A^T) B^T) + b        norms of rows; equation 5
 
-f = alpha / R. The weight stays what it is, and where it is, so that a module keeps its parameters' names; its integers
-stay integers (`mx.quantized_matmul`). A trained adapter is merged into the weight before anything is exported
-(`spec/adapter.py`).
+f = alpha / R. The weight stays what it is, and where it is, so that a module keeps its parameters' names; integers stay
+integers. A trained adapter is merged into the weight before anything is exported (`spec/adapter.py`).
 
 Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 """
@@ -19,6 +18,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx import nn
 
+from mlx_transformer.device import choices
 from mlx_transformer.spec.adapter import SMALLEST_NORM, AdapterConfig
 
 from .dropout import Dropout
@@ -32,6 +32,9 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
     is the rows' norms.
     """
     model.freeze()
+    for module in model.modules():
+        if type(module) is nn.QuantizedLinear:
+            module.__class__ = Integers
     modules = dict(model.named_modules())
     for path in config.targets:
         layer: Any = modules[path]
@@ -52,6 +55,14 @@ def row_norms(layer: Any) -> mx.array:
     update = layer.lora_b.astype(mx.float32) @ layer.lora_a.astype(mx.float32)
     changed = matrix(layer).astype(mx.float32) + layer.lora_factor * update
     return mx.sqrt(mx.sum(changed * changed, axis=1))
+
+
+class Integers(nn.QuantizedLinear):
+    """Unpacked for a product with many rows, where the device likes that better."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = _product(self, x)
+        return y + self.bias if "bias" in self else y
 
 
 @cache
@@ -82,7 +93,7 @@ def _update(layer: Any, x: mx.array) -> mx.array:
 
 def _product(layer: Any, x: mx.array) -> mx.array:
     """x W^T: (..., D) -> (..., O)"""
-    if not isinstance(layer, nn.QuantizedLinear):
-        return x @ layer.weight.T
+    if not isinstance(layer, nn.QuantizedLinear) or x.size >= choices().unpack_from * x.shape[-1]:
+        return x @ matrix(layer).T
     how: Any = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
     return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))

@@ -11,6 +11,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from quantized_models import wide
 
+from mlx_transformer.device import deciding_as
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import quantize
 from mlx_transformer.nn.lora import add_adapter
@@ -66,7 +67,7 @@ def test_outputs_and_gradients_are_pytorchs(kind, compiled):
 @pytest.mark.parametrize("bits", [None, 4, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_adapter_changes_nothing(kind, bits):
-    """LoRA not one bit; DoRA adds the bias in another operation."""
+    """LoRA not one bit; DoRA adds the bias in another operation, and integers may be unpacked first."""
     mx.random.seed(3)
     model = Transformer(wide(attention_bias=True)).eval()
     if bits:
@@ -74,7 +75,9 @@ def test_a_new_adapter_changes_nothing(kind, bits):
     ids = mx.array([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
     before, stored = np.array(model(ids, ids)), {n: np.array(v) for n, v in tree_flatten(model.parameters())}
     add_adapter(model, config(kind, tuple(linear_maps(model.config))))
-    np.testing.assert_allclose(np.array(model(ids, ids)), before, rtol=0, atol=0 if kind == "lora" else 1e-5)
+    np.testing.assert_allclose(
+        np.array(model(ids, ids)), before, rtol=0, atol=0 if (kind, bits) == ("lora", None) else 1e-5
+    )
     after = dict(tree_flatten(model.parameters()))
     assert all(value.tobytes() == np.array(after[name]).tobytes() for name, value in stored.items())
     trained = {name for name, _ in tree_flatten(model.trainable_parameters())}
@@ -125,3 +128,17 @@ def test_dropout_of_the_adapters_inputs_alone():
     whole = np.array(layer(x) - base)
     np.testing.assert_array_equal(whole, np.array(layer(x) - base))
     assert np.sqrt(np.mean((drawn - whole) ** 2)) < 0.2 * np.sqrt(np.mean(whole**2))  # 1 / sqrt(200) of it, and more
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_integers_are_unpacked_where_that_is_faster(monkeypatch, rows, device):
+    """On CPUs for four rows or more, on GPUs never."""
+    layer = nn.QuantizedLinear(64, 24, False, 32, 4)
+    add_adapter(One(layer), config("lora"))
+    calls, multiply = [], mx.quantized_matmul
+    monkeypatch.setattr(mx, "quantized_matmul", lambda *a, **named: calls.append(1) or multiply(*a, **named))
+    with deciding_as(device):
+        y = layer(mx.array(numbers(1, 1, rows, 64)))
+    np.testing.assert_allclose(np.array(y), numbers(1, 1, rows, 64) @ np.array(matrix(layer)).T, rtol=0, atol=1e-5)
+    assert len(calls) == (0 if (rows, device) == (4, "cpu") else 1)
