@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,8 +172,3 @@ def _digest(arrays: Mapping[str, NDArray]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def parameter_count_of(shapes: Mapping[str, Any]) -> int:
-    """Numbers in arrays of these shapes."""
-    return sum(int(np.prod(shape)) for shape in shapes.values())

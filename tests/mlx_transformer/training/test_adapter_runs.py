@@ -169,7 +169,7 @@ def test_what_was_trained_is_exported_and_proved(bases, base, tmp_path):
     """OUT/model is a checkpoint as any other: the same translations in MLX, adapted and merged, and in ONNX Runtime."""
     from export import OnnxTransformer
 
-    trainer = adapting(bases[base], tmp_path / "run", adapter="dora", steps=60)
+    trainer = adapting(bases[base], tmp_path / "run", adapter="dora", steps=12)
     result = trainer.run()
     export_onnx(result.model, tmp_path / "onnx")
     assert assert_equal(result.model, tmp_path / "onnx", threads=1).equal
@@ -228,6 +228,8 @@ def test_flags_say_all_of_it(bases, tmp_path, capsys):
     assert found.targets == tuple(
         path for path in linear_maps(open_checkpoint(bases["4 bits"]).config) if path.startswith("decoder.")
     )
+    main(["info", str(tmp_path / "run")])
+    assert "dora of rank 2, alpha 3: 1,760 parameters" in capsys.readouterr().out
     size = sum(path.stat().st_size for path in (tmp_path / "run" / "adapter").iterdir())
     assert size < 0.2 * (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
     main(["merge", str(bases["4 bits"]), str(tmp_path / "run"), "--out", str(tmp_path / "merged")])
