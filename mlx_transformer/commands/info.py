@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def _adapter(path: Path) -> dict[str, str]:
     adapter = read_adapter(path)
     c, count = adapter.config, sum(array.size for array in adapter.arrays.values())
     facts = {"adapter": f"{c.kind} of rank {c.rank}, alpha {c.alpha:g}: {count:,} parameters"}
-    return facts | {"its targets": ", ".join(c.targets), "its base": f"model.safetensors of SHA-256 {c.base}"}
+    kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", target) for target in c.targets)
+    facts["its targets"] = f"{len(c.targets)} linear maps: {', '.join(kinds)}"
+    return facts | {"its base": f"model.safetensors of SHA-256 {c.base}"}
 
 
 def _run(path: Path) -> dict[str, str]:
