@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.data.batches import Batch
+from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record
 from mlx_transformer.generation.with_mlx import MlxTranslator
 from mlx_transformer.scoring import score
@@ -106,8 +108,10 @@ class Trainer:
         """
         try:
             with self.reporter, self.stop:
-                with Clock(self.out / CLOCK if self.options.minutes is not None else None, self.state.seconds) as clock:
-                    self._train(clock)
+                clock = Clock(self.out / CLOCK if self.options.minutes is not None else None, self.state.seconds)
+                first = self.state.step * self.options.accumulate
+                with clock, Prefetched(self.batches.from_step(first)) as batches:
+                    self._train(clock, batches)
                 if self.state.step != self._saved_step:
                     self.save()
                 # Also of a run that was killed after its last checkpoint.
@@ -125,14 +129,13 @@ class Trainer:
         self.files.note_model(said)
         return model
 
-    def _train(self, clock: Clock) -> None:
+    def _train(self, clock: Clock, batches: Iterator[Batch]) -> None:
         o, state = self.options, self.state
         self._announce()
         self.model.train()
         speed, bad_in_a_row = Speed(), 0
         saved, begun_at, first = time.monotonic(), state.step, (0.0, 0.0)
         valid_every = o.valid_every or max(1, len(self.batches) // o.accumulate)
-        batches = self.batches.from_step(state.step * o.accumulate)
         while True:
             # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
             if state.step % valid_every == 0 and state.validated_step != state.step and self._progress() < 1:
@@ -196,10 +199,8 @@ class Trainer:
         done = self._progress()
         if share < done < 1:
             remaining = (1 - done) / (done - share)
-            steps, time_left = (
-                self.state.step + remaining * (FORECAST_AFTER - 1),
-                remaining * (self.state.seconds - seconds),
-            )
+            steps = self.state.step + remaining * (FORECAST_AFTER - 1)
+            time_left = remaining * (self.state.seconds - seconds)
             self.reporter.line(f"at this speed: {steps:,.0f} steps in all, {duration(time_left)} from now")
             if self.options.minutes is not None:
                 for line in ends_inside_warm_up(self.options, round(steps)):
