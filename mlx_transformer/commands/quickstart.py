@@ -49,7 +49,8 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("corpus", seconds):
         data = load_data(recipe)
         assert data.held_out is not None
-        for name, part in {"train": data.train, "valid": data.valid, "held_out": data.held_out}.items():
+        assert isinstance(data.train.text, ParallelText)
+        for name, part in {"train": data.train.text, "valid": data.valid, "held_out": data.held_out}.items():
             part.write(out / "data" / f"{name}.en", out / "data" / f"{name}.de")
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
     with _stage("train", seconds):

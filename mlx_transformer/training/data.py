@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import TokenBatches
-from mlx_transformer.data.corpus import ParallelText, read_parallel
+from mlx_transformer.data.corpus import ParallelText
+from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.data.training_text import TrainingText, examples_of, load_training, read_pairs
 from mlx_transformer.device import choices
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .options import CorpusOptions, DataOptions
 from .recipe import Recipe
 
 
 @dataclass(frozen=True)
 class RunData:
-    train: ParallelText
+    train: TrainingText
     valid: ParallelText
     held_out: ParallelText | None
     """Test phrases of the built-in corpus; None for files."""
@@ -40,26 +42,52 @@ def load_data(recipe: Recipe) -> RunData:
     Without validation files, one pair in a hundred (at most 1000) is set aside for validation, chosen by the seed.
     """
     options, seed = recipe.data, recipe.training.seed
+    dropout, cache = options.bpe_dropout, None if options.cache is None else Path(options.cache)
     if options.corpus is not None:
         corpus = cldr.build(options.corpus, train_pairs=options.train_pairs, seed=seed)
-        return RunData(corpus.train, corpus.valid, corpus.held_out, 0)
-    text, dropped = read_parallel(str(options.source), str(options.target)).without_empty()
-    if options.valid_source is not None:
-        return RunData(text, read_parallel(options.valid_source, str(options.valid_target)), None, dropped)
-    if len(text) < 2:
-        raise UserError(f"{options.source}: {len(text)} usable pairs; training needs more, or give validation files")
-    order = np.random.default_rng(seed).permutation(len(text)).tolist()
-    count = max(1, min(1000, len(text) // 100))
-    return RunData(text.select(sorted(order[count:])), text.select(sorted(order[:count])), None, dropped)
+        train = TrainingText(corpus.train, [len(corpus.train)], None, dropout, seed)
+        return RunData(train, corpus.valid, corpus.held_out, 0)
+    corpora = [_files(each) for each in options.corpora] or [_files(options)]
+    weights = [each.weight for each in options.corpora if each.weight is not None] or None
+    valid = None
+    if options.valid_source is not None or options.valid_pairs is not None:
+        valid = read_pairs(
+            PairFiles(
+                source=options.valid_source,
+                target=options.valid_target,
+                pairs=options.valid_pairs,
+                languages=options.languages,
+            )
+        )
+    train, aside, dropped = load_training(
+        corpora, weights, seed=seed, set_aside=valid is None, bpe_dropout=dropout, cache=cache
+    )
+    valid = aside if valid is None else valid
+    assert valid is not None
+    return RunData(train, valid, None, dropped)
 
 
-def train_tokenizer(data: RunData, vocab_size: int) -> Tokenizer:
-    """One joint vocabulary over both languages (section 5.1)."""
-    return Tokenizer.train((line for side in (data.train.source, data.train.target) for line in side), vocab_size)
+def _files(options: DataOptions | CorpusOptions) -> PairFiles:
+    tag = options.tag if isinstance(options, CorpusOptions) else ""
+    return PairFiles(
+        source=options.source, target=options.target, pairs=options.pairs, languages=options.languages, tag=tag
+    )
+
+
+def train_tokenizer(data: RunData, options: DataOptions) -> Tokenizer:
+    """One joint vocabulary over both languages (section 5.1), or the one that is given."""
+    if options.tokenizer is not None:
+        return Tokenizer.load(options.tokenizer)
+    return data.train.tokenizer(options.vocab_size, options.vocab_lines)
 
 
 def make_batches(
-    text: ParallelText, tokenizer: Tokenizer, recipe: Recipe, seed: int, name: str = "training text", grow: bool = False
+    text: ParallelText | TrainingText,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    seed: int,
+    name: str = "training text",
+    grow: bool = False,
 ) -> TokenBatches:
     """Batches by token budget: few shapes or tight ones, as the device likes them.
 
@@ -69,8 +97,7 @@ def make_batches(
     make = TokenBatches if choices().few_shapes else SortedBatches
     try:
         return make(
-            tokenizer.encode_batch(text.source),
-            tokenizer.encode_batch(text.target),
+            examples_of(text, tokenizer, recipe.data.max_length),
             batch_tokens=recipe.data.batch_tokens,
             grow=grow,
             max_length=recipe.data.max_length,

@@ -55,7 +55,7 @@ def check_start(recipe: Recipe) -> None:
 def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     """`known`: of the run, where it is resumed. `UserError` if the checkpoint can't be trained or has no vocabulary."""
     if recipe.training.start_from is None:
-        tokenizer = known or train_tokenizer(data, recipe.data.vocab_size)
+        tokenizer = known or train_tokenizer(data, recipe.data)
         made = Start(TransformerConfig.preset(recipe.preset, tokenizer.vocab_size, **recipe.model), tokenizer)
     else:
         made = _from_checkpoint(Path(recipe.training.start_from), recipe.model)

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.training.options import DataOptions, TrainingOptions
+from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
 from mlx_transformer.training.recipe import FROM_TOKENIZER, RECIPES, Recipe, load_recipe
 from mlx_transformer.training.recipe_help import recipe_help
 
@@ -187,13 +187,14 @@ def test_help_lists_every_key_with_its_meaning_and_default():
     """It is a recipe itself, with every key commented out; those with a default may stand as they are."""
     table, keys = "", {}
     for line in recipe_help().splitlines():
-        if line.startswith("["):
-            table = line.strip("[]")
+        if heading := re.match(r"(?:# )?\[+([\w.]+)\]", line):
+            table = heading[1]
         elif key := re.match(r"# (\w+) = ?(\S*) +# (\w.{3})", line):
             keys[table, key[1]] = key[2]
     classes = {"data": DataOptions, "training": TrainingOptions, "model": TransformerConfig}
     expected = {(table, f.name) for table, options in classes.items() for f in dataclasses.fields(options)}
-    expected -= {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
+    expected |= {("data.corpora", f.name) for f in dataclasses.fields(CorpusOptions)}
+    expected -= {("data", "corpora")} | {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
     assert set(keys) == expected | {("model", "preset")}
     stated = {table: "".join(f"{key} = {v}\n" for (t, key), v in keys.items() if t == table and v) for table in classes}
     values = tomllib.loads("".join(f"[{table}]\n{lines}" for table, lines in stated.items()))
