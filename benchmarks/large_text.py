@@ -2,9 +2,9 @@
 
     python benchmarks/large_text.py --source train.en --target train.de --pairs 10000000 --folder /tmp/large
 
-Makes the text by repeating the pairs of two files, each time with a word exchanged for another and a number put beside
-it, so that no two pairs are equal. Each start is a process of its own; the cache is empty at first. It trains the preset
-tiny for some steps, once in one piece, once stopped and resumed, which must give the same weights.
+Makes the text by repeating the pairs of two files, each time with two words exchanged for others of the text. Each
+start is a process of its own; the cache is empty at first. It trains the preset tiny for some steps, once in one piece,
+once stopped and resumed, which must give the same weights.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ def make_text(options: argparse.Namespace) -> None:
         words = [word for line in lines for word in line]
         with path.open("w", encoding="utf-8") as file:
             for begin in range(0, options.pairs, len(lines)):
-                chosen = random.integers(0, len(words), len(lines)).tolist()
-                places = random.random(len(lines)).tolist()
+                chosen = random.integers(0, len(words), (len(lines), 2)).tolist()
                 part = []
-                for i, line in enumerate(lines[: options.pairs - begin]):
-                    place = int(places[i] * len(line))
-                    part.append(" ".join([*line[:place], words[chosen[i]], str(begin + i), *line[place + 1 :]]))
+                for line, (first, second) in zip(lines[: options.pairs - begin], chosen, strict=False):
+                    place = first % max(1, len(line) - 1)
+                    part.append(" ".join([*line[:place], words[first], words[second], *line[place + 2 :]]))
                 file.write("\n".join(part) + "\n")
     time.sleep(2.5)  # digests of files that were just written aren't kept
 

@@ -1,8 +1,8 @@
 """Several corpora in shares that are given, the same in every epoch.
 
 An epoch has as many examples as all corpora have pairs, N. Corpus i, of n_i pairs and weight w_i, has q_i of them,
-w_i N over the sum of weights, rounded so that they add up to N (largest remainders). It goes through its pairs evenly: after
-E epochs each has been seen E q_i / n_i times, rounded up or down.
+w_i N over the sum of weights, rounded so that they add up to N (largest remainders). It goes through its pairs evenly:
+after E epochs each has been seen E q_i / n_i times, rounded up or down.
 
 Batches must be cut alike in every epoch, so that any step of any epoch is found at once. Hence an epoch consists of the
 same N slots, each with bounds on its lengths. The pairs of a corpus are sorted by (target, source) length, ties in an

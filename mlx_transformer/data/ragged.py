@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,27 +59,39 @@ def ragged_files(files: Sequence[tuple[Path, NDArray]], dtype: np.dtype) -> Ragg
     They are read, not mapped: what is read of a mapped file counts as this process's memory, and one that has become
     shorter ends the process. Here that is a `UserError`.
     """
-    opened = [(open_regular(path), path) for path, _ in files]
+    opened = [_IdFile(path, dtype) for path, _ in files]
     counts = [lengths for _, lengths in files]
     ends = np.cumsum([int(lengths.sum(dtype=np.int64)) for lengths in counts])
 
     def read(start: int, count: int) -> NDArray:
         place = int(np.searchsorted(ends, start, side="right")) if len(opened) > 1 else 0
-        file, path = opened[min(place, len(opened) - 1)]
-        return _read(file, path, start - (int(ends[place - 1]) if place else 0), count, dtype)
+        return opened[place].read(start - (int(ends[place - 1]) if place else 0), count)
 
     lengths = counts[0] if len(counts) == 1 else np.concatenate(counts)
     return Ragged(lengths, starts_of(lengths), read)
 
 
-def _read(file: BinaryIO, path: Path, start: int, count: int, dtype: np.dtype) -> NDArray:
-    try:
-        data = os.pread(file.fileno(), count * dtype.itemsize, start * dtype.itemsize)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if len(data) != count * dtype.itemsize:
-        raise UserError(f"{path}: has become shorter; remove {path.parent}, it is made anew")
-    return np.frombuffer(data, dtype)
+class _IdFile:
+    """Open as long as somebody may read of it."""
+
+    def __init__(self, path: Path, dtype: np.dtype):
+        self._path, self._dtype = path, dtype
+        with open_regular(path) as file:
+            self._handle = os.dup(file.fileno())
+
+    def read(self, start: int, count: int) -> NDArray:
+        size = self._dtype.itemsize
+        try:
+            data = os.pread(self._handle, count * size, start * size)
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be read ({error.strerror or error})") from error
+        if len(data) != count * size:
+            raise UserError(f"{self._path}: has become shorter; remove {self._path.parent}, it is made anew")
+        return np.frombuffer(data, self._dtype)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            os.close(self._handle)
 
 
 def padded(rows: Sequence[NDArray], height: int, width: int, pad: int) -> NDArray:
