@@ -206,7 +206,8 @@ class EpochBatches(Sequence[Batch]):
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self._corpus.build(*part, self._epoch) for part in self._plan[index]]
-        return self._corpus.build(*self._plan[index], self._epoch)
+        bucket, members = self._plan[index]
+        return self._corpus.build(bucket, members, self._epoch)
 
     def members(self, index: int) -> np.ndarray:
         """Which examples of the epoch the batch holds, row by row."""

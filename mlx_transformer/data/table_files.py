@@ -173,8 +173,8 @@ def _column(batch: Any, name: str, columns: Columns, path: Path, pyarrow: Any) -
             found = batch.column(name)
         else:
             struct = batch.column(INSIDE)
-            found = struct.flatten()[struct.type.get_field_index(name)] if struct.type[name] else None
-    except (KeyError, AttributeError, TypeError):
+            found = struct.flatten()[[field.name for field in struct.type].index(name)]
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise UserError(f"{path}: {_lacks(columns)}; its columns are {', '.join(batch.schema.names)}") from None
     kind = found.type.value_type if pyarrow.types.is_dictionary(found.type) else found.type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or str(kind) == "string_view"):
