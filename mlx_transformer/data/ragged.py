@@ -33,7 +33,7 @@ class Ragged:
         return self.read(int(self.starts[index]), int(self.lengths[index]))
 
     def select(self, indices: NDArray) -> Ragged:
-        """The sequences at `indices`, in that order; nothing is copied but their places."""
+        """The sequences at `indices`, in that order, or where a mask is True; nothing is copied but their places."""
         return Ragged(self.lengths[indices], self.starts[indices], self.read)
 
 

@@ -65,8 +65,7 @@ class StoredText:
         source, target = self.cache.tokens(self.corpora, tokenizer, self.counts)
         if not self._set_aside:
             return Pairs(source, target)
-        indices = np.flatnonzero(self._kept)
-        return Pairs(source.select(indices), target.select(indices))
+        return Pairs(source.select(self._kept), target.select(self._kept))
 
     def _parts(self) -> Iterator[tuple[list[str], list[str], NDArray]]:
         begin = 0

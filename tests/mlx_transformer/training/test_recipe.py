@@ -67,6 +67,8 @@ def test_a_corpus_and_files_displace_each_other():
     assert recipe.data.valid_source == "c"
     recipe = load_recipe("multi30k", {"data": {"corpus": "cldr:en-fr"}})
     assert (recipe.data.corpus, recipe.data.source) == ("cldr:en-fr", None)
+    recipe = load_recipe("multi30k", {"data": {"pairs": "p.tsv"}})
+    assert (recipe.data.pairs, recipe.data.source, recipe.data.target) == ("p.tsv", None, None)
 
 
 @pytest.mark.parametrize(
