@@ -49,7 +49,9 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("corpus", seconds):
         data = load_data(recipe)
         assert data.held_out is not None
-        for name, part in {"train": data.train, "valid": data.valid, "held_out": data.held_out}.items():
+        parts = {"train": getattr(data.train, "text", None), "valid": data.valid, "held_out": data.held_out}
+        for name, part in parts.items():
+            assert isinstance(part, ParallelText)
             part.write(out / "data" / f"{name}.en", out / "data" / f"{name}.de")
         _say(f"{len(data.train):,} phrases to train on, {len(data.held_out):,} held out")
     with _stage("train", seconds):

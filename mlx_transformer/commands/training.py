@@ -55,6 +55,12 @@ def train(
     corpus: Annotated[str | None, typer.Option(help="Built-in corpus, e.g. cldr:en-de.")] = None,
     source: Annotated[str | None, typer.Option(help="Source sentences, one a line.")] = None,
     target: Annotated[str | None, typer.Option(help="Their translations, line by line.")] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="One file of both: .tsv, .jsonl, .parquet, .arrow, or a folder of datasets.")
+    ] = None,
+    languages: Annotated[
+        str | None, typer.Option(help="Its two columns, e.g. en-de.", show_default="source and target")
+    ] = None,
     valid_source: Annotated[str | None, typer.Option(help="Source sentences for validation.")] = None,
     valid_target: Annotated[str | None, typer.Option(help="Their translations.")] = None,
     objective: Annotated[
@@ -66,6 +72,7 @@ def train(
     ] = None,
     text: Annotated[str | None, typer.Option(help="Plain text: a file, a folder, or a pattern of files.")] = None,
     valid_text: Annotated[str | None, typer.Option(help="Plain text for validation.")] = None,
+    valid_pairs: Annotated[str | None, typer.Option(help="One file of both for validation.")] = None,
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
     batch_tokens: Annotated[
@@ -151,6 +158,8 @@ def train(
 
     if corpus is not None and (source is not None or target is not None):
         raise UserError("--corpus and --source/--target exclude each other")
+    if pairs is not None and (corpus is not None or source is not None or target is not None):
+        raise UserError("--pairs and --corpus or --source/--target exclude each other")
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
     if out is None:
@@ -159,6 +168,7 @@ def train(
     if group.leads:
         check_folder(out, resume, force)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    files |= {"pairs": pairs, "valid_pairs": valid_pairs, "languages": languages}
     files |= {"text": text, "valid_text": valid_text}
     flags = {
         "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files},

@@ -9,6 +9,8 @@ The rest is dealt evenly over the bucket's batches, so the last batch is no runt
 only (source, target_in and target_out all `pad_id`) and count no tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,8 @@ import numpy as np
 from mlx_transformer.spec.errors import UserError
 
 from .epochs import BatchesByEpoch, Shape, StepArrays
+from .examples import Examples, Pairs, Rows, cells, usable
+from .ragged import Ragged, padded
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ def fitting_batch(target_tokens: int) -> int:
 class TokenBatches(BatchesByEpoch[Batch]):
     """All batches of a corpus, for any epoch.
 
-    `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them.
+    `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them; or `source` alone
+    is `Examples`. Of them 4 bytes each are kept, beside what they take themselves.
     Rows times the longer of S and T stay within `batch_tokens` (None: what `fitting_batch` says); rows are a multiple
     of `row_multiple` (2: a batch is split in halves for two CPU streams). Lengths are rounded up to `length_multiple`,
     at least `min_length`. Pairs with a side of more than `max_length` tokens are dropped and counted in `dropped`,
@@ -60,8 +65,8 @@ class TokenBatches(BatchesByEpoch[Batch]):
 
     def __init__(
         self,
-        source: Sequence[Sequence[int]],
-        target: Sequence[Sequence[int]],
+        source: Examples | Ragged | Sequence[Sequence[int]],
+        target: Ragged | Sequence[Sequence[int]] = (),
         *,
         batch_tokens: int | None = 2048,
         grow: bool = False,
@@ -74,8 +79,6 @@ class TokenBatches(BatchesByEpoch[Batch]):
         pad_id: int = 0,
         bos_id: int = 1,
     ):
-        if len(source) != len(target):
-            raise UserError(f"{len(source)} sources and {len(target)} targets; batches need pairs")
         for name, value in (
             ("length_multiple", length_multiple),
             ("row_multiple", row_multiple),
@@ -85,31 +88,42 @@ class TokenBatches(BatchesByEpoch[Batch]):
                 raise UserError(f"{name} is {value}; it must be at least 1")
         super().__init__(seed)
         self.pad_id, self.bos_id = pad_id, bos_id
-        self._source, self._target = Ragged(source), Ragged(target)
-
-        lengths = np.stack([self._source.lengths, self._target.lengths], axis=1)  # (pairs, 2)
-        usable = np.flatnonzero((lengths <= max_length).all(axis=1) & (lengths > 0).all(axis=1))
-        self.dropped = len(lengths) - len(usable)
-        if not len(usable):
-            raise UserError(f"no pair has 1 to {max_length} tokens a side (of {len(lengths)}); raise max_length")
-        rounded = np.maximum(-(-lengths[usable] // length_multiple) * length_multiple, min_length)
-        least = int(rounded.max()) * row_multiple
+        self.examples = examples = source if isinstance(source, Examples) else Pairs(source, target)
+        self._usable = usable(examples, max_length)
+        self.dropped = examples.dropped + len(examples) - len(self._usable)
+        if not len(self._usable):
+            raise UserError(f"no pair has 1 to {max_length} tokens a side (of {len(examples)}); raise max_length")
+        source_lengths, target_lengths = self._lengths()
+        longest = max(int(_rounded_up(n.max(), length_multiple, min_length)) for n in (source_lengths, target_lengths))
+        least = longest * row_multiple
         if batch_tokens is None:
-            batch_tokens, grow = fitting_batch(int(lengths[usable, 1].sum())), True
+            batch_tokens, grow = fitting_batch(int(target_lengths.sum(dtype=np.int64))), True
         if batch_tokens < least and not grow:
             raise UserError(
-                f"batch_tokens is {batch_tokens}; {row_multiple} rows of {rounded.max()} tokens, as the longest pairs "
+                f"batch_tokens is {batch_tokens}; {row_multiple} rows of {longest} tokens, as the longest pairs "
                 f"have, need {least}: raise batch_tokens or lower max_length, which leaves those pairs out"
             )
-        self.batch_tokens = batch_tokens = max(batch_tokens, least)
+        self.batch_tokens = max(batch_tokens, least)
+        self._cut(length_multiple, min_length, row_multiple, max_shapes)
 
-        cells, cell_of = np.unique(np.concatenate([rounded, rounded.max(axis=0)[None]]), axis=0, return_inverse=True)
-        cell_of = cell_of.ravel()[:-1]
-        rows = batch_tokens // cells.max(axis=1) // row_multiple * row_multiple
-        merged = _merge(cells, np.bincount(cell_of, minlength=len(cells)), rows, max_shapes)
-        used, bucket_of = np.unique(merged[cell_of], return_inverse=True)
-        self.shapes: list[Shape] = [(int(rows[c]), int(cells[c, 0]), int(cells[c, 1])) for c in used]
-        self._members = [usable[bucket_of == b] for b in range(len(used))]  # pair indices of each bucket
+    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Source and target lengths of the examples that are used."""
+        return self.examples.source_lengths[self._usable], self.examples.target_lengths[self._usable]
+
+    def _cut(self, length_multiple: int, min_length: int, row_multiple: int, max_shapes: int) -> None:
+        """Decide on the shapes of batches and on which examples go into which."""
+        rounded = [_rounded_up(lengths, length_multiple, min_length) for lengths in self._lengths()]
+        shapes, cell_of = cells(*rounded)
+        counts = np.bincount(cell_of, minlength=len(shapes))
+        largest = np.array([[int(lengths.max()) for lengths in rounded]])
+        if (shapes[-1] != largest[0]).any():
+            shapes, counts = np.concatenate([shapes, largest]), np.append(counts, 0)
+        rows = self.batch_tokens // shapes.max(axis=1) // row_multiple * row_multiple
+        merged = _merge(shapes, counts, rows, max_shapes)
+        used = np.unique(merged[np.flatnonzero(counts)])
+        bucket_of = np.searchsorted(used, merged).astype(np.int32)[cell_of]
+        self.shapes: list[Shape] = [(int(rows[c]), int(shapes[c, 0]), int(shapes[c, 1])) for c in used]
+        self._members = [self._usable[bucket_of == b] for b in range(len(used))]  # examples of each bucket
         self._plan_sizes()
 
     def _plan_sizes(self) -> None:
@@ -150,37 +164,26 @@ class TokenBatches(BatchesByEpoch[Batch]):
                 plan += [(bucket, part) for part in np.array_split(members[moved:], self._parts[bucket])]
         return plan
 
-    def build(self, part: tuple[int, np.ndarray], random: np.random.RandomState) -> Batch:
-        """The batch of a bucket with some pairs (at most B), padded to the bucket's shape."""
+    def build(self, part: tuple[int, np.ndarray], epoch: int, index: int) -> Batch:
+        """The batch of a bucket with some examples (at most B), padded to the bucket's shape."""
         bucket, members = part
-        rows, source_length, target_length = self.shapes[bucket]
-        source = self._source.padded(members, rows, source_length, self.pad_id)
-        target_out = self._target.padded(members, rows, target_length, self.pad_id)
+        return self._padded(self.shapes[bucket], *self.examples.rows(members, epoch))
+
+    def _padded(self, shape: Shape, source_rows: Rows, target_rows: Rows) -> Batch:
+        rows, source_length, target_length = shape
+        source = padded(source_rows, rows, source_length, self.pad_id)
+        target_out = padded(target_rows, rows, target_length, self.pad_id)
         target_in = np.full_like(target_out, self.pad_id)
         target_in[:, 1:] = target_out[:, :-1]
-        count = self._target.lengths[members]
+        count = np.fromiter(map(len, target_rows), np.int64, len(target_rows))
         is_shorter = count < target_length  # eos moves out of target_in: its place becomes padding
         target_in[np.flatnonzero(is_shorter), count[is_shorter]] = self.pad_id
-        target_in[: len(members), 0] = self.bos_id
+        target_in[: len(count), 0] = self.bos_id
         return Batch(source, target_in, target_out, int(count.sum()))
 
 
-class Ragged:
-    """Sequences of unequal length in one flat array."""
-
-    def __init__(self, sequences: Sequence[Sequence[int]]):
-        self.lengths = np.fromiter((len(s) for s in sequences), dtype=np.int64, count=len(sequences))
-        self.starts = np.cumsum(self.lengths) - self.lengths
-        flat = (token for sequence in sequences for token in sequence)
-        self.flat = np.fromiter(flat, dtype=np.int32, count=int(self.lengths.sum()))
-
-    def padded(self, members: np.ndarray, rows: int, length: int, pad: int) -> np.ndarray:
-        """(rows, length) int32: the sequences `members`, then rows of padding."""
-        columns = np.arange(length)
-        is_token = columns < self.lengths[members][:, None]
-        out = np.full((rows, length), pad, dtype=np.int32)
-        out[: len(members)][is_token] = self.flat[(self.starts[members][:, None] + columns)[is_token]]
-        return out
+def _rounded_up(length: np.ndarray, multiple: int, least: int) -> np.ndarray:
+    return np.maximum(-(-length // multiple) * multiple, least)
 
 
 def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: int) -> np.ndarray:

@@ -156,7 +156,12 @@ def first_suspect_line(source: list[str], target: list[str]) -> int:
     the best place k minimises sum_{i<k} cost(i, i) + sum_{i>=k} cost(i, i+d), where cost is the deviation
     of the log length ratio from its median.
     """
-    short, long = sorted((np.array([len(line) for line in lines], dtype=float) for lines in (source, target)), key=len)
+    return suspect_line(*(np.array([len(line) for line in lines], dtype=float) for lines in (source, target)))
+
+
+def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
+    """The same, of the lines' lengths in characters."""
+    short, long = sorted((source, target), key=len)
     extra, count = len(long) - len(short), len(short)
     if count == 0:
         return 1

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .batches import Batch, Ragged, TokenBatches
-from .epochs import BatchesByEpoch, Shape, StepArrays
+from .batches import Batch, TokenBatches
+from .epochs import BatchesByEpoch, Shape, StepArrays, legacy_random
+from .ragged import padded, ragged
 
 MASKED, RANDOM = 0.8, 0.1
 """Of the tokens that are to be restored, the shares shown as <mask> and as any token; the others are shown as they are
@@ -70,10 +71,10 @@ class MaskedBatches(_Corrupted, BatchesByEpoch[MaskedBatch]):
         super().__init__(clean, mask_id, share)
         BatchesByEpoch.__init__(self, clean.seed)
         self._vocabulary = np.array(vocabulary, np.int32)
-        self._words = None if words is None else Ragged(words)
+        self._words = None if words is None else ragged(words)
 
-    def build(self, part: tuple[int, NDArray], random: np.random.RandomState) -> MaskedBatch:
-        clean = self.clean.build(part, random)
+    def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> MaskedBatch:
+        clean, random = self.clean.build(part, epoch, index), legacy_random(self.seed, epoch, index)
         ids = clean.source.copy()
         rows, length = ids.shape
         most = max(1, round(self.share * (length - 1)))
@@ -82,7 +83,7 @@ class MaskedBatches(_Corrupted, BatchesByEpoch[MaskedBatch]):
         order = random.random_sample((rows, length))
         if self._words is not None:
             # The tokens of a word have one number, and so stand together in the order.
-            words = self._words.padded(part[1], rows, length, 0)
+            words = padded([self._words[i] for i in part[1]], rows, length, 0)
             order = np.take_along_axis(order, np.minimum(words, length - 1), axis=1)
         order[np.arange(length) >= lengths[:, None]] = 2
         picked = np.argsort(order, axis=1, kind="stable")[:, :most].astype(np.int32)
@@ -106,8 +107,8 @@ class DenoisingBatches(_Corrupted, BatchesByEpoch[Batch]):
         BatchesByEpoch.__init__(self, clean.seed)
         self.span = span
 
-    def build(self, part: tuple[int, NDArray], random: np.random.RandomState) -> Batch:
-        clean = self.clean.build(part, random)
+    def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> Batch:
+        clean, random = self.clean.build(part, epoch, index), legacy_random(self.seed, epoch, index)
         source = np.full_like(clean.source, self.clean.pad_id)
         for row, ids in enumerate(clean.source):
             length = int((ids != self.clean.pad_id).sum())

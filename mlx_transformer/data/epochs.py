@@ -50,8 +50,8 @@ class BatchesByEpoch(ABC, Generic[B]):
         """The parts of an epoch, one a batch."""
 
     @abstractmethod
-    def build(self, part: Any, random: np.random.RandomState) -> B:
-        """The batch of a part; `random` is its own, the same each time."""
+    def build(self, part: Any, epoch: int, index: int) -> B:
+        """The batch of a part, the `index`-th of its epoch."""
 
     def batches(self, epoch: int) -> EpochBatches[B]:
         """The batches of one epoch as a sequence; each is built only when it is asked for.
@@ -90,7 +90,7 @@ class EpochBatches(Sequence[B]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        return self._corpus.build(self.parts[index], legacy_random(self._corpus.seed, self._epoch, index))
+        return self._corpus.build(self.parts[index], self._epoch, index)
 
 
 def legacy_random(*seeds: int) -> np.random.RandomState:

@@ -92,7 +92,7 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         """Which rows each batch of an epoch has."""
         return np.array_split(random.permutation(len(self._rows)), len(self))
 
-    def build(self, part: NDArray, random: np.random.RandomState) -> PackedBatch:
+    def build(self, part: NDArray, epoch: int, index: int) -> PackedBatch:
         shape = self._batch_rows, self.row_length
         targets, ids = np.full(shape, self.pad_id, np.int32), np.full(shape, self.pad_id, np.int32)
         segments = np.zeros(shape, np.int32)

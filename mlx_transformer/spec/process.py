@@ -59,7 +59,10 @@ def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int
 def _status(name: str, command: Callable[[], int | None], interrupts: _Interrupts) -> int:
     try:
         _prepare_streams()
-        return command() or 0
+        status = command() or 0
+        if interrupts.waiting:  # one that waits for an import to be done, on a machine that had no time to look again
+            raise KeyboardInterrupt
+        return status
     except SystemExit as done:  # argparse's, after --help
         return done.code if isinstance(done.code, int) else 0 if done.code is None else FAULT
     except BaseException as error:
@@ -174,6 +177,11 @@ class _Interrupts:
     def __init__(self, whole: bool):
         self._whole, self._mine, self._naps, self.raised = whole, False, 0, False
         self._thread = _thread.get_ident()
+
+    @property
+    def waiting(self) -> bool:
+        """Ctrl-C was pressed, and has not been raised yet."""
+        return self._naps > 0 and not self.raised
 
     def __enter__(self) -> None:
         before = signal.getsignal(signal.SIGINT)

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import TokenBatches
-from mlx_transformer.data.corpus import ParallelText, read_parallel
+from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch
+from mlx_transformer.data.pair_files import PairFiles
+from mlx_transformer.data.set_aside import kept_pairs
 from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .options import CorpusOptions, DataOptions
 from .recipe import Recipe
-
-Text = ParallelText | Documents
-T = TypeVar("T", ParallelText, Documents)
 
 
 @dataclass(frozen=True)
 class RunData:
-    train: Text
-    valid: Text
+    train: TrainingText | Documents
+    valid: ParallelText | Documents
     held_out: ParallelText | None
     """Test phrases of the built-in corpus; None for files."""
     dropped: int
@@ -46,47 +48,73 @@ def load_data(recipe: Recipe) -> RunData:
     Without validation files, one pair in a hundred (at most 1000) is set aside for validation, chosen by the seed.
     """
     options, seed = recipe.data, recipe.training.seed
+    if recipe.objective.reads == "documents":
+        return _documents(options, seed)
+    dropout, cache = options.bpe_dropout, None if options.cache is None else Path(options.cache)
     if options.corpus is not None:
         corpus = cldr.build(options.corpus, train_pairs=options.train_pairs, seed=seed)
-        return RunData(corpus.train, corpus.valid, corpus.held_out, 0)
-    if recipe.objective.reads == "documents":
-        return _documents(recipe)
-    text, dropped = read_parallel(str(options.source), str(options.target)).without_empty()
-    if options.valid_source is not None:
-        return RunData(text, read_parallel(options.valid_source, str(options.valid_target)), None, dropped)
-    train, valid = _set_aside(text, str(options.source), seed)
+        train = TrainingText(corpus.train, [len(corpus.train)], None, dropout, seed)
+        return RunData(train, corpus.valid, corpus.held_out, 0)
+    corpora = [_files(each) for each in options.corpora] or [_files(options)]
+    weights = [each.weight for each in options.corpora if each.weight is not None] or None
+    valid = None
+    if options.valid_source is not None or options.valid_pairs is not None:
+        valid = read_pairs(
+            PairFiles(
+                source=options.valid_source,
+                target=options.valid_target,
+                pairs=options.valid_pairs,
+                languages=options.languages,
+            )
+        )
+    train, aside, dropped = load_training(
+        corpora, weights, seed=seed, set_aside=valid is None, bpe_dropout=dropout, cache=cache
+    )
+    valid = aside if valid is None else valid
+    assert valid is not None
     return RunData(train, valid, None, dropped)
 
 
-def _documents(recipe: Recipe) -> RunData:
-    options, seed = recipe.data, recipe.training.seed
+def _files(options: DataOptions | CorpusOptions) -> PairFiles:
+    tag = options.tag if isinstance(options, CorpusOptions) else ""
+    return PairFiles(
+        source=options.source, target=options.target, pairs=options.pairs, languages=options.languages, tag=tag
+    )
+
+
+def _documents(options: DataOptions, seed: int) -> RunData:
     text, dropped = read_documents(str(options.text), options.documents)
     if options.valid_text is not None:
         return RunData(text, read_documents(options.valid_text, options.documents)[0], None, dropped)
-    train, valid = _set_aside(text, str(options.text), seed)
+    kept = kept_pairs(len(text), seed, str(options.text), "documents")
+    train, valid = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (kept, ~kept))
     return RunData(train, valid, None, dropped)
 
 
-def _set_aside(text: T, where: str, seed: int) -> tuple[T, T]:
-    """(the rest, one in a hundred, at most 1000), chosen by the seed."""
-    if len(text) < 2:
-        raise UserError(f"{where}: {len(text)} usable {noun(text)}; training needs more, or give validation files")
-    order = np.random.default_rng(seed).permutation(len(text)).tolist()
-    count = max(1, min(1000, len(text) // 100))
-    return text.select(sorted(order[count:])), text.select(sorted(order[:count]))
+def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
+    """One joint vocabulary over both languages (section 5.1) or of all documents, or the one that is given."""
+    options, text = recipe.data, data.train
+    if options.tokenizer is not None:
+        return Tokenizer.load(options.tokenizer)
+    if isinstance(text, TrainingText):
+        return text.tokenizer(options.vocab_size, options.vocab_lines)
+    if options.vocab_lines is not None:
+        order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((recipe.training.seed, 2))))
+        text = text.select(sorted(order.permutation(len(text))[: options.vocab_lines].tolist()))
+    return Tokenizer.train(text.lines, options.vocab_size, mask=recipe.objective.masks)
 
 
-def train_tokenizer(data: RunData, vocab_size: int, mask: bool = False) -> Tokenizer:
-    """One joint vocabulary over both languages (section 5.1), or of all documents; `mask`: with <mask>."""
-    return Tokenizer.train(data.train.lines, vocab_size, mask=mask)
-
-
-def noun(text: Text) -> str:
-    return "pairs" if isinstance(text, ParallelText) else "documents"
+def noun(text: TrainingText | ParallelText | Documents) -> str:
+    return "documents" if isinstance(text, Documents) else "pairs"
 
 
 def make_batches(
-    text: Text, tokenizer: Tokenizer, recipe: Recipe, seed: int, name: str = "training text", grow: bool = False
+    text: TrainingText | ParallelText | Documents,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    seed: int,
+    name: str = "training text",
+    grow: bool = False,
 ) -> BatchesByEpoch[Any]:
     """Batches by token budget, of what the recipe's objective learns; of pairs few shapes or tight ones, as the device
     likes them.

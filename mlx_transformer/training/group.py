@@ -68,6 +68,12 @@ class Group:
             mx.eval(found[-1][1])
         return tree_unflatten(found)
 
+    def dropout_seed(self, seed: int, step: int) -> int:
+        """Of a step, so that a resumed run draws the same, and of this process."""
+        if self.leads:
+            return (seed << 32) | step
+        return int(np.random.SeedSequence((seed, step, self.rank)).generate_state(1, np.uint64)[0])
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """What MLX says of a process that is gone is a `UserError`."""

@@ -12,6 +12,7 @@ from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
 from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.packed import PackedBatches
+from mlx_transformer.data.training_text import TrainingText, examples_of
 from mlx_transformer.device import choices
 from mlx_transformer.spec.config import Architecture
 from mlx_transformer.spec.errors import UserError
@@ -19,8 +20,8 @@ from mlx_transformer.spec.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 from .options import DataOptions
 
-MakePairs = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], TokenBatches]
-"""Batches of pairs of ids, as the recipe and the device like them."""
+MakePairs = Callable[..., TokenBatches]
+"""Batches of examples or of two lists of ids, as the recipe and the device like them."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,13 @@ class Objective:
 
 
 def _translation(
-    text: ParallelText, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
+    text: TrainingText | ParallelText,
+    tokenizer: Tokenizer,
+    options: DataOptions,
+    make: MakePairs,
+    common: dict[str, Any],
 ) -> TokenBatches:
-    return make(tokenizer.encode_batch(text.source), tokenizer.encode_batch(text.target))
+    return make(examples_of(text, tokenizer, options.max_length))
 
 
 def _language_model(
@@ -84,5 +89,5 @@ def _pieces(texts: Sequence[Sequence[int]], length: int, last: int) -> Iterator[
 
 def _mask_id(tokenizer: Tokenizer) -> int:
     if tokenizer.mask_id is None:
-        raise UserError("the vocabulary has no <mask>: begin without a checkpoint, or with one that was trained so")
+        raise UserError("the vocabulary has no <mask>: begin without a given one, or with one that was trained so")
     return tokenizer.mask_id

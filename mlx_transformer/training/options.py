@@ -24,13 +24,34 @@ Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
 
 # What stands under a key is its help: `train --help-recipe` prints it.
 @dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    source: str | None = None
+    """As in [data]."""
+    target: str | None = None
+    """As in [data]."""
+    pairs: str | None = None
+    """As in [data]."""
+    languages: str | None = None
+    """As in [data]."""
+    weight: Annotated[float, Bounds(above=0, at_most=1e9)] | None = None
+    """Share of this corpus in every epoch, relative to the other weights; unset in all tables: each pair once."""
+    tag: str = ""
+    """Put before every source, such as "<2de> "; put it there when translating, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataOptions:
     corpus: str | None = None
-    """Built-in corpus, e.g. "cldr:en-de"; or give source and target, or text."""
+    """Built-in corpus, e.g. "cldr:en-de"; or give source and target, or pairs, or tables [[data.corpora]], or text."""
     source: str | None = None
-    """File of source sentences, one a line."""
+    """File of source sentences, one a line; also packed, as .gz or .zst."""
     target: str | None = None
     """File of their translations, line by line."""
+    pairs: str | None = None
+    """One file of both: .tsv, .jsonl (also .gz, .zst), .parquet, .arrow, or a folder that datasets' save_to_disk
+    wrote."""
+    languages: str | None = None
+    """Names of the two columns of pairs, such as "en-de"; unset: source and target."""
     valid_source: str | None = None
     """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
     valid_target: str | None = None
@@ -42,10 +63,24 @@ class DataOptions:
     """The same for validation; unset: one document in a hundred is set aside, at most 1000."""
     documents: Literal["line", "file"] | None = None
     """What is one document of a text; unset: a line of a single file, and of several files each file."""
+    valid_pairs: str | None = None
+    """One file of both for validation, as pairs."""
+    corpora: tuple[CorpusOptions, ...] = ()
+    """Several corpora, each a table [[data.corpora]]."""
     train_pairs: Tokens = 60_000
     """Pairs of the built-in corpus to compose."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
     """Tokens of the joint vocabulary, which is made of the training text."""
+    vocab_lines: Some | None = None
+    """Learn the vocabulary from so many lines of each language, chosen at random; unset: from all."""
+    tokenizer: str | None = None
+    """A vocabulary that is there: a tokenizer.json of this program, or a folder that has one."""
+    bpe_dropout: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
+    """Probability that a merge of BPE is left out, anew in each epoch, in the training text alone; needs the text in
+    memory."""
+    cache: str | None = None
+    """Folder for the tokens of text that stays on disk; unset: text of more than 64 MB does, and its tokens are among
+    the user's caches."""
     batch_tokens: Tokens | None = None
     """Target tokens a batch, padding included; unset: 500 batches an epoch, of 500 to 2000 tokens."""
     max_length: Tokens = 256

@@ -22,15 +22,15 @@ from mlx_transformer.spec.files import read_json, read_text
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
 from .objectives import OBJECTIVES, Objective
-from .options import ENDLESS, DataOptions, TrainingOptions
+from .options import ENDLESS, CorpusOptions, DataOptions, TrainingOptions
+from .recipe_text import SCORES, document_problems, text_problems
 from .record import RECORD
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
-FILES = ("source", "target", "valid_source", "valid_target", "text", "valid_text")
-PAIRS = ("corpus", "source", "target", "valid_source", "valid_target")
-SCORES = ("bleu", "chrf", "exact_match")
+FILES = ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "text", "valid_text")
+PATHS = (*FILES, "tokenizer", "cache")
 # What the presets, which are of encoder-decoders, lack for one stack alone.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
@@ -68,10 +68,11 @@ class Recipe:
     def recorded(self, batch_tokens: int) -> Recipe:
         """As it stands in the record of a run: with the batch that follows from the text, which stays what it is, and
         with whole paths, so that the run goes on from any folder."""
-        paths = {name: os.path.abspath(path) for name in FILES if (path := getattr(self.data, name)) is not None}
         start = self.training.start_from
         training = replace(self.training, start_from=None if start is None else os.path.abspath(start))
-        return replace(self, data=replace(self.data, batch_tokens=batch_tokens, **paths), training=training)
+        corpora = tuple(_with_whole_paths(corpus) for corpus in self.data.corpora)
+        data = replace(_with_whole_paths(self.data), batch_tokens=batch_tokens, corpora=corpora)
+        return replace(self, data=data, training=training)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -87,13 +88,33 @@ class Recipe:
             model = values.get("model", {})
             preset = model.pop("preset", "small")
             for table, kind in (("data", DataOptions), ("training", TrainingOptions)):
-                entries, known = values.get(table, {}), {field.name for field in dataclasses.fields(kind)}
-                problems += unknown_keys(entries, kind, f"unknown key {table}.{{}}")
-                values[table] = kind(**{key: value for key, value in entries.items() if key in known})
-                problems += check_fields(values[table], f"{table}.{{}} = {{}}")
+                values[table] = _options(kind, values.get(table, {}), table, problems)
         if problems:
             raise UserError(f"{where}: " + "; ".join(problems))
         return cls(preset=preset, model=model, data=values["data"], training=values["training"])
+
+
+def _options(kind: type, entries: dict[str, Any], table: str, problems: list[str]) -> Any:
+    """A table as options of this kind; what is wrong with it is added to `problems`."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    problems += unknown_keys(entries, kind, f"unknown key {table}.{{}}")
+    chosen = {key: value for key, value in entries.items() if key in known}
+    if kind is DataOptions:
+        tables = chosen.pop("corpora", ())
+        if isinstance(tables, list | tuple) and all(isinstance(each, dict) for each in tables):
+            names = [f"data.corpora[{i}]" for i in range(len(tables))]
+            corpora = (_options(CorpusOptions, *each, problems) for each in zip(tables, names, strict=True))
+            chosen["corpora"] = tuple(corpora)
+        else:
+            problems.append("data.corpora must be tables: [[data.corpora]], once for each corpus")
+    options = kind(**chosen)
+    problems += check_fields(options, f"{table}.{{}} = {{}}")
+    return options
+
+
+def _with_whole_paths(options: Any) -> Any:
+    paths = {name: path for name in PATHS if (path := getattr(options, name, None)) is not None}
+    return replace(options, **{name: os.path.abspath(path) for name, path in paths.items()})
 
 
 def defaults() -> dict[str, Any]:
@@ -158,9 +179,13 @@ def _recorded(path: Path) -> dict[str, Any]:
 def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
     """Keys that flags displace: a corpus and files exclude each other, and who resumes for longer means only that."""
     if "corpus" in flags:
-        return FILES
-    if flags.keys() & {"source", "target", "text"}:
-        return "corpus", "train_pairs"
+        return (*FILES, "languages", "corpora")
+    if "text" in flags:
+        return "corpus", "train_pairs", "corpora", "pairs", "source", "target"
+    if "pairs" in flags:
+        return "corpus", "train_pairs", "corpora", "source", "target"
+    if flags.keys() & {"source", "target"}:
+        return "corpus", "train_pairs", "corpora", "pairs"
     return LENGTHS if resumed and flags.keys() & set(LENGTHS) else ()
 
 
@@ -169,17 +194,11 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
     if recipe.objective.reads == "documents":
-        yield from _document_problems(recipe)
-    elif d.text is not None or d.valid_text is not None:
-        yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
-    elif (d.corpus is None) == (d.source is None and d.target is None):
-        yield "give either a corpus (such as cldr:en-de) or source and target files"
-    if (d.source is None) != (d.target is None):
-        yield "source and target files go together"
-    if (d.valid_source is None) != (d.valid_target is None):
-        yield "valid_source and valid_target files go together"
-    if d.corpus is not None and d.valid_source is not None:
-        yield f"corpus {d.corpus} brings its own validation text: leave out valid_source and valid_target"
+        yield from document_problems(d, t)
+    else:
+        yield from text_problems(d)
+    if t.start_from is not None and d.tokenizer is not None:
+        yield "data.tokenizer: start_from keeps the checkpoint's model and vocabulary: leave it out"
     if all(getattr(t, name) is None for name in LENGTHS):
         yield "say how long to train: epochs, steps or minutes"
     if t.learning_rate is not None and t.learning_rate_scale != 1:
@@ -201,19 +220,6 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield "optimizer adam has no weight decay: take adamw"
     if not t.weight_decay and t.weight_decay is not None and t.no_decay is not None:
         yield "no_decay says nothing where weight_decay is 0"
-
-
-def _document_problems(recipe: Recipe) -> Iterator[str]:
-    """What a model of plain text can't have."""
-    d, t = recipe.data, recipe.training
-    if given := [name for name in PAIRS if getattr(d, name) is not None]:
-        yield f"data.{given[0]} is for translation: a {t.objective} is trained on text"
-    if d.text is None:
-        yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
-    if t.best in SCORES:
-        yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
-    if d.max_length < 2:
-        yield "max_length: a document needs two tokens"
 
 
 def _adapter_problems(t: TrainingOptions) -> Iterator[str]:

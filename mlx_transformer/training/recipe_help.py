@@ -12,7 +12,7 @@ from typing import Any
 from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.fields import kinds_of, meanings_of
 
-from .options import DataOptions, TrainingOptions
+from .options import CorpusOptions, DataOptions, TrainingOptions
 from .recipe import FROM_TOKENIZER, Recipe
 
 HEAD = """\
@@ -20,6 +20,7 @@ HEAD = """\
 #   mlx-transformer train --help-recipe > my.toml
 #   mlx-transformer train my.toml --out FOLDER       flags win over the file
 """
+CORPORA = "[[data.corpora]]"
 COLUMN, WIDTH = 32, 118
 TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
@@ -49,10 +50,14 @@ def recipe_help() -> str:
         replace(key, default=None, meaning=f"{key.meaning} Unset: the preset's.") if key.name in sized else key
         for key in model
     ]
-    tables = {"data": _keys(DataOptions), "model": [preset, *model], "training": _keys(TrainingOptions)}
+    tables = {
+        "[data]": _keys(DataOptions),
+        f"# {CORPORA:{COLUMN - 3}} # Several corpora: such a table for each of them.": _keys(CorpusOptions),
+        "[model]": [preset, *model],
+        "[training]": _keys(TrainingOptions),
+    }
     return HEAD + "".join(
-        "\n".join(["", f"[{table}]", *(line for key in keys for line in key.lines()), ""])
-        for table, keys in tables.items()
+        "\n".join(["", table, *(line for key in keys for line in key.lines()), ""]) for table, keys in tables.items()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ MAY_CHANGE = {
         "epochs steps minutes log_every keep checkpoint_seconds checkpoint_steps valid_every valid_sentences "
         "patience final average"
     ).split()
-} | {f"recipe.data.{name}" for name in "source target valid_source valid_target".split()}
+} | {
+    f"recipe.data.{name}"
+    for name in (
+        "source target pairs valid_source valid_target valid_pairs cache corpora.source corpora.target corpora.pairs"
+    ).split()
+}
+NUMBER = re.compile(r"(?<=\.corpora)\.\d+")
 # Differences that only change the last bits of what is computed: said, not refused.
 ENVIRONMENT = {"blas", "versions.mlx"}
 
@@ -30,7 +37,7 @@ def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any]
     before = read_json(folder / RECORD)
     if isinstance(before, dict):
         before.pop(MODEL, None)
-    old, new = {**defaults, **_flat(before)}, _flat(record)
+    old, new = {**_flat(dict(defaults)), **_flat(before)}, _flat(record)
     _check_device(folder, old, new)
     # The recipe first: the rest mostly follows from it.
     names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
@@ -44,7 +51,7 @@ def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any]
     refused = [
         text
         for name, text in changes.items()
-        if name not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
+        if NUMBER.sub("", name) not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
     ]
     if refused:
         more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
@@ -78,6 +85,8 @@ def _short(value: Any) -> str:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, list | tuple) and all(isinstance(inner, dict) for inner in value):  # tables of one name
+        value = {str(i): inner for i, inner in enumerate(value)}
     if isinstance(value, dict):
         return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
     return {name: value}

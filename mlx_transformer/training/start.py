@@ -62,7 +62,7 @@ def check_start(recipe: Recipe) -> None:
 def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     """`known`: of the run, where it is resumed. `UserError` if the checkpoint can't be trained or has no vocabulary."""
     if recipe.training.start_from is None:
-        tokenizer = known or train_tokenizer(data, recipe.data.vocab_size, recipe.objective.masks)
+        tokenizer = known or train_tokenizer(data, recipe)
         made = Start(recipe.config(tokenizer.vocab_size), tokenizer)
     else:
         made = _from_checkpoint(Path(recipe.training.start_from), recipe)

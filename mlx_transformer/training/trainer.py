@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
+from mlx_transformer.data.epochs import TrainingBatch
+from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
@@ -72,6 +75,7 @@ class Trainer:
         known = resume and saved.exists()
         self.start = start(recipe, self.data, Tokenizer.load(saved) if known else None)
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
+        self.a_step = self.options.accumulate * group.size  # batches, of all processes
         self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
         recipe = recipe.recorded(self.batches.batch_tokens)
         self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0, name="validation text", grow=True)
@@ -128,8 +132,9 @@ class Trainer:
         try:
             with self.reporter, self.stop:
                 kept = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
-                with self.group.watched(), Clock(kept, self.state.seconds) as clock:
-                    self._train(clock)
+                batches = Prefetched(self.batches.from_step(self.state.step * self.a_step))
+                with self.group.watched(), Clock(kept, self.state.seconds) as clock, batches:
+                    self._train(clock, batches)
                 if not self.group.leads:
                     return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
                 if self.state.step != self._saved_step:
@@ -149,16 +154,14 @@ class Trainer:
         self.files.note_model(said)
         return model
 
-    def _train(self, clock: Clock) -> None:
+    def _train(self, clock: Clock, batches: Iterator[TrainingBatch]) -> None:
         o, state = self.options, self.state
-        a_step = o.accumulate * self.group.size  # batches
-        for line in announcement(self.recipe, self.config, self.data, self.batches, a_step, self.start.adapter):
+        for line in announcement(self.recipe, self.config, self.data, self.batches, self.a_step, self.start.adapter):
             self.reporter.line(line)
         self.model.train()
         speed, bad_in_a_row = Speed(), 0
         saved, forecast = time.monotonic(), Forecast(o, state.step)
-        valid_every = o.valid_every or max(1, len(self.batches) // a_step)
-        batches = self.batches.from_step(state.step * a_step)
+        valid_every = o.valid_every or max(1, len(self.batches) // self.a_step)
         while True:
             # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
             if state.step % valid_every == 0 and state.validated_step != state.step and self._progress() < 1:
@@ -171,14 +174,14 @@ class Trainer:
                 break
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
-            mx.random.seed(self._dropout_seed())
-            parts = [next(batches) for _ in range(a_step)]
+            mx.random.seed(self.group.dropout_seed(o.seed, state.step))
+            parts = [next(batches) for _ in range(self.a_step)]
             tokens = sum(batch.tokens for batch in parts)
             loss, norm, finite = self.step(parts[self.group.rank :: self.group.size], rate, tokens)
             self.step.evaluate(loss, norm, finite)
             if self.moving is not None:
                 self.moving.step(state.step)
-            state.epoch = state.step * a_step / len(self.batches)
+            state.epoch = state.step * self.a_step / len(self.batches)
             state.target_tokens += tokens
             state.seconds = clock.seconds()
             speed.add(tokens)
@@ -202,13 +205,6 @@ class Trainer:
             speed.pause()
         if self.stop.received is not None:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
-
-    def _dropout_seed(self) -> int:
-        """Of this step, so that a resumed run draws the same, and of this process."""
-        step = self.state.step
-        if self.group.leads:
-            return (self.options.seed << 32) | step
-        return int(np.random.SeedSequence((self.options.seed, step, self.group.rank)).generate_state(1, np.uint64)[0])
 
     def _is_due(self, seconds: float) -> bool:
         """Whether a checkpoint is, so long after the last."""

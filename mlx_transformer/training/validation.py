@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from mlx_transformer.data.corpus import ParallelText
+from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.generation.with_mlx import MlxTranslator, evaluating
 from mlx_transformer.scoring import score
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-from .data import Text
 from .step import TrainStep
 
 LARGEST_EXPONENT = 700.0
@@ -23,7 +23,7 @@ LARGEST_EXPONENT = 700.0
 def validated(
     step: TrainStep,
     batches: BatchesByEpoch,
-    text: Text,
+    text: ParallelText | Documents,
     tokenizer: Tokenizer,
     sentences: int,
     stopped: Callable[[], bool],

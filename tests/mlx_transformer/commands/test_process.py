@@ -161,6 +161,27 @@ def test_interrupted_while_a_library_is_imported(made, module):
     assert ended_by(code, "translate", made / "onnx", *text.splitlines()) == (130, "mlx-transformer: interrupted\n")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupted_in_an_import_after_which_nothing_is_left_to_do():
+    """The look whether the import is done may come too late on a busy machine."""
+    code = (
+        "import os, signal, sys, types\n"
+        "from mlx_transformer.spec import process\n"
+        "process.NAP = 60\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'colorsys':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "def command():\n"
+        "    import colorsys\n"
+        "status = process.run('program', command)\n"
+        "sys.stderr.flush()\n"
+        "os._exit(status)\n"
+    )
+    assert ended_by(code) == (130, "program: interrupted\n")
+
+
 def test_signals_of_others_are_left_alone():
     """Ignored (a job in the background), or in a thread that has no say in it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from tiny_run import recipe, write_pairs
@@ -23,7 +24,7 @@ def test_validation_is_set_aside_by_the_seed(tmp_path):
     lines = source.read_text(encoding="utf-8").split("\n")[:-1]
     data = load_data(recipe(tmp_path))
     assert (len(data.train), len(data.valid), data.held_out, data.dropped) == (495, 5, None, 0)
-    assert sorted(data.train.source + data.valid.source) == sorted(lines)
+    assert sorted(data.train.text.source + data.valid.source) == sorted(lines)
     assert data.valid.source == load_data(recipe(tmp_path)).valid.source
     assert data.valid.source != load_data(recipe(tmp_path, seed=2)).valid.source
     assert data.record["train"]["pairs"] == 495
@@ -52,7 +53,7 @@ def test_the_built_in_corpus_brings_all_parts():
     data = load_data(Recipe.from_dict({"data": options, "training": {"steps": 1, "seed": 5}}))
     assert data.held_out is not None
     assert len(data.train) >= 300
-    assert not set(zip(data.train.source, data.train.target, strict=True)) & set(
+    assert not set(zip(data.train.text.source, data.train.text.target, strict=True)) & set(
         zip(data.held_out.source, data.held_out.target, strict=True)
     )
 
@@ -61,7 +62,7 @@ def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path):
     write_pairs(tmp_path, 200)
     chosen = recipe(tmp_path)
     data = load_data(chosen)
-    tokenizer = train_tokenizer(data, 300)
+    tokenizer = train_tokenizer(data, replace(chosen, data=replace(chosen.data, vocab_size=300)))
     with deciding_as("cpu"):
         tight = make_batches(data.train, tokenizer, chosen, seed=1)
     assert isinstance(tight, SortedBatches)

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.training.options import DataOptions, TrainingOptions
+from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
 from mlx_transformer.training.recipe import FROM_TOKENIZER, RECIPES, Recipe, load_recipe
 from mlx_transformer.training.recipe_help import recipe_help
 
@@ -67,6 +67,8 @@ def test_a_corpus_and_files_displace_each_other():
     assert recipe.data.valid_source == "c"
     recipe = load_recipe("multi30k", {"data": {"corpus": "cldr:en-fr"}})
     assert (recipe.data.corpus, recipe.data.source) == ("cldr:en-fr", None)
+    recipe = load_recipe("multi30k", {"data": {"pairs": "p.tsv"}})
+    assert (recipe.data.pairs, recipe.data.source, recipe.data.target) == ("p.tsv", None, None)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,36 @@ def test_a_corpus_and_files_displace_each_other():
         ({"data": {"source": "a"}}, "source and target files go together"),
         ({"data": {**FILES["data"], "valid_source": "c"}}, "valid_source and valid_target files go together"),
         ({"data": {"corpus": "cldr:en-de", "valid_source": "c", "valid_target": "d"}}, "its own validation text"),
+        ({"data": {"corpus": "cldr:en-de", "valid_pairs": "c"}}, "its own validation text"),
+        ({"data": {"pairs": "p", **FILES["data"]}}, "give either a corpus"),
+        ({"data": {"pairs": "p", "corpora": [FILES["data"]]}}, "give either a corpus"),
+        ({"data": {"pairs": "p", "languages": "en"}}, "languages = 'en': give two names"),
+        ({"data": {**FILES["data"], "languages": "en-de"}}, "languages names columns of pairs: leave it out"),
+        ({"data": {"pairs": "p", "valid_pairs": "q", "valid_source": "r", "valid_target": "s"}}, "exclude each other"),
+        ({"data": {"corpora": 3}}, r"data\.corpora must be tables: \[\[data\.corpora\]\]"),
+        ({"data": {"corpora": ["a"]}}, r"data\.corpora must be tables"),
+        ({"data": {"corpora": [{}]}}, r"data\.corpora\[0\]: give either source and target files or one file of pairs"),
+        ({"data": {"corpora": [{"source": "a"}]}}, r"data\.corpora\[0\]: source and target files go together"),
+        (
+            {"data": {"corpora": [{"pairs": "p", "wait": 1}]}},
+            r"unknown key data\.corpora\[0\]\.wait .*did you mean 'weight'",
+        ),
+        (
+            {"data": {"corpora": [{"pairs": "p", "weight": 1.0}, {"pairs": "q", "weight": 0}]}},
+            r"data\.corpora\[1\]\.weight = 0 must be a number above 0",
+        ),
+        ({"data": {"corpora": [{"pairs": "p", "weight": 1}, {"pairs": "q"}]}}, "give all tables a weight, or none"),
+        ({"data": {"corpora": [{"pairs": "p", "languages": "x"}]}}, r"data\.corpora\[0\]: languages = 'x': give two"),
+        ({"data": {"pairs": "p", "bpe_dropout": 0.1, "cache": "c"}}, "bpe_dropout makes other tokens in every epoch"),
+        (
+            {"data": {"pairs": "p", "bpe_dropout": 1}},
+            r"data\.bpe_dropout = 1 must be .* at least 0 and below 1",
+        ),
+        ({"data": {"pairs": "p", "tokenizer": "t", "vocab_lines": 9}}, "leave out vocab_size and vocab_lines"),
+        (
+            {"data": {"pairs": "p", "tokenizer": "t"}, "training": {"steps": 1, "start_from": "c"}},
+            r"data\.tokenizer: start_from keeps the checkpoint's model and vocabulary",
+        ),
         ({"data": {"corpus": "cldr:en-de", "vocab_size": 100}}, r"data\.vocab_size = 100 must be .* at least 260"),
         ({"data": {"corpus": "cldr:en-de", "batch_tokens": 0}}, r"data\.batch_tokens = 0 must be .* at least 1"),
         ({"model": {"preset": "huge"}}, "unknown preset 'huge': choose one of tiny, small, base, big"),
@@ -187,13 +219,14 @@ def test_help_lists_every_key_with_its_meaning_and_default():
     """It is a recipe itself, with every key commented out; those with a default may stand as they are."""
     table, keys = "", {}
     for line in recipe_help().splitlines():
-        if line.startswith("["):
-            table = line.strip("[]")
+        if heading := re.match(r"(?:# )?\[+([\w.]+)\]", line):
+            table = heading[1]
         elif key := re.match(r"# (\w+) = ?(\S*) +# (\w.{3})", line):
             keys[table, key[1]] = key[2]
     classes = {"data": DataOptions, "training": TrainingOptions, "model": TransformerConfig}
     expected = {(table, f.name) for table, options in classes.items() for f in dataclasses.fields(options)}
-    expected -= {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
+    expected |= {("data.corpora", f.name) for f in dataclasses.fields(CorpusOptions)}
+    expected -= {("data", "corpora")} | {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
     assert set(keys) == expected | {("model", "preset")}
     stated = {table: "".join(f"{key} = {v}\n" for (t, key), v in keys.items() if t == table and v) for table in classes}
     values = tomllib.loads("".join(f"[{table}]\n{lines}" for table, lines in stated.items()))

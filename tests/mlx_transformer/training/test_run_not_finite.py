@@ -23,12 +23,12 @@ def spoiled(monkeypatch, steps):
     """Make the loss of these steps infinite or NaN."""
     call, loss, count = TrainStep.__call__, TrainStep.loss, 0
 
-    def counting(self, batch, rate):
+    def counting(self, batch, rate, *others):
         nonlocal count
         count += 1
         bad = float("nan") if count % 2 else float("inf")
         self.model._factor = mx.array(bad if count in steps else 1.0)  # one of the model's arrays: read at every step
-        return call(self, batch, rate)
+        return call(self, batch, rate, *others)
 
     monkeypatch.setattr(TrainStep, "__call__", counting)
 

@@ -1,0 +1,104 @@
+"""BPE dropout (Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regularization"): training text is cut
+into other tokens in every epoch.
+
+At each step of a word's segmentation every merge that could be made is left out with probability p; of the others the
+one learned first is made, and the word is done when none is left (their algorithm 1). p = 0 gives the tokenizer's own
+tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .examples import Examples, Rows
+from .ragged import Ragged
+from .token_cache import encoded
+
+DRAWN = 512  # numbers at a time
+TRIES = 3
+
+
+class BpeDropout:
+    """Segments text at random by the merges of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, dropout: float):
+        specification = tokenizer.to_json()
+        model = json.loads(specification)["model"]
+        self._ids: dict[str, int] = model["vocab"]
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        # (left, right): (rank, the token that they become)
+        self._merges = {
+            (self._ids[left], self._ids[right]): (rank, self._ids[left + right])
+            for rank, (left, right) in enumerate(pairs)
+        }
+        self._words = tokenizers.Tokenizer.from_str(specification).pre_tokenizer
+        self._eos, self.dropout = tokenizer.eos_id, dropout
+
+    def ids(self, text: str, random: Iterator[float]) -> list[int]:
+        """Of `text`, ending with eos; `random` gives numbers in [0, 1)."""
+        found: list[int] = []
+        for word, _ in self._words.pre_tokenize_str(text):
+            found += self._segments([self._ids[letter] for letter in word], random)
+        return [*found, self._eos]
+
+    def _segments(self, ids: list[int], random: Iterator[float]) -> list[int]:
+        merges, dropout = self._merges, self.dropout
+        while len(ids) > 1:
+            best, place = None, 0
+            for i, pair in enumerate(itertools.pairwise(ids)):
+                merge = merges.get(pair)
+                if merge is not None and (best is None or merge[0] < best[0]) and next(random) >= dropout:
+                    best, place = merge, i
+            if best is None:
+                break
+            ids[place : place + 2] = [best[1]]
+        return ids
+
+
+class DroppedPairs(Examples):
+    """Pairs that are tokenized anew for each epoch; what comes out depends on (seed, epoch, pair) alone.
+
+    In no epoch has a pair more tokens than its bound, of 1 + 4 p times its own and four more, within `max_length`: what
+    does is drawn again, twice, and then tokenized without dropout.
+    """
+
+    def __init__(
+        self, source: list[str], target: list[str], tokenizer: Tokenizer, dropout: float, max_length: int, seed: int
+    ):
+        self._texts, self._seed, self._bpe = (source, target), seed, BpeDropout(tokenizer, dropout)
+        self._plain: tuple[Ragged, Ragged] = encoded(tokenizer, source), encoded(tokenizer, target)
+        self.source_lengths, self.target_lengths = (self._bounds(side.lengths, max_length) for side in self._plain)
+
+    def rows(self, members: NDArray, epoch: int) -> tuple[Rows, Rows]:
+        source, target = [], []
+        for i in members.tolist():
+            random = _numbers(self._seed, epoch, i)
+            source.append(self._row(0, i, int(self.source_lengths[i]), random))
+            target.append(self._row(1, i, int(self.target_lengths[i]), random))
+        return source, target
+
+    def _row(self, side: int, i: int, bound: int, random: Iterator[float]) -> NDArray:
+        for _ in range(TRIES):
+            ids = self._bpe.ids(self._texts[side][i], random)
+            if len(ids) <= bound:
+                return np.array(ids, np.int32)
+        return self._plain[side][i]
+
+    def _bounds(self, lengths: NDArray, max_length: int) -> NDArray:
+        bounds = np.ceil(lengths * (1 + 4 * self._bpe.dropout)).astype(np.int32) + 4
+        return np.maximum(lengths, np.minimum(bounds, max_length))
+
+
+def _numbers(*seeds: int) -> Iterator[float]:
+    """In [0, 1), without an end; of the generator whose stream NumPy has frozen."""
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds)))
+    while True:
+        yield from random.random_sample(DRAWN).tolist()

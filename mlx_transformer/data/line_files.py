@@ -1,0 +1,126 @@
+"""Lines of text files, plain or packed (.gz, .zst), a block at a time: a file may be larger than memory.
+
+Lines are as in `corpus`: they end at `\\n` alone, a `\\r` before it belongs to the end, a byte order mark to nothing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.spec.encoding import without_mark
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_file
+
+PACKED = (".gz", ".zst")
+BLOCK = 1 << 20  # bytes
+ZSTANDARD_BLOCK = 1 << 12  # packed bytes; unpacked they are at most 128 MB
+
+
+def line_blocks(path: str | Path) -> Iterator[list[str]]:
+    """All lines, some at a time. `UserError`, naming the line, for what isn't UTF-8 or has no line ends, and for a file
+    that can't be read or is damaged."""
+    rest, number, begun = b"", 1, False
+    for block in _with_end(_bytes(path)):
+        data = rest + (block or b"")
+        cut = data.rfind(b"\n") + 1 if block is not None else len(data)
+        if len(data) - cut > LONGEST_LINE:
+            raise line_without_end(path, number + data.count(b"\n"))
+        whole, rest = data[:cut], data[cut:]
+        if whole:
+            whole, begun = whole if begun else without_mark(whole, str(path)), True
+            lines = _decoded(whole, path, number)
+            number += len(lines)
+            yield lines
+
+
+def needs(package: str, what: str) -> UserError:
+    """The error of an extra that isn't installed."""
+    return UserError(f"{what} needs {package}: pip install -e '.[data]' in the project's folder")
+
+
+def _with_end(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
+    yield from blocks
+    yield None
+
+
+def _decoded(data: bytes, path: str | Path, number: int) -> list[str]:
+    """Lines of whole lines, the last of a file perhaps without its end; `number`: of the first."""
+    if len(data) > LONGEST_LINE:
+        for i, line in enumerate(data.split(b"\n")):
+            if len(line) > LONGEST_LINE:
+                raise line_without_end(path, number + i)
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        begin = data.rfind(b"\n", 0, error.start) + 1
+        line = number + data.count(b"\n", 0, begin)
+        raise UserError(
+            f"{path}, line {line}, byte {error.start - begin + 1}: not UTF-8 "
+            f"(0x{data[error.start]:02x}); convert the file, for example with iconv -t UTF-8"
+        ) from None
+    last = lines.pop()  # what follows the last \n: no line unless it holds something
+    if b"\r\n" in data:
+        lines = [line[:-1] if line.endswith("\r") else line for line in lines]
+    return [*lines, last] if last else lines
+
+
+def _bytes(path: str | Path) -> Iterator[bytes]:
+    """Of the text, unpacked."""
+    read = {".gz": _gzip, ".zst": _zstandard}.get(Path(path).suffix, _plain)
+    with open_file(path, hint="give a text file with one sentence a line") as file:
+        yield from read(file, path)
+
+
+def _plain(file: BufferedReader, path: str | Path) -> Iterator[bytes]:
+    while block := file.read(BLOCK):
+        yield block
+
+
+def _gzip(file: BufferedReader, path: str | Path) -> Iterator[bytes]:
+    unpacked = gzip.GzipFile(fileobj=file)
+    try:
+        while block := unpacked.read(BLOCK):
+            yield block
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise _damaged(path, "gzip", error) from error
+
+
+def _zstandard(file: BufferedReader, path: str | Path) -> Iterator[bytes]:
+    # Its readers take a file that was cut short for a whole one; an object knows whether its frame has ended.
+    frame, fresh = _frame(path), True
+    while block := file.read(ZSTANDARD_BLOCK):
+        while block:
+            frame, fresh = (_frame(path), False) if frame.eof else (frame, False)
+            try:
+                yield frame.decompress(block)
+            except _zstandard_error(path) as error:
+                raise _damaged(path, "zstd", error) from error
+            block = frame.unused_data if frame.eof else b""
+    if not fresh and not frame.eof:
+        raise _damaged(path, "zstd", "it ends in the middle")
+
+
+def _frame(path: str | Path) -> Any:
+    return _package(path).ZstdDecompressor().decompressobj()
+
+
+def _zstandard_error(path: str | Path) -> type[Exception]:
+    return _package(path).ZstdError
+
+
+def _package(path: str | Path) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise needs("zstandard", f"{path}: a .zst file") from None
+    return zstandard
+
+
+def _damaged(path: str | Path, kind: str, error: object) -> UserError:
+    reason = " ".join(str(error).split())
+    return UserError(f"{path}: damaged, or no {kind} file ({reason}); restore it from a copy")

@@ -1,0 +1,106 @@
+"""Training text that stays on disk, of which only token ids are ever read again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.spec.progress import quiet_progress
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .corpus import ParallelText
+from .examples import Pairs
+from .line_files import PACKED
+from .pair_files import PairFiles
+from .set_aside import kept_pairs
+from .token_cache import TokenCache
+
+
+class StoredText:
+    """The usable pairs of some corpora, one after another, less those that are set aside for validation.
+
+    `digests`, `valid` and `dropped` are what they would be of the same text in memory. What is read from the files is
+    kept in the cache: the next run with the same files and seed reads nothing.
+    """
+
+    def __init__(self, corpora: list[PairFiles], cache: TokenCache, seed: int, set_aside: bool):
+        self.corpora, self.cache, self._set_aside, self._seed = corpora, cache, set_aside, seed
+        self._identity = [cache.identity(corpus) for corpus in corpora]
+        counts = cache.fact({"count": self._identity}, self._count)
+        self.counts: list[int] = [usable for usable, _ in counts]
+        self.dropped = sum(dropped for _, dropped in counts)
+        count = sum(self.counts)
+        self._kept = kept_pairs(count, seed, corpora[0].name) if set_aside else np.ones(count, dtype=bool)
+        facts = cache.fact({"text": self._identity, "seed": seed, "set_aside": set_aside}, self._facts)
+        self.digests: dict[str, str] = facts["digests"]
+        self.valid = ParallelText(**facts["valid"]) if set_aside else None
+
+    @property
+    def identity(self) -> list:
+        """Equal exactly where the texts are."""
+        return [self._identity, self._seed if self._set_aside else None]
+
+    def __len__(self) -> int:
+        return int(self._kept.sum())
+
+    @property
+    def kept(self) -> NDArray:
+        """(n,) bool: which of all usable pairs are for training."""
+        return self._kept
+
+    def lines(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Sources and targets, some at a time."""
+        for source, target, kept in self._parts():
+            if kept.all():
+                yield source, target
+            else:
+                indices = np.flatnonzero(kept).tolist()
+                yield [source[i] for i in indices], [target[i] for i in indices]
+
+    def pairs(self, tokenizer: Tokenizer) -> Pairs:
+        """Tokenized once, in the cache."""
+        source, target = self.cache.tokens(self.corpora, tokenizer, self.counts)
+        if not self._set_aside:
+            return Pairs(source, target)
+        return Pairs(source.select(self._kept), target.select(self._kept))
+
+    def _parts(self) -> Iterator[tuple[list[str], list[str], NDArray]]:
+        begin = 0
+        with quiet_progress("text") as report:
+            for corpus in self.corpora:
+                for source, target, _ in corpus.usable_parts():
+                    end = begin + len(source)
+                    yield source, target, self._kept[begin:end]
+                    begin = end
+                    report(begin / max(1, len(self._kept)), f"{begin:,} pairs")
+
+    def _count(self) -> list[tuple[int, int]]:
+        """Usable and other pairs of each corpus."""
+        found, read = [], 0
+        with quiet_progress("text") as report:
+            for corpus in self.corpora:
+                usable = dropped = 0
+                for source, _, others in corpus.usable_parts():
+                    usable, dropped = usable + len(source), dropped + others
+                    read += len(source)
+                    report(0.0, f"{read:,} pairs")
+                found.append((usable, dropped))
+        return found
+
+    def _facts(self) -> dict:
+        """Digests of what is trained on, as `ParallelText` has them, and the pairs that are set aside."""
+        (corpus, *others), files = self.corpora, self._identity[0][0]
+        plain = corpus.pairs is None and not corpus.tag and all(path.suffix not in PACKED for path in corpus.files)
+        if not others and plain and not self.dropped and not self._set_aside:
+            return {"digests": dict(zip(("source", "target"), files, strict=True))}
+        sides = {"source": hashlib.sha256(), "target": hashlib.sha256()}
+        valid: dict[str, list[str]] = {"source": [], "target": []}
+        for source, target, kept in self._parts():
+            for side, lines in (("source", source), ("target", target)):
+                text = "".join([f"{line}\n" for line, keep in zip(lines, kept, strict=True) if keep])
+                sides[side].update(text.encode(errors="surrogatepass"))
+                valid[side] += [lines[i] for i in np.flatnonzero(~kept).tolist()]
+        return {"digests": {side: digest.hexdigest() for side, digest in sides.items()}, "valid": valid}

@@ -1,0 +1,190 @@
+"""Pairs from files of columns: TSV, JSON lines, Parquet, and Arrow as Hugging Face's `datasets` writes it.
+
+The columns are `source` and `target`, or two languages by name; those of JSON, Parquet and Arrow may also be inside a
+field `translation`, as {"translation": {"en": ..., "de": ...}}. A null is a side without text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
+
+from .line_files import PACKED, line_blocks, needs
+
+Columns = tuple[str, str]
+Part = tuple[list[str], list[str]]
+
+INSIDE = "translation"
+ROWS = 8192  # of a Parquet file at a time
+KINDS = ".tsv, .jsonl (both also as .gz or .zst), .parquet, .arrow, or a folder as datasets' save_to_disk writes it"
+
+
+def pair_parts(path: Path, columns: Columns) -> Iterator[Part]:
+    """Sources and targets, some at a time. `UserError`, naming the line or row, for what the file lacks."""
+    return _reader(path)(path, columns)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that hold the pairs: `path` itself, or those of a folder of `datasets`, in order."""
+    if not path.is_dir():
+        return [path]
+    state = path / "state.json"
+    if (splits := path / "dataset_dict.json").exists():
+        names = _listed(splits, "splits")
+        raise UserError(f"{path}: holds the splits {', '.join(map(str, names))}; name one, such as {path / names[0]}")
+    if not state.exists():
+        raise UserError(f"{path}: a folder without state.json, which datasets' save_to_disk writes; give a file")
+    try:
+        return [path / Path(entry["filename"]).name for entry in _listed(state, "_data_files")]
+    except (LookupError, TypeError) as error:
+        raise UserError(f"{state}: damaged (no file names); save the dataset anew") from error
+
+
+def _listed(path: Path, key: str) -> list[Any]:
+    found = read_json(path)
+    if not isinstance(found, dict) or not isinstance(found.get(key), list) or not found[key]:
+        raise UserError(f"{path}: lists no {key}; save the dataset anew")
+    return found[key]
+
+
+def _reader(path: Path) -> Callable[[Path, Columns], Iterator[Part]]:
+    if path.is_dir():
+        return _folder
+    packed = path.suffix in PACKED
+    kind = path.with_suffix("").suffix if packed else path.suffix
+    readers = {".tsv": _tsv, ".jsonl": _json, ".ndjson": _json} | ({} if packed else {".parquet": _parquet})
+    readers |= {} if packed else {".arrow": _arrow}
+    if kind not in readers:
+        raise UserError(f"{path}: pairs are read from {KINDS}; what ends otherwise is none of these")
+    return readers[kind]
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Blocks of lines, each with the number of its first."""
+    number = 1
+    for lines in line_blocks(path):
+        yield number, lines
+        number += len(lines)
+
+
+def _tsv(path: Path, columns: Columns) -> Iterator[Part]:
+    for number, lines in _numbered(path):
+        rows = [line.split("\t") for line in lines]
+        for i, row in enumerate(rows):
+            if len(row) != 2:
+                raise UserError(
+                    f"{path}, line {number + i}: {len(row)} columns; each line is a source, one tab and its translation"
+                )
+        yield [row[0] for row in rows], [row[1] for row in rows]
+
+
+def _json(path: Path, columns: Columns) -> Iterator[Part]:
+    for number, lines in _numbered(path):
+        pairs = [_from_json(line, columns, path, number + i) for i, line in enumerate(lines) if line.strip()]
+        yield [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _from_json(line: str, columns: Columns, path: Path, number: int) -> tuple[str, str]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {number}: not JSON ({' '.join(str(error).split())[:200]})") from error
+    inside = row if isinstance(row, dict) and columns[0] in row else row.get(INSIDE) if isinstance(row, dict) else None
+    if not isinstance(inside, dict) or any(name not in inside for name in columns):
+        raise UserError(f"{path}, line {number}: {_lacks(columns)}")
+    values = tuple("" if inside[name] is None else inside[name] for name in columns)
+    for name, value in zip(columns, values, strict=True):
+        if not isinstance(value, str):
+            raise UserError(f"{path}, line {number}: {name} is {value!r:.60}, no text")
+        if "\\" in line and not _is_unicode(value):
+            raise UserError(f"{path}, line {number}: {name} holds half a surrogate pair, which is no Unicode text")
+    return values  # type: ignore[return-value]
+
+
+def _lacks(columns: Columns) -> str:
+    names = f'has no "{columns[0]}" and "{columns[1]}"'
+    return f'{names}, alone or inside "{INSIDE}"; languages = "en-de" names others'
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _folder(path: Path, columns: Columns) -> Iterator[Part]:
+    for file in files_of(path):
+        yield from _arrow(file, columns)
+
+
+def _parquet(path: Path, columns: Columns) -> Iterator[Part]:
+    pyarrow, parquet = _pyarrow(path)
+
+    def batches() -> Iterator[Any]:
+        with parquet.ParquetFile(path) as file:
+            top = INSIDE if INSIDE in file.schema_arrow.names and columns[0] not in file.schema_arrow.names else None
+            names = [top] if top else [name for name in columns if name in file.schema_arrow.names]
+            yield from file.iter_batches(ROWS, columns=names)
+
+    yield from _from_batches(path, columns, pyarrow, batches)
+
+
+def _arrow(path: Path, columns: Columns) -> Iterator[Part]:
+    pyarrow, _ = _pyarrow(path)
+
+    def batches() -> Iterator[Any]:
+        # Read, not mapped: what is read of a mapped file counts as this process's memory.
+        with pyarrow.OSFile(str(path)) as file:
+            is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
+            if not is_file:
+                yield from pyarrow.ipc.open_stream(file)
+                return
+            reader = pyarrow.ipc.open_file(file)
+            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+    yield from _from_batches(path, columns, pyarrow, batches)
+
+
+def _from_batches(path: Path, columns: Columns, pyarrow: Any, batches: Callable[[], Iterator[Any]]) -> Iterator[Part]:
+    row = 1
+    try:
+        for batch in batches():
+            source, target = (_column(batch, name, columns, path, pyarrow) for name in columns)
+            yield source, target
+            row += len(source)
+    except FileNotFoundError:
+        raise UserError(f"{path}: cannot be read (no such file)") from None
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}, from row {row} on: damaged ({reason}); restore it from a copy") from error
+
+
+def _column(batch: Any, name: str, columns: Columns, path: Path, pyarrow: Any) -> list[str]:
+    try:
+        if columns[0] in batch.schema.names:
+            found = batch.column(name)
+        else:
+            struct = batch.column(INSIDE)
+            found = struct.flatten()[[field.name for field in struct.type].index(name)]
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise UserError(f"{path}: {_lacks(columns)}; its columns are {', '.join(batch.schema.names)}") from None
+    kind = found.type.value_type if pyarrow.types.is_dictionary(found.type) else found.type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or str(kind) == "string_view"):
+        raise UserError(f"{path}: its column {name} holds {found.type}, no text")
+    return [value or "" for value in found.to_pylist()]
+
+
+def _pyarrow(path: Path) -> tuple[Any, Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise needs("pyarrow", f"{path}: a Parquet or Arrow file") from None
+    return pyarrow, pyarrow.parquet

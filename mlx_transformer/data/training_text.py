@@ -1,0 +1,168 @@
+"""The text of a run that is read from files: in memory, or, where it is large, on disk; one corpus or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from mlx_transformer.spec.memory import check_memory
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .bpe_dropout import DroppedPairs
+from .corpus import ParallelText, read_parallel
+from .examples import Examples, Pairs
+from .line_files import PACKED
+from .mixture import Mixture
+from .pair_files import PairFiles
+from .set_aside import kept_pairs
+from .stored_text import StoredText
+from .token_cache import TokenCache, default_folder, encoded
+
+LARGE = 64 << 20
+"""Bytes of text that are read into memory; more stay on disk, and their tokens in a cache."""
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """Pairs of one or more corpora, one after another. `sizes`: how many of each; `weights`: their shares, None for
+    each pair once an epoch."""
+
+    text: ParallelText | StoredText
+    sizes: Sequence[int]
+    weights: Sequence[float] | None = None
+    bpe_dropout: float = 0.0
+    seed: int = 1
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return self.text.digests
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Of both languages."""
+        if isinstance(self.text, ParallelText):
+            return chain(self.text.source, self.text.target)
+        return (line for part in self.text.lines() for side in part for line in side)
+
+    def some_lines(self, count: int) -> Iterator[str]:
+        """Of `count` pairs at random, both languages."""
+        chosen = np.zeros(len(self), dtype=bool)
+        random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, 2))))
+        chosen[random.permutation(len(self))[:count]] = True
+        begin = 0
+        parts = [(self.text.source, self.text.target)] if isinstance(self.text, ParallelText) else self.text.lines()
+        for source, target in parts:
+            for i in np.flatnonzero(chosen[begin : begin + len(source)]).tolist():
+                yield source[i]
+                yield target[i]
+            begin += len(source)
+
+    def tokenizer(self, vocab_size: int, count: int | None) -> Tokenizer:
+        """One joint vocabulary of all lines, or of those of `count` pairs; of text on disk it is learned once."""
+
+        def learned() -> Tokenizer:
+            return Tokenizer.train(self.lines if count is None else self.some_lines(count), vocab_size)
+
+        if isinstance(self.text, ParallelText):
+            return learned()
+        depends_on = {"vocabulary": self.text.identity, "size": vocab_size, "lines": count and [count, self.seed]}
+        return Tokenizer(self.text.cache.fact(depends_on, lambda: learned().to_json()), "tokenizer of the cache")
+
+    def examples(self, tokenizer: Tokenizer, max_length: int) -> Examples:
+        """What batches are cut from."""
+        if isinstance(self.text, StoredText):
+            pairs: Examples = self.text.pairs(tokenizer)
+        elif self.bpe_dropout:
+            text = self.text
+            pairs = DroppedPairs(text.source, text.target, tokenizer, self.bpe_dropout, max_length, self.seed)
+        else:
+            pairs = Pairs(encoded(tokenizer, self.text.source), encoded(tokenizer, self.text.target))
+        return pairs if self.weights is None else Mixture(pairs, self.sizes, self.weights, max_length, self.seed)
+
+
+def examples_of(text: ParallelText | TrainingText, tokenizer: Tokenizer, max_length: int) -> Examples:
+    if isinstance(text, ParallelText):
+        text = TrainingText(text, [len(text)])
+    return text.examples(tokenizer, max_length)
+
+
+def load_training(
+    corpora: Sequence[PairFiles],
+    weights: Sequence[float] | None,
+    *,
+    seed: int,
+    set_aside: bool,
+    bpe_dropout: float = 0.0,
+    cache: Path | None = None,
+) -> tuple[TrainingText, ParallelText | None, int]:
+    """(text for training, what of it is set aside for validation, pairs left out because a side is empty).
+
+    On disk where a `cache` is named, or there is more than `LARGE`; with BPE dropout always in memory, as there are
+    other tokens in every epoch.
+    """
+    corpora = list(corpora)
+    sizes = [corpus.size() for corpus in corpora]
+    if not bpe_dropout and (cache is not None or sum(sizes) > LARGE):
+        return _on_disk(corpora, weights, TokenCache(cache or default_folder()), seed, set_aside)
+    for corpus, size in zip(corpora, sizes, strict=True):
+        check_memory(4 * size, f"{corpus.name}: its text", "give less, or leave out bpe_dropout")
+    text, counts, dropped = _in_memory(corpora)
+    kept = kept_pairs(len(text), seed, corpora[0].name) if set_aside else np.ones(len(text), dtype=bool)
+    valid = text.select(np.flatnonzero(~kept).tolist()) if set_aside else None
+    train = text.select(np.flatnonzero(kept).tolist()) if set_aside else text
+    return TrainingText(train, _split(kept, counts), weights, bpe_dropout, seed), valid, dropped
+
+
+def read_pairs(corpus: PairFiles) -> ParallelText:
+    """All pairs, empty ones too, in memory: for validation. `UserError` as `PairFiles.parts` and `read_parallel`."""
+    if _is_plain(corpus):
+        return read_parallel(str(corpus.source), str(corpus.target))
+    source, target = _joined((part[0], part[1]) for part in corpus.parts())
+    return ParallelText([corpus.tag + line for line in source], target)
+
+
+def _is_plain(corpus: PairFiles) -> bool:
+    """Two files of lines, or pipes, that are read at once."""
+    return corpus.pairs is None and not corpus.tag and all(path.suffix not in PACKED for path in corpus.files)
+
+
+def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
+    """Usable pairs, how many of each corpus, and how many others there are."""
+    if len(corpora) == 1 and _is_plain(corpora[0]):
+        text, dropped = read_pairs(corpora[0]).without_empty()
+        return text, [len(text)], dropped
+    texts, dropped = [], 0
+    for corpus in corpora:
+        parts = list(corpus.usable_parts())
+        texts.append(_joined((source, target) for source, target, _ in parts))
+        dropped += sum(others for *_, others in parts)
+    source, target = _joined(texts)
+    return ParallelText(source, target), [len(each[0]) for each in texts], dropped
+
+
+def _joined(parts: Iterable[tuple[list[str], list[str]]]) -> tuple[list[str], list[str]]:
+    source: list[str] = []
+    target: list[str] = []
+    for more_source, more_target in parts:
+        source += more_source
+        target += more_target
+    return source, target
+
+
+def _on_disk(
+    corpora: list[PairFiles], weights: Sequence[float] | None, cache: TokenCache, seed: int, set_aside: bool
+) -> tuple[TrainingText, ParallelText | None, int]:
+    text = StoredText(corpora, cache, seed, set_aside)
+    return TrainingText(text, _split(text.kept, text.counts), weights, 0.0, seed), text.valid, text.dropped
+
+
+def _split(kept: np.ndarray, counts: list[int]) -> list[int]:
+    """How many pairs of each corpus are kept."""
+    return [int(part.sum()) for part in np.split(kept, np.cumsum(counts)[:-1])]
