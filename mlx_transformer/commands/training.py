@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -145,12 +147,20 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that OUT holds.")] = False,
+    device: Annotated[
+        Literal["cpu", "gpu"] | None, typer.Option(help="Where MLX computes.", show_default="the GPU, if there is one")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be trained, take 20 steps to forecast, write nothing.")
+    ] = False,
     help_recipe: Annotated[
         bool,
         typer.Option("--help-recipe", help="Show all keys of a recipe and exit.", callback=_help_recipe, is_eager=True),
     ] = False,
 ) -> None:
     """Train a translator on parallel text or the built-in corpus, or by --objective another model on plain text."""
+    if device is not None:
+        os.environ["MLX_TRANSFORMER_DEVICE"] = device  # read when MLX is imported first
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.run import check_folder
@@ -162,10 +172,12 @@ def train(
         raise UserError("--pairs and --corpus or --source/--target exclude each other")
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
-    if out is None:
+    if dry_run and (resume or out is not None):
+        raise UserError("--dry-run writes nothing: leave out --out and --resume")
+    if out is None and not dry_run:
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
     group = joined()
-    if group.leads:
+    if out is not None and group.leads:
         check_folder(out, resume, force)
     files = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
     files |= {"pairs": pairs, "valid_pairs": valid_pairs, "languages": languages}
@@ -181,6 +193,10 @@ def train(
         | {"start_from": start_from, "freeze": freeze, "best": best, "patience": patience, "final": final},
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            print(Trainer(chosen, Path(folder), group=group).rehearse())
+        return
     result = Trainer(chosen, out, resume, force=force, group=group).run()
     state = result.state
     if not group.leads:

@@ -39,6 +39,15 @@ def announcement(
         yield f"left out: {note}, {data.dropped:,} {empty}"
 
 
+def rehearsed(state: State, peak: int) -> str:
+    """After a run's first steps: `peak` bytes of memory held arrays."""
+    speed = state.target_tokens / max(state.seconds, 1e-9)
+    return (
+        f"{state.step} steps took {state.seconds:.1f} s, {speed:,.0f} target tokens/s; arrays took up to "
+        f"{peak / 1e6:,.0f} MB; nothing was written"
+    )
+
+
 class Forecast:
     """How long the rest of a run takes, from its first steps since step `begun_at`."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .options import TrainingOptions
+
 
 @dataclass
 class State:
@@ -21,3 +23,8 @@ class State:
     kept."""
     best_step: int = 0
     validations_since_best: int = 0
+
+    def progress(self, options: TrainingOptions) -> float:
+        """Share of the run that is done: of its first end in sight."""
+        ends = [(self.step, options.steps), (self.epoch, options.epochs), (self.seconds / 60, options.minutes)]
+        return max(done / limit for done, limit in ends if limit is not None)

@@ -20,6 +20,9 @@ class StopSignal:
         self._stop_requested = False
         self._before: dict[int, Callable | int | None] = {}
 
+    def asked(self) -> bool:
+        return self.received is not None
+
     def __enter__(self) -> StopSignal:
         for number in (signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])):
             if number == HANGUP and signal.getsignal(number) is signal.SIG_IGN:  # nohup

@@ -22,7 +22,7 @@ from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.spec.tokenizer import Tokenizer
 
-from .announcement import Forecast, announcement
+from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
 from .arithmetic import Arithmetic
 from .checkpointing import checkpoint_layers
 from .clock import CLOCK, Clock
@@ -147,6 +147,16 @@ class Trainer:
             self.files.close()
         return Result(model, self.state, parameter_count(self.config), self.stop.received)
 
+    def rehearse(self) -> str:
+        """Take the first steps of the run and write no model; says how much memory and time the run would take."""
+        try:
+            batches = Prefetched(self.batches.from_step(0))
+            with self.reporter, self.stop, Clock(None, 0.0) as clock, batches:
+                self._train(clock, batches, FORECAST_AFTER)
+        finally:
+            self.files.close()
+        return rehearsed(self.state, mx.get_peak_memory())
+
     def _write_model(self) -> Path:
         self.model.eval()
         arrays, said = final_weights(self.options, self.state, self.files, self.weights, self.moving)
@@ -154,7 +164,7 @@ class Trainer:
         self.files.note_model(said)
         return model
 
-    def _train(self, clock: Clock, batches: Iterator[TrainingBatch]) -> None:
+    def _train(self, clock: Clock, batches: Iterator[TrainingBatch], limit: int | None = None) -> None:
         o, state = self.options, self.state
         for line in announcement(self.recipe, self.config, self.data, self.batches, self.a_step, self.start.adapter):
             self.reporter.line(line)
@@ -164,13 +174,13 @@ class Trainer:
         valid_every = o.valid_every or max(1, len(self.batches) // self.a_step)
         while True:
             # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
-            if state.step % valid_every == 0 and state.validated_step != state.step and self._progress() < 1:
+            if state.step % valid_every == 0 and state.validated_step != state.step and state.progress(o) < 1:
                 self.validate()
             state.seconds, since_best = self.group.told([clock.begin(state.step), state.validations_since_best])
             state.validations_since_best = int(since_best)
             self.stop.received = self.group.largest(self.stop.received or 0) or None
-            share = self._progress()
-            if share >= 1 or self.stop.received is not None or out_of_patience(o, state):
+            share = state.progress(o)
+            if share >= 1 or self.stop.received is not None or out_of_patience(o, state) or state.step == limit:
                 break
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
@@ -190,7 +200,7 @@ class Trainer:
                 self._skipped(loss, bad_in_a_row)
             steps = f"/{o.steps:,}" if o.steps is not None else ""
             status = f"step {state.step:,}{steps}  loss {loss.item():.3f}  {speed.recent:,.0f} tokens/s"
-            self.reporter.update(self._progress(), status)
+            self.reporter.update(state.progress(o), status)
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
@@ -200,10 +210,10 @@ class Trainer:
             if self._is_due(time.monotonic() - saved):
                 self.save()
                 saved = time.monotonic()
-            for line in forecast.lines(state, self._progress()):
+            for line in forecast.lines(state, state.progress(o)):
                 self.reporter.line(line)
             speed.pause()
-        if self.stop.received is not None:
+        if self.stop.received is not None and limit is None:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
 
     def _is_due(self, seconds: float) -> bool:
@@ -231,14 +241,8 @@ class Trainer:
         if not self.group.leads:
             self.state.validated_step = self.state.step
             return {}
-        values = validated(
-            self.step,
-            self.valid,
-            self.data.valid,
-            self.tokenizer,
-            self.options.valid_sentences,
-            lambda: self.stop.received is not None,
-        )
+        sentences, asked = self.options.valid_sentences, self.stop.asked
+        values = validated(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
         if not values:
             return {}
         self.state.validated_step = self.state.step
@@ -284,12 +288,6 @@ class Trainer:
     def _arrays(self) -> dict[str, Any]:
         """All that a checkpoint holds beside the weights."""
         return {**self.step.state, **({} if self.moving is None else {MOVING: self.moving.values})}
-
-    def _progress(self) -> float:
-        """Share of the run that is done: of its first end in sight."""
-        o, s = self.options, self.state
-        parts = [(s.step, o.steps), (s.epoch, o.epochs), (s.seconds / 60, o.minutes)]
-        return max(done / limit for done, limit in parts if limit is not None)
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:
