@@ -49,6 +49,15 @@ def _help_recipe(asked: bool) -> None:
         raise typer.Exit
 
 
+def _gigabytes(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text.strip().upper().removesuffix("GB"))
+    except ValueError:
+        raise UserError(f"--memory {text}: give gigabytes, such as 16GB") from None
+
+
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A TOML recipe or the name of a built-in one; with --resume, a run's folder.")
@@ -147,6 +156,10 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in OUT, as its run.json says; flags may lengthen it.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a run that OUT holds.")] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="GB", help="What a step may take, e.g. 16GB: how batches are cut follows from it."),
+    ] = None,
     device: Annotated[
         Literal["cpu", "gpu"] | None, typer.Option(help="Where MLX computes.", show_default="the GPU, if there is one")
     ] = None,
@@ -188,6 +201,7 @@ def train(
         "training": {"objective": objective, "steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}
         | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision}
+        | {"memory": _gigabytes(memory)}
         | {"adapter": adapter, "adapter_rank": adapter_rank, "adapter_alpha": adapter_alpha}
         | {"adapter_targets": adapter_targets, "adapter_dropout": adapter_dropout}
         | {"start_from": start_from, "freeze": freeze, "best": best, "patience": patience, "final": final},

@@ -24,6 +24,15 @@ from mlx_transformer.device import choices
 
 LARGEST = 1 << 26
 """Logits of one chunk: 256 MiB in float32."""
+BYTES_A_LOGIT = 16
+"""What a chunk takes: logits, their exponentials, the softmax and its gradient."""
+CHUNK_SHARE = 1 / 8
+"""Of the memory that a step may take."""
+
+
+def chunk_within(memory: float | None) -> int:
+    """Logits of a chunk where a step may take so many GB; None: as many as it likes."""
+    return LARGEST if memory is None else min(LARGEST, int(memory * 1e9 * CHUNK_SHARE / BYTES_A_LOGIT))
 
 
 def label_smoothed_loss(
@@ -33,28 +42,36 @@ def label_smoothed_loss(
     targets: mx.array,
     smoothing: float,
     pad_id: int,
+    largest: int | None = None,
 ) -> mx.array:
     """Sum of nll over the positions whose target is not `pad_id`; a scalar in nats, float32.
 
     hidden (..., D), weight (V, D), bias (V,) or None, targets (...) of ids. Divide by the number of target tokens for
-    the mean; a batch of only padding gives 0.
+    the mean; a batch of only padding gives 0. `largest`: logits of a chunk at most; None: `LARGEST`.
     """
     hidden, targets, counted = _flat(hidden, targets, pad_id)
     if bias is None:
         bias = mx.zeros((weight.shape[0],), dtype=hidden.dtype)
-    rows = _rows(weight)
+    rows = _rows(weight, largest)
     function = _function(smoothing) if len(targets) <= rows else _in_chunks(smoothing, rows)
     return function(hidden, weight, bias, targets, counted)[0]
 
 
 def losses(
-    hidden: mx.array, weight: mx.array, bias: mx.array | None, targets: mx.array, smoothing: float, pad_id: int
+    hidden: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    targets: mx.array,
+    smoothing: float,
+    pad_id: int,
+    largest: int | None = None,
 ) -> tuple[mx.array, mx.array]:
     """(`label_smoothed_loss`, the same without smoothing, whose mean is the logarithm of perplexity); no gradient."""
     hidden, targets, counted = _flat(hidden, targets, pad_id)
     smoothed = plain = mx.array(0.0)
-    for start in range(0, len(targets), _rows(weight)):
-        part = slice(start, start + _rows(weight))
+    rows = _rows(weight, largest)
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
         (inputs,) = mx.depends([hidden[part]], [smoothed, plain])
         z = inputs @ weight.T
         z = (z if bias is None else z + bias).astype(mx.float32)
@@ -73,9 +90,9 @@ def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, m
     return hidden.reshape(-1, hidden.shape[-1]), targets, (targets != pad_id).astype(mx.float32)
 
 
-def _rows(weight: mx.array) -> int:
+def _rows(weight: mx.array, largest: int | None) -> int:
     """Of one chunk."""
-    return max(1, LARGEST // weight.shape[0])
+    return max(1, (LARGEST if largest is None else largest) // weight.shape[0])
 
 
 def _in_chunks(smoothing: float, rows: int) -> Callable[..., tuple[mx.array, ...]]:

@@ -136,6 +136,9 @@ class TrainingOptions:
     """Batches a step, one after another: the gradient is that of all their tokens, the memory that of one batch."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """What is computed in. Parameters, their gradients and the optimizer's moments stay float32."""
+    memory: Annotated[float, Bounds(above=0, at_most=1e6)] | None = None
+    """GB that MLX's arrays may take in training: accumulate, gradient_checkpointing and the loss's chunks follow from
+    it; a step has as many tokens as without."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the gradient, and compute the layer again there: less memory, more time."""
     clip_norm: Annotated[float, Bounds(at_least=0, at_most=1e30)] = 1.0

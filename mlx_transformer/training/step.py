@@ -49,6 +49,8 @@ class TrainStep:
         """`compiled` None: as the device likes it. If not, the batch is split over streams instead. `group`: of the
         processes that take this step together, each with batches of its own."""
         self.model, self.optimizer, self.group = model, optimizer, group
+        self.logits: int | None = None
+        """Of one chunk of the loss, at most; None: `loss.LARGEST`."""
         self.smoothing, self.clip_norm = smoothing, clip_norm
         self.arithmetic = arithmetic or Arithmetic()
         whole_step = choices().compiles if compiled is None else compiled
@@ -113,14 +115,14 @@ class TrainStep:
         order. inputs: of `Transformer.hidden`."""
         weight, bias = self.model.output_matrix(), self.model.output_bias()
         hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
-        return label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, pad_id)
+        return label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, pad_id, self.logits)
 
     def losses(self, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
         """(the loss, the same without label smoothing), sums over a batch's targets; no gradient."""
         targets, picked, *inputs = self._inputs(batch)
         weight, bias = self.model.output_matrix(), self.model.output_bias()
         hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
-        return losses(hidden, weight, bias, targets, self.smoothing, pad_id)
+        return losses(hidden, weight, bias, targets, self.smoothing, pad_id, self.logits)
 
     def _hidden(self, picked: Input, inputs: Sequence[Input]) -> mx.array:
         hidden = self.model.hidden(*inputs)

@@ -23,21 +23,19 @@ from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
-from .arithmetic import Arithmetic
-from .checkpointing import checkpoint_layers
+from .assembly import assembled
 from .clock import CLOCK, Clock
 from .data import RunData, load_data, make_batches
 from .follower import Follower, Silent
 from .group import ALONE, Group
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
-from .optimizers import Optimizer, freeze
+from .memory import within_memory
 from .recipe import Recipe, defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
 from .speed import Speed
 from .start import check_start, start
 from .state import State
-from .step import TrainStep
 from .stop import StopSignal
 from .validation import validated
 from .weights import weights_of
@@ -69,12 +67,17 @@ class Trainer:
         if group.leads:
             check_folder(out, resume, force)  # before minutes go into a corpus
         check_start(recipe)
-        self.options, self.out = recipe.training, out
+        self.out = out
         self.data = data or load_data(recipe)
         saved = out / "tokenizer.json"
         known = resume and saved.exists()
         self.start = start(recipe, self.data, Tokenizer.load(saved) if known else None)
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
+        self.reporter: Reporter | Silent = Reporter("training") if group.leads else Silent()
+        if recipe.training.memory is not None and not resume:
+            recipe, said = within_memory(recipe, self.start, self.data, group)
+            self.reporter.line(said)
+        self.options = recipe.training
         self.a_step = self.options.accumulate * group.size  # batches, of all processes
         self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
         recipe = recipe.recorded(self.batches.batch_tokens)
@@ -84,7 +87,6 @@ class Trainer:
         record |= self.start.record
         record |= {"tokenizer": self.tokenizer.fingerprint, "blas": use_fast_blas(), "device": device_record()}
         record |= {"processes": group.size} if group.size > 1 else {}
-        self.reporter: Reporter | Silent = Reporter("training") if group.leads else Silent()
         self.stop = StopSignal()
         if group.leads:
             self.files = Run(out, record, resume, self.reporter.line, force, defaults())
@@ -102,14 +104,8 @@ class Trainer:
     def _prepare(self, resume: bool) -> None:
         o = self.options
         mx.random.seed(o.seed)
-        self.model = self.start.model()
+        self.model, self.step = assembled(self.start, o, self.group)
         self.weights = weights_of(self.model, self.start.adapter)
-        if o.freeze is not None:
-            freeze(self.model, o.freeze)
-        if o.gradient_checkpointing:
-            checkpoint_layers(self.model)
-        optimizer, arithmetic = Optimizer(self.model, o), Arithmetic(o.precision)
-        self.step = TrainStep(self.model, optimizer, o.smoothing, o.clip_norm, arithmetic, group=self.group)
         self.moving = MovingAverage(self.weights, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None

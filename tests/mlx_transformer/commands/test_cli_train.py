@@ -18,7 +18,6 @@ from mlx_transformer import cli
 from mlx_transformer.spec import progress
 from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.training import announcement, trainer
-from mlx_transformer.training.recipe import RECIPES, load_recipe
 
 pty = pytest.importorskip("pty")
 
@@ -239,22 +238,10 @@ def test_a_dry_run_forecasts_and_writes_nothing(tmp_path, capsys, monkeypatch):
     before = sorted(tmp_path.rglob("*"))
     assert main("train", given, "--dry-run", "--device", "cpu") == 0
     out, said = capsys.readouterr()
-    assert re.fullmatch(r"3 steps took [\d.]+ s, [\d,]+ target tokens/s; arrays took up to \d+ MB; nothing was .*\n", out)
+    assert re.fullmatch(
+        r"3 steps took [\d.]+ s, [\d,]+ target tokens/s; arrays took up to \d+ MB; nothing was .*\n", out
+    )
     assert re.search(r"^at this speed: 1,000 steps in all, [\d:]+ from now$", said, re.MULTILINE)
     assert sorted(tmp_path.rglob("*")) == before
     assert main("train", given, "--dry-run", "--out", tmp_path / "x") == 2
     assert "--dry-run writes nothing: leave out --out and --resume" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
-def test_every_built_in_recipe_makes_sense(name):
-    """With the text that it is for."""
-    reads = "text" if name in ("tinystories", "mlm") else "pairs"
-    files = {"text": "x"} if reads == "text" else {"source": "x", "target": "y"}
-    made = load_recipe(name, {"data": files if name != "quickstart" else {}})
-    assert made.config(made.data.vocab_size).architecture == made.objective.architecture
-    if name.startswith("wmt14"):
-        paper = made.training
-        assert made.data.batch_tokens * paper.accumulate == 25_000
-        assert (paper.warmup_steps, paper.beta2, paper.epsilon, paper.label_smoothing) == (4000, 0.98, 1e-9, 0.1)
-        assert (paper.steps, paper.kept) == ((100_000, 5) if name.endswith("base") else (300_000, 20))

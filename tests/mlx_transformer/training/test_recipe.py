@@ -26,17 +26,37 @@ def made(**tables):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_recipes_load(name):
-    recipe = load_recipe(name, {} if load_text(name) else FILES)
+    files = text_of(name)
+    recipe = load_recipe(name, files)
     written = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
-    assert load_recipe(str(RECIPES / f"{name}.toml"), {} if load_text(name) else FILES) == recipe
+    assert load_recipe(str(RECIPES / f"{name}.toml"), files) == recipe
     for table, options in (("data", recipe.data), ("training", recipe.training)):
         for key, value in written[table].items():
             assert getattr(options, key) == value
     assert recipe.preset == written["model"]["preset"]
+    assert recipe.config(recipe.data.vocab_size).architecture == recipe.objective.architecture
 
 
-def load_text(name):
-    return {"corpus", "source"} & tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))["data"].keys()
+def text_of(name):
+    """What a recipe lacks."""
+    written = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    if "corpus" in written["data"]:
+        return {}
+    return {"data": {"text": "a"}} if written["training"].get("objective", "translation") != "translation" else FILES
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name.startswith("wmt14")])
+def test_the_papers_numbers(name):
+    """Sections 5 and 6.1, table 3."""
+    made = load_recipe(name, FILES)
+    options = made.training
+    assert made.data.batch_tokens * options.accumulate == 25_000
+    assert (options.warmup_steps, options.schedule, options.cooldown) == (4000, "noam", 0)
+    assert (options.beta1, options.beta2, options.epsilon, options.smoothing) == (0.9, 0.98, 1e-9, 0.1)
+    assert (options.steps, options.kept) == ((100_000, 5) if name.endswith("base") else (300_000, 20))
+    config = made.config(made.data.vocab_size)
+    dropout = {"wmt14-en-de-base": 0.1, "wmt14-en-de-big": 0.3, "wmt14-en-fr-big": 0.1}[name]
+    assert (config.dropout, config.attention_dropout, config.norm_placement) == (dropout, 0, "post")
 
 
 def test_there_are_recipes():
@@ -253,7 +273,7 @@ def test_files_that_are_no_recipe(tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf"{name}\.toml: (not a TOML recipe|cannot be read \(not UTF-8)"):
             load_recipe(str(path), {})
-    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(multi30k, "):
+    with pytest.raises(UserError, match=r"no such recipe file, and no built-in recipe of that name \(iwslt14-de-en, "):
         load_recipe("nothing", {})
     with pytest.raises(UserError, match="no such recipe file"):
         load_recipe(str(tmp_path), {})

@@ -1,0 +1,29 @@
+"""A model and the step that trains it, put together as a recipe says."""
+
+from __future__ import annotations
+
+from mlx_transformer.nn import Transformer
+
+from .arithmetic import Arithmetic
+from .checkpointing import checkpoint_layers
+from .group import ALONE, Group
+from .loss import chunk_within
+from .optimizers import Optimizer, freeze
+from .options import TrainingOptions
+from .start import Start
+from .step import TrainStep
+
+
+def assembled(
+    start: Start, options: TrainingOptions, group: Group = ALONE, compiled: bool | None = None
+) -> tuple[Transformer, TrainStep]:
+    """MLX's random state decides fresh weights. compiled: as for `TrainStep`."""
+    model = start.model()
+    if options.freeze is not None:
+        freeze(model, options.freeze)
+    if options.gradient_checkpointing:
+        checkpoint_layers(model)
+    optimizer, arithmetic = Optimizer(model, options), Arithmetic(options.precision)
+    step = TrainStep(model, optimizer, options.smoothing, options.clip_norm, arithmetic, compiled, group)
+    step.logits = None if options.memory is None else chunk_within(options.memory)
+    return model, step
