@@ -39,11 +39,11 @@ def blocks(text: str) -> list[Block]:
 class Reader:
     """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
 
-    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after seconds and choose one test file,
+    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after half a minute and choose one test file,
     the texts are a hundred phrases, and the server's port is a free one.
     """
 
-    ARGS = {"make quickstart": "--minutes 0.1", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
+    ARGS = {"make quickstart": "--minutes 0.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
 
     def __init__(self, folder: Path):
         self.folder, self.server = folder, None
