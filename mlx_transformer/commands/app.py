@@ -20,6 +20,7 @@ ALL = {
     "quickstart": training.quickstart,
     "train": training.train,
     "launch": launching.launch,
+    "report": training.report,
     "average": training.average,
     "translate": text.translate,
     "evaluate": text.evaluate,

@@ -41,6 +41,22 @@ def quickstart(
     raise typer.Exit(run(out, minutes, seed))
 
 
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of training runs.")],
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about training runs: curves side by side, samples over time, recipes, what they ran on."""
+    from mlx_transformer.report.page import page
+    from mlx_transformer.report.runs import read_run
+    from mlx_transformer.spec.durable import write_text
+
+    if out.is_dir():
+        raise UserError(f"{out}: is a folder; --out needs the name of a page")
+    logs = [read_run(folder) for folder in runs]
+    write_text(out, page(logs))
+    print(f"{out}: {', '.join(f'{log.name} ({log.steps:,} steps)' for log in logs)}")
+
+
 def _help_recipe(asked: bool) -> None:
     if asked:
         from mlx_transformer.training.recipe_help import recipe_help

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import tomllib
 from collections.abc import Iterator
@@ -156,10 +157,14 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
     if path is None and run is not None:
         for name in FILES:
             text = values["data"].get(name)
-            if isinstance(text, str) and not overrides.get("data", {}).get(name) and not Path(text).exists():
+            if isinstance(text, str) and not overrides.get("data", {}).get(name) and not _is_there(text):
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{text}: not found, from where {where} has its text; say where it is now by {option}")
     return Recipe.from_dict(values, where)
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).exists() or (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None)
 
 
 def _recorded(path: Path) -> dict[str, Any]:

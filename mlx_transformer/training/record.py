@@ -24,7 +24,8 @@ MAY_CHANGE = {
 } | {
     f"recipe.data.{name}"
     for name in (
-        "source target pairs valid_source valid_target valid_pairs cache corpora.source corpora.target corpora.pairs"
+        "source target pairs valid_source valid_target valid_pairs text valid_text cache "
+        "corpora.source corpora.target corpora.pairs"
     ).split()
 }
 NUMBER = re.compile(r"(?<=\.corpora)\.\d+")

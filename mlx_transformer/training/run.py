@@ -35,7 +35,7 @@ from mlx_transformer.spec.versions import versions
 from .record import MODEL, RECORD, as_json, check_same
 
 LARGEST_LOG = 1 << 30  # bytes
-VALID = '{"kind": "valid"'
+OF_VALIDATION = '{"kind": "valid"', '{"kind": "samples"'
 STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
 PARTS = (
     "tokenizer.json",
@@ -160,7 +160,7 @@ class Run:
         lines = read_bytes(path, LARGEST_LOG).decode(errors="replace").split("\n")
         earlier = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
         if not validated:
-            earlier = [line for line in earlier if not (line.startswith(VALID) and _step_of(line) == step)]
+            earlier = [line for line in earlier if not (line.startswith(OF_VALIDATION) and _step_of(line) == step)]
         write_text(path, "".join(line + "\n" for line in earlier))
 
     def save(

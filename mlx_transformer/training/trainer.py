@@ -238,13 +238,15 @@ class Trainer:
             self.state.validated_step = self.state.step
             return {}
         sentences, asked = self.options.valid_sentences, self.stop.asked
-        values = validated(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
+        values, samples = validated(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
         if not values:
             return {}
         self.state.validated_step = self.state.step
         if is_better(self.options, self.state, values):
             self.weights.save(self.out / BEST, self.tokenizer.to_json())
         self.files.metric("valid", self.state.step, epoch=round(self.state.epoch, 3), **values)
+        if samples:
+            self.files.metric("samples", self.state.step, samples=samples)
         summary = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
         self.reporter.line(f"valid  step {self.state.step:,}  epoch {self.state.epoch:.2f}  {summary}")
         return values

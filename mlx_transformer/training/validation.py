@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .step import TrainStep
 
+SAMPLES = 3
 LARGEST_EXPONENT = 700.0
 """Of a float64."""
 
@@ -27,15 +29,19 @@ def validated(
     tokenizer: Tokenizer,
     sentences: int,
     stopped: Callable[[], bool],
-) -> dict[str, float]:
-    """loss: mean in nats a target token, as trained (label smoothing included); perplexity: e to the same without
-    smoothing; of pairs, scores of greedy translations of the first `sentences`. Empty once `stopped()` is true."""
+) -> tuple[dict[str, float], list[dict[str, str]]]:
+    """(scores, samples); empty once `stopped()` is true.
+
+    loss: mean in nats a target token, as trained (label smoothing included); perplexity: e to the same without
+    smoothing; of pairs, scores of greedy translations of the first `sentences`, and the first few of these as samples.
+    """
+    samples: list[dict[str, str]] = []
     total = plain = 0.0
     tokens = 0
     with evaluating(step.model):
         for batch in batches.batches(0):
             if stopped():
-                return {}
+                return {}, []
             loss, nll = step.losses(batch)
             total, plain, tokens = total + float(np.array(loss)), plain + float(np.array(nll)), tokens + batch.tokens
         values = {"loss": total / max(1, tokens)}
@@ -45,4 +51,6 @@ def validated(
             translated = MlxTranslator(step.model, tokenizer).translate(text.source[:count], overlong="truncate")
             scores = score(translated, text.target[:count])
             values |= {name: scores[name] for name in ("bleu", "chrf", "exact_match")}
-    return values
+            few = zip(text.source, translated, text.target, strict=False)
+            samples = [{"source": s, "output": t, "reference": r} for s, t, r in islice(few, min(SAMPLES, count))]
+    return values, samples

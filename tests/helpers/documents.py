@@ -39,8 +39,8 @@ def blocks(text: str) -> list[Block]:
 class Reader:
     """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
 
-    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after half a minute and choose one test file,
-    the texts are a hundred phrases, and the server's port is a free one.
+    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after half a minute and choose one test
+    file, the texts are a hundred phrases, and the server's port is a free one.
     """
 
     ARGS = {"make quickstart": "--minutes 0.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012

@@ -1,0 +1,79 @@
+"""What a run's folder says: its record and its curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import open_regular, read_json
+from mlx_transformer.spec.parameters import parameter_count
+
+RECORD, METRICS = "run.json", "metrics.jsonl"
+LARGEST = 1 << 30  # bytes
+
+Curve = list[tuple[int, float]]
+"""(step, value), steps ascending."""
+
+
+@dataclass
+class RunLog:
+    """One run. `train`, `valid`: curves by name."""
+
+    name: str
+    record: dict[str, Any]
+    parameters: int
+    train: dict[str, Curve] = field(default_factory=dict)
+    valid: dict[str, Curve] = field(default_factory=dict)
+    samples: list[tuple[int, list[dict[str, str]]]] = field(default_factory=list)
+    """(step, outputs for the first sentences of the validation text)."""
+    skipped: int = 0
+    """Steps whose gradient was not finite."""
+
+    @property
+    def steps(self) -> int:
+        return max((curve[-1][0] for curve in (*self.train.values(), *self.valid.values()) if curve), default=0)
+
+
+def read_run(folder: Path) -> RunLog:
+    """`UserError` for a folder that is no run, or a damaged one."""
+    if not (folder / RECORD).is_file():
+        raise UserError(f"{folder}: no run (no {RECORD} in it); give the folder of a training run")
+    record = read_json(folder / RECORD)
+    try:
+        parameters = parameter_count(TransformerConfig.from_dict(record["config"]))
+        recipe = record["recipe"]
+        known = isinstance(recipe["data"], dict) and isinstance(recipe["training"], dict)
+    except (LookupError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{folder / RECORD}: damaged ({error}); restore it from a copy") from error
+    if not known:
+        raise UserError(f"{folder / RECORD}: damaged (no recipe in it); restore it from a copy")
+    log = RunLog(folder.resolve().name, record, parameters)
+    if (folder / METRICS).exists():
+        with open_regular(folder / METRICS, LARGEST) as file:
+            for line in file:
+                _add(log, line)
+    return log
+
+
+def _add(log: RunLog, line: bytes) -> None:
+    """A line; one that a kill cut short says nothing."""
+    try:
+        entry = json.loads(line)
+        kind, step = entry.pop("kind"), int(entry.pop("step"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return
+    if kind == "skipped":
+        log.skipped += 1
+    elif kind == "samples" and isinstance(entry.get("samples"), list):
+        found = [{k: str(v) for k, v in each.items()} for each in entry["samples"] if isinstance(each, dict)]
+        log.samples.append((step, found))
+    elif kind in ("train", "valid"):
+        curves = log.train if kind == "train" else log.valid
+        for name, value in entry.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                curves.setdefault(name, []).append((step, float(value)))

@@ -1,0 +1,137 @@
+"""The page about training runs."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from tiny_run import metrics, recipe
+
+from mlx_transformer.cli import main
+from mlx_transformer.report.chart import MOST_POINTS, chart, thinned
+from mlx_transformer.report.page import page
+from mlx_transformer.report.runs import read_run
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    for name, options in {"first": {}, "second": {"learning_rate": 1e-3, "seed": 2}}.items():
+        Trainer(recipe(folder, steps=6, valid_every=2, **options), folder / name).run()
+    return folder
+
+
+class Checked(HTMLParser):
+    """Every tag that is opened is closed in order; nothing is fetched."""
+
+    VOID = ("meta", "br", "link", "img", "i")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], ""
+
+    def handle_starttag(self, tag, attributes):
+        assert not {"src", "href"} & {name for name, _ in attributes}
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read(text):
+    checked = Checked()
+    checked.feed(text)
+    assert not checked.open
+    return checked.text
+
+
+def test_curves_samples_and_facts_of_both(runs):
+    logs = [read_run(runs / name) for name in ("first", "second")]
+    text = page(logs)
+    said = read(text)
+    assert "http" not in text
+    for word in ("2 runs", "first", "second", "parameters", "9,536", "BLEU", "learning rate", "norm of the gradient"):
+        assert word in said
+    entries = metrics(runs / "first", "train")
+    assert logs[0].train["loss"] == [(entry["step"], entry["loss"]) for entry in entries]
+    assert text.count("<polyline") == 2 * text.count("<svg")
+    assert f"first, step 6: {entries[-1]['loss']:.6g}" in said
+    # What differs between their recipes comes first, and stands out.
+    marked = re.findall(r"<tr class=differs><th>([^<]*)", text)
+    assert sorted(marked) == ["training.learning_rate", "training.seed"]
+    samples = metrics(runs / "first", "samples")
+    assert [entry["step"] for entry in samples] == [2, 4, 6]
+    assert samples[0]["samples"][0].keys() == {"source", "output", "reference"}
+    assert samples[0]["samples"][0]["source"] in said
+
+
+def test_strange_names_and_texts_are_shown_as_they_are(runs, tmp_path):
+    folder = tmp_path / "<b>&"
+    folder.mkdir()
+    (folder / "run.json").write_bytes((runs / "first" / "run.json").read_bytes())
+    sample = {"kind": "samples", "step": 1, "samples": [{"source": "<script>", "output": "&amp;", "reference": "x"}]}
+    lines = [
+        json.dumps(sample),
+        '{"kind": "train", "step": 1, "loss": NaN}',
+        '{"kind": "skipped", "step": 2}',
+        "[1]",
+        "{",
+    ]
+    lines += ['{"kind": "train", "step": 3, "loss": 2.5, "gradient_norm": Infinity}', '{"kind": "tr']
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    log = read_run(folder)
+    assert (log.train, log.skipped, log.steps) == ({"loss": [(3, 2.5)]}, 1, 3)
+    said = read(page([log]))
+    assert "<b>&" in said
+    assert "<script>" in said
+    assert "&amp;" in said
+
+
+def test_a_run_that_has_not_begun(runs, tmp_path):
+    (tmp_path / "run.json").write_bytes((runs / "first" / "run.json").read_bytes())
+    assert "One run" in read(page([read_run(tmp_path)]))
+
+
+def test_charts():
+    assert thinned([(i, 1.0) for i in range(MOST_POINTS)]) == [(i, 1.0) for i in range(MOST_POINTS)]
+    long = thinned([(i, float(i)) for i in range(10 * MOST_POINTS)])
+    assert len(long) <= MOST_POINTS + 1
+    assert long[-1] == (10 * MOST_POINTS - 1, 10 * MOST_POINTS - 1)
+    for curve in ([(1, 0.0)], [(1, 2.0), (2, 2.0)], [(1, 1e-9), (2, 1e9)], [(1, -5.0), (9, 5.0)], [(1, 0.5), (2, 0.7)]):
+        for logarithmic in (False, True):
+            drawn = chart("x", [(0, "run", curve)], logarithmic)
+            assert "nan" not in drawn
+            heights = [float(y) for y in re.findall(r"[\d.]+,([\d.-]+)", re.search(r'points="([^"]*)"', drawn)[1])]
+            assert all(0 <= height <= 220 for height in heights)
+            assert drawn.count('class="grid"') <= 20
+
+
+def test_on_the_command_line(runs, tmp_path, capsys):
+    main(["report", str(runs / "first"), str(runs / "second"), "--out", str(tmp_path / "page.html")])
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}: first (6 steps), second (6 steps)\n"
+    assert "2 runs" in read((tmp_path / "page.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, r"no run \(no run\.json in it\); give the folder of a training run"),
+        ("{", "not JSON"),
+        ("{}", r"run\.json: damaged"),
+        ('{"config": {"vocab_size": 9}, "recipe": 3}', r"run\.json: damaged"),
+    ],
+)
+def test_refused(record, message, tmp_path):
+    if record is not None:
+        (tmp_path / "run.json").write_text(record)
+    with pytest.raises(UserError, match=message):
+        read_run(tmp_path)
