@@ -25,7 +25,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from engines.process import BENCHMARKS, last_line
 
 from mlx_transformer.convert import to_huggingface
@@ -129,6 +128,8 @@ def measured(command: list[str], out: Path) -> dict[str, float]:
 def nodes(path: Path) -> str:
     """Nodes as written and, after the optimisations of a session of ours on a CPU, as run; branches included."""
     with tempfile.TemporaryDirectory() as folder:
+        import onnxruntime as ort
+
         options = ort.SessionOptions()
         options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
         options.log_severity_level = 3

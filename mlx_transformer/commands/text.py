@@ -20,7 +20,7 @@ from .arguments import (
     TextSettings,
     TranslateSettings,
 )
-from .models import is_onnx, load_checkpoint
+from .models import is_onnx, load_checkpoint, open_model
 from .settings import with_settings
 
 OverlongOption = Annotated[
@@ -62,14 +62,23 @@ def translate(
 def evaluate(
     model: Model,
     *,
-    source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
-    reference: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
+    text: Annotated[str | None, typer.Option(help="Of a decoder: plain text, as train --text takes it.")] = None,
     search: SearchSettings,
     overlong: OverlongOption = "error",
     runtime: RuntimeSettings,
     output: Annotated[Path | None, typer.Option(help="Keep the translations in this file, one a line.")] = None,
 ) -> None:
-    """Score translations: JSON with sacreBLEU (and its signature), chrF and exact match."""
+    """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
+    perplexity of a text."""
+    if text is not None:
+        if source is not None or reference is not None or output is not None:
+            raise UserError("--text is for a decoder alone: leave out --source, --reference and --output")
+        return _evaluate_text(model, text, runtime)
+    if source is None or reference is None:
+        missing = "--source" if source is None else "--reference"
+        raise UserError(f"Missing option '{missing}' (or, of a decoder alone, '--text')")
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
     from mlx_transformer.scoring import score
@@ -77,7 +86,7 @@ def evaluate(
     from mlx_transformer.spec.progress import quiet_progress
 
     options = search.options()  # checked before the files and the model are read
-    text = read_parallel(source, reference)
+    pairs = read_parallel(source, reference)
     if output is not None:
         for read in (source, reference):
             if output.exists() and output.samefile(read):
@@ -85,19 +94,33 @@ def evaluate(
     long: list[int] = []
     with quiet_progress("evaluate") as report:
         found = _translator(model, runtime).n_best(
-            text.source,
+            pairs.source,
             overlong=overlong,
             scored=False,
             on_overlong=long.append,
-            done=lambda share: report(share, f"{round(share * len(text)):,} of {len(text):,} lines"),
+            done=lambda share: report(share, f"{round(share * len(pairs)):,} of {len(pairs):,} lines"),
             **options,
         )
     hypotheses = [best[0].text for best in found]
     if output is not None:
         write_text(output, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
-    results = {"model": str(model), **options, **treated, **score(hypotheses, text.target)}
+    results = {"model": str(model), **options, **treated, **score(hypotheses, pairs.target, ter=True)}
     print(json.dumps(results, indent=2, ensure_ascii=False))
+
+
+def _evaluate_text(model: Path, text: str, runtime: RuntimeSettings) -> None:
+    from mlx_transformer.data.documents import read_documents
+    from mlx_transformer.generation.perplexity import perplexity
+    from mlx_transformer.spec.progress import quiet_progress
+
+    documents, _ = read_documents(text)
+    opened = open_model(model, runtime)
+    with quiet_progress("evaluate") as report:
+        found = perplexity(
+            opened.config, opened.tokenizer, opened.logits, documents.texts, str(model), lambda share: report(share, "")
+        )
+    print(json.dumps({"model": str(model), **found}, indent=2, ensure_ascii=False))
 
 
 @with_settings

@@ -41,10 +41,14 @@ T = TypeVar("T")
 
 
 def default_folder() -> Path:
-    """Where a user's programs keep what they can make again."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mlx-transformer"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-transformer"
+    """Where a user's programs keep what they can make again. `UserError` for a user without a home."""
+    if sys.platform != "darwin" and (named := os.environ.get("XDG_CACHE_HOME")):
+        return Path(named) / "mlx-transformer"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise UserError("large text needs a cache, and this user has no home: name a folder by cache") from None
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "mlx-transformer"
 
 
 class TokenCache:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 
+import pytest
 from imports import ROOT, imports_of, modules
 
 RUNS_WHAT_IT_READS = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "torch", "yaml"}
@@ -40,3 +44,13 @@ def test_the_policy_is_where_people_look():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     assert "## How to report" in text
     assert "make audit" in text
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
+def test_nothing_is_reported_unless_it_is_asked_for(given, expected):
+    """Before ONNX Runtime is imported by anybody."""
+    variables = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    variables |= {} if given is None else {"ORT_DISABLE_TELEMETRY": given}
+    code = "import export, os, sys; assert 'onnxruntime' not in sys.modules; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected

@@ -1,10 +1,14 @@
 """Decoders and encoders alone on the command line: trained, exported, proven, put to work in both runtimes."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 from command_line import caller, refused
 from tiny_text import train, write_text
+
+from mlx_transformer.nn.loading import load
 
 call = pytest.fixture(caller)
 
@@ -44,6 +48,29 @@ def test_fill_in_both_runtimes(models, call):
     assert [guess["text"] for guess in as_json["masks"][0]] == [row[2] for row in rows]
 
 
+def test_perplexity_in_both_runtimes(models, call):
+    """That of the documents, each by itself; one longer than the model takes is predicted in pieces."""
+    (models / "few.txt").write_text("3 4 5 6\n" + "1 2 3 4 5 6 7 8 9 " * 300 + "\n7 8\n", encoding="utf-8")
+    folders = [models / "decoder", models / "decoder-onnx"]
+    found = [json.loads(call("evaluate", folder, "--text", models / "few.txt")[1]) for folder in folders]
+    assert [entry.pop("model") for entry in found] == list(map(str, folders))
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    model, tokenizer = load(models / "decoder")
+    total = count = 0
+    for text in ("3 4 5 6", "1 2 3 4 5 6 7 8 9 " * 300, "7 8"):
+        ids = [tokenizer.bos_id, *tokenizer.encode(text)]
+        limit = model.config.max_positions
+        for start in range(0, len(ids) - 1, limit):
+            piece = ids[start : start + limit + 1]
+            logits = np.array(model([piece[:-1]]))[0].astype(np.float64)
+            total -= (logits[np.arange(len(piece) - 1), piece[1:]] - np.log(np.exp(logits).sum(axis=1))).sum()
+            count += len(piece) - 1
+    size = len("3 4 5 6" + "1 2 3 4 5 6 7 8 9 " * 300 + "7 8")
+    assert (found[0]["documents"], found[0]["tokens"]) == (3, count)
+    assert found[0]["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
+    assert found[0]["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", ["decoder", "encoder"])
 def test_they_are_proven(name, models, call, tmp_path):
     status, out, _ = call("validate", models / name, models / f"{name}-onnx")
@@ -64,8 +91,12 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["generate", "decoder", "x", "--top-p", "3"], "top-p"),
         (["generate", "decoder", "x", "--stop", ""], "none of them empty"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
+        (["evaluate", "encoder", "--text", "text.txt"], "a text's perplexity needs a decoder"),
+        (["evaluate", "decoder", "--text", "x", "--source", "y"], "--text is for a decoder alone: leave out --source"),
+        (["evaluate", "decoder"], "Missing option '--source' (or, of a decoder alone, '--text')"),
     ],
 )
 def test_refused_by_name(arguments, message, models, call):
     command, model, *rest = arguments
+    rest = [models / each if each == "text.txt" else each for each in rest]
     refused(call(command, models / model, *rest), message)

@@ -204,6 +204,14 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "mlx-transformer"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_folder() == Path.home() / ".cache" / "mlx-transformer"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert default_folder() == Path.home() / "Library" / "Caches" / "mlx-transformer"
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(UserError, match="this user has no home: name a folder by cache"):
+        default_folder()
+
+
+def homeless():
+    raise RuntimeError("Could not determine home directory.")

@@ -77,6 +77,10 @@ def test_scores():
     references = ["The cat sat on the mat.", "Es ist 12:30 Uhr.", "one"]
     perfect = score(references, references)
     assert (perfect["bleu"], perfect["chrf"], perfect["exact_match"], perfect["lines"]) == (100, 100, 100, 3)
+    assert "ter" not in perfect
+    edited = score(["The cat sat on a mat.", *references[1:]], references, ter=True)
+    assert edited["ter"] == pytest.approx(100 / 11, abs=0.01)  # one word of eleven
+    assert edited["ter_signature"].startswith("nrefs:1|case:lc|tok:tercom")
     assert perfect["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     lower = score(["the cat sat on the mat.", *references[1:]], references)
     assert lower["exact_match"] == 66.67
