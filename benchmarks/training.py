@@ -1,11 +1,13 @@
 """Training speed of one step, target tokens a second: ours, ours with the BLAS of MLX's Linux wheel, PyTorch.
 
     python benchmarks/training.py --torch-python .venv-consumers/bin/python >> benchmarks/RESULTS.md
+    python benchmarks/training.py --presets small base --variants plain checkpointing parts bfloat16 decoder --no-wheel
 
 The same work for all: post-norm encoder-decoder of a preset, tied embeddings, dropout, label smoothing 0.1, Adam,
 gradient clipping, full batches of random ids of one length. Each engine is a process of its own; they take turns,
 round by round, and ratios are medians over rounds of the ratio within a round. PyTorch is measured if `--torch-python`
-names an interpreter that has it.
+names an interpreter that has it. Memory is the peak of MLX's arrays, of PyTorch that of the process less what it has
+before its model is made.
 """
 
 from __future__ import annotations
@@ -21,14 +23,24 @@ import time
 from collections.abc import Callable
 from datetime import date
 
-SHAPES = {"tiny": (2000, 64, 16), "small": (8000, 64, 20)}  # preset: (vocabulary, rows, length)
+SHAPES = {"tiny": (2000, 64, 16), "small": (8000, 64, 20), "base": (8000, 64, 20)}  # preset: (vocabulary, rows, length)
+PARTS = 4
+VARIANTS = {
+    "plain": "mlx-transformer",
+    "checkpointing": "mlx-transformer, layers checkpointed",
+    "parts": f"mlx-transformer, {PARTS} batches a step, each of a quarter",
+    "bfloat16": "mlx-transformer, bfloat16",
+    "decoder": "mlx-transformer, a decoder alone, packed documents",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="steps a round")
-    parser.add_argument("--presets", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--presets", nargs="+", default=["tiny", "small"], choices=list(SHAPES))
+    parser.add_argument("--variants", nargs="+", default=["plain"], choices=list(VARIANTS))
+    parser.add_argument("--no-wheel", action="store_true", help="leave out the BLAS of MLX's wheel")
     parser.add_argument("--torch-python", help="interpreter of an environment with PyTorch")
     parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "PRESET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -36,26 +48,28 @@ def main() -> None:
         work(*options.worker)
         return
     print(f"\n## Training: one step\n\n{described()}\n")
-    print("| preset | engine | target tokens/s | x PyTorch |\n|-|-|-|-|")
+    print("| preset | engine | target tokens/s | x PyTorch | peak MB |\n|-|-|-|-|-|")
     for preset in options.presets:
-        print(*rows(preset, measure(preset, options)), sep="\n", flush=True)
+        print(*rows(preset, *measure(preset, options)), sep="\n", flush=True)
 
 
-def rows(preset: str, speeds: dict[str, list[float]]) -> list[str]:
-    """Medians of the rounds' tokens/s, and of the rounds' ratios to PyTorch's."""
+def rows(preset: str, speeds: dict[str, list[float]], peaks: dict[str, float]) -> list[str]:
+    """Medians of the rounds' tokens/s, and of the rounds' ratios to PyTorch's; the highest peak."""
     lines = []
     for engine, values in speeds.items():
         pairs = zip(values, speeds.get("PyTorch", []), strict=False)
         ratios = [ours / theirs for ours, theirs in pairs]
         ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
-        lines.append(f"| {preset} | {engine} | {statistics.median(values):,.0f} | {ratio} |")
+        lines.append(f"| {preset} | {engine} | {statistics.median(values):,.0f} | {ratio} | {peaks[engine]:,.0f} |")
     return lines
 
 
-def measure(preset: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    engines = {"mlx-transformer": (sys.executable, "mlx", {})}
-    if sys.platform == "linux":
-        engines["mlx-transformer, BLAS of the wheel"] = (sys.executable, "mlx", {"MLX_TRANSFORMER_BLAS": "wheel"})
+def measure(preset: str, options: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, float]]:
+    engines: dict[str, tuple[str, str, dict[str, str]]] = {}
+    for variant in options.variants:
+        engines[VARIANTS[variant]] = (sys.executable, variant, {})
+    if sys.platform == "linux" and not options.no_wheel:
+        engines["mlx-transformer, BLAS of the wheel"] = (sys.executable, "plain", {"MLX_TRANSFORMER_BLAS": "wheel"})
     if options.torch_python:
         engines["PyTorch"] = (options.torch_python, "torch", {})
     workers = {}
@@ -65,13 +79,15 @@ def measure(preset: str, options: argparse.Namespace) -> dict[str, list[float]]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         workers[name] = subprocess.Popen(command, env=environment, **pipes)
     speeds: dict[str, list[float]] = {name: [] for name in workers}
+    peaks = dict.fromkeys(workers, 0.0)
     for _ in range(options.rounds):
         for name, worker in workers.items():
-            steps = 1 if "wheel" in name else options.steps
-            speeds[name].append(json.loads(ask(worker, str(steps)))["tokens_per_second"])
+            answer = json.loads(ask(worker, str(1 if "wheel" in name else options.steps)))
+            speeds[name].append(answer["tokens_per_second"])
+            peaks[name] = max(peaks[name], answer["peak_mb"])
     for worker in workers.values():
         worker.communicate()
-    return speeds
+    return speeds, peaks
 
 
 def ask(worker: subprocess.Popen[str], line: str) -> str:
@@ -84,42 +100,60 @@ def ask(worker: subprocess.Popen[str], line: str) -> str:
 
 def work(engine: str, preset: str) -> None:
     """Answer each line "number of steps" with the speed."""
-    step, tokens = (mlx_step if engine == "mlx" else torch_step)(preset)
+    step, tokens, peak = torch_step(preset) if engine == "torch" else mlx_step(preset, engine)
     step()  # warm
     for line in sys.stdin:
         begin = time.perf_counter()
         for _ in range(int(line)):
             step()
-        print(json.dumps({"tokens_per_second": int(line) * tokens / (time.perf_counter() - begin)}), flush=True)
+        speed = int(line) * tokens / (time.perf_counter() - begin)
+        print(json.dumps({"tokens_per_second": speed, "peak_mb": peak()}), flush=True)
 
 
-def mlx_step(preset: str) -> tuple[Callable[[], None], int]:
+def mlx_step(preset: str, variant: str) -> tuple[Callable[[], None], int, Callable[[], float]]:
     import mlx.core as mx
     import numpy as np
 
     from mlx_transformer.data.batches import Batch
+    from mlx_transformer.data.packed import PackedBatches
     from mlx_transformer.nn import Transformer
     from mlx_transformer.spec.config import TransformerConfig
+    from mlx_transformer.training.arithmetic import Arithmetic
+    from mlx_transformer.training.checkpointing import checkpoint_layers
     from mlx_transformer.training.optimizers import Optimizer
     from mlx_transformer.training.options import TrainingOptions
     from mlx_transformer.training.step import TrainStep
 
     vocab_size, rows, length = SHAPES[preset]
     ids = [np.random.default_rng(i).integers(3, vocab_size, (rows, length), np.int32) for i in range(3)]
-    model = Transformer(TransformerConfig.preset(preset, vocab_size))
+    alone = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "target-output"}
+    model = Transformer(TransformerConfig.preset(preset, vocab_size, **(alone if variant == "decoder" else {})))
     model.train()
     mx.eval(model.parameters())
-    step = TrainStep(model, Optimizer(model, TrainingOptions()), smoothing=0.1, clip_norm=1.0)
-    batch = Batch(ids[0], ids[1], ids[2], rows * length)
-    return lambda: step.evaluate(*step(batch, 1e-4)), rows * length
+    if variant == "checkpointing":
+        checkpoint_layers(model)
+    arithmetic = Arithmetic("bfloat16" if variant == "bfloat16" else "float32")
+    step = TrainStep(model, Optimizer(model, TrainingOptions()), 0.1, 1.0, arithmetic)
+    if variant == "decoder":
+        documents = [[*row, 2] for row in ids[0][:, 1:].tolist()]
+        batches = [PackedBatches(documents, batch_tokens=rows * length, row_length=8 * length).batches(0)[0]]
+    else:
+        cut = rows // PARTS if variant == "parts" else rows
+        batches = [Batch(*(a[i : i + cut] for a in ids), cut * length) for i in range(0, rows, cut)]
+    tokens = sum(batch.tokens for batch in batches)
+    return lambda: step.evaluate(*step(batches, 1e-4)), tokens, lambda: mx.get_peak_memory() / 1e6
 
 
-def torch_step(preset: str) -> tuple[Callable[[], None], int]:
+def torch_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], float]]:
+    import resource
+
     import torch  # type: ignore[import-not-found]
     from torch import nn
 
     vocab_size, rows, length = SHAPES[preset]
-    layers, d_model, heads, d_ff = {"tiny": (2, 128, 2, 512), "small": (3, 256, 4, 1024)}[preset]
+    sizes = {"tiny": (2, 128, 2, 512), "small": (3, 256, 4, 1024), "base": (6, 512, 8, 2048)}
+    layers, d_model, heads, d_ff = sizes[preset]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     embedding = nn.Embedding(vocab_size, d_model)
     network = nn.Transformer(d_model, heads, layers, layers, d_ff, 0.1, batch_first=True)
     network.encoder.norm = network.decoder.norm = None  # the paper's post-norm stacks end without one
@@ -138,7 +172,11 @@ def torch_step(preset: str) -> tuple[Callable[[], None], int]:
         nn.utils.clip_grad_norm_(parameters, 1.0)
         adam.step()
 
-    return step, rows * length
+    def peak() -> float:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit / 1e6
+
+    return step, rows * length, peak
 
 
 def described() -> str:

@@ -184,9 +184,12 @@ def test_share_of_the_floor():
 
 def test_training_s_ratios_are_of_one_round():
     training = script("training")
-    rows = training.rows("tiny", {"ours": [2.0, 1.0, 30.0], "PyTorch": [1.0, 2.0, 10.0]})
-    assert [cells_of(row) for row in rows] == [["tiny", "ours", "2", "2.00"], ["tiny", "PyTorch", "2", "1.00"]]
-    assert training.rows("tiny", {"ours": [1500.4]}) == ["| tiny | ours | 1,500 |  |"]
+    rows = training.rows("tiny", {"ours": [2.0, 1.0, 30.0], "PyTorch": [1.0, 2.0, 10.0]}, {"ours": 5, "PyTorch": 7.4})
+    assert [cells_of(row) for row in rows] == [
+        ["tiny", "ours", "2", "2.00", "5"],
+        ["tiny", "PyTorch", "2", "1.00", "7"],
+    ]
+    assert training.rows("tiny", {"ours": [1500.4]}, {"ours": 1e4}) == ["| tiny | ours | 1,500 |  | 10,000 |"]
 
 
 def test_exports_are_judged_by_their_largest_peak(monkeypatch, capsys):
