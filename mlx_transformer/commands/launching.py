@@ -23,6 +23,8 @@ PATIENCE = 5.0
 """Seconds that the others have to end by themselves after one has failed, and then after they were told to. MLX's ring
 may wait for ever for a process that is gone."""
 LOOK = 0.05  # seconds
+MOST = max(16, 4 * (os.cpu_count() or 1))
+"""Processes on one machine: each has a model, its gradients and moments of its own."""
 
 
 def launch(
@@ -45,8 +47,8 @@ def launch(
         raise UserError("give either -n, processes on this machine, or --hostfile")
     if hostfile is not None:
         _over_hosts(hostfile, backend, command)
-    elif processes is None or not 1 <= processes <= 1024:
-        raise UserError(f"-n {processes}: give 1 to 1024 processes")
+    elif processes is None or not 1 <= processes <= MOST:
+        raise UserError(f"-n {processes}: give 1 to {MOST} processes, four a core")
     elif backend == "ring":
         raise typer.Exit(_ring(processes, command))
     else:
