@@ -28,19 +28,26 @@ def unobserved(name: str, value: Array) -> Array:
 
 
 def attention(
-    Q: Array, K: Array, V: Array, allowed: Bits | None = None, observe: Observe = unobserved, bias: Array | None = None
+    Q: Array,
+    K: Array,
+    V: Array,
+    allowed: Bits | None = None,
+    observe: Observe = unobserved,
+    bias: Array | None = None,
+    weigh: Callable[[Array], Array] | None = None,
 ) -> Array:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
-    and attends everywhere: its output is finite and nobody reads it.
+    and attends everywhere: its output is finite and nobody reads it. `weigh`: another way to compute the
+    softmax.
     """
     scores = observe("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
         scores = np.where(allowed | ~allowed.any(axis=-1, keepdims=True), scores, -np.inf)
-    return observe("weights", softmax(scores)) @ V
+    return observe("weights", (weigh or softmax)(scores)) @ V
 
 
 def softmax(x: Array) -> Array:

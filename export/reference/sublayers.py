@@ -29,6 +29,7 @@ from .layers import (
     norm,
     rotation,
     sinusoid,
+    softmax,
     split_heads,
     unobserved,
 )
@@ -90,8 +91,12 @@ class Sublayers:
         Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
         Q = observe("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
-        heads = attention(Q, K, V, allowed, observe, self._bias(name, Q.shape[2], K.shape[2]))  # (B,H,L,d_v)
+        bias = self._bias(name, Q.shape[2], K.shape[2])
+        heads = attention(Q, K, V, allowed, observe, bias, self._weights)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
+
+    def _weights(self, scores: Array) -> Array:
+        return softmax(scores)
 
     def _bias(self, name: str, queries: int, keys: int) -> Array | None:
         """Relative positions (Raffel et al. 2020): numbers (H,L,S), one table for all layers of a stack."""

@@ -80,3 +80,31 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     report = compare_engines(checkpoint, [engine], ragged)
     assert report.equal is equal, report.failures()
     assert drawn == ["logits"]
+
+
+def test_a_long_softmax_may_be_added_one_after_another() -> None:
+    """As MLX does on a CPU. Over a thousand keys NumPy's sums in pairs are more exact than float32 need be, so that the
+    draws' errors are larger than the single pass's; the function is the same."""
+    sizes = {"vocab_size": 60, "d_model": 16, "heads": 1, "d_ff": 48, "encoder_layers": 1, "decoder_layers": 0}
+    config = TransformerConfig(architecture="encoder", max_positions=1024, **sizes)
+    weights = {name: array * (0.02 if "query" in name else 1) for name, array in random_weights(config, 3).items()}
+    case = next(case for case in grid(config, 1) if case.name == "longest")
+    assert case.ids.shape == (1, 1024)
+    found: dict[type, np.ndarray] = {}
+    for kind, dtype in ((Reference, np.float64), (Reordered, np.float32)):
+        scores = np.random.default_rng(1).normal(0, 0.1, (64, 1024)).astype(dtype)
+        found[kind] = kind(config, weights, dtype)._weights(scores)
+        assert found[kind].dtype == dtype
+    exact = found[Reference].astype(np.float64)
+    pairs = Reference(config, weights, np.float32)._weights(
+        np.random.default_rng(1).normal(0, 0.1, (64, 1024)).astype("f")
+    )
+    errors = [float(np.sqrt(np.mean((each - exact) ** 2))) for each in (pairs, found[Reordered])]
+    assert 1.5 * errors[0] < errors[1] < 50 * errors[0]
+    assert np.abs(found[Reordered] - exact).max() < 1e-4 * exact.max()
+    name = "encoder.layers.0.self_attention"
+    natural = SecondLook(config, weights)(case, name)
+    taps: dict[type, dict[str, np.ndarray]] = {np.float64: {}, np.float32: {}}
+    for dtype, taps_of in taps.items():
+        Reference(config, weights, dtype)(case.ids, None, case.mask, taps_of.__setitem__)
+    assert natural.rms > float(np.sqrt(np.mean((taps[np.float32][name] - taps[np.float64][name]) ** 2)))
