@@ -23,6 +23,7 @@ from mlx_transformer.spec.errors import UserError
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
 """Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""
+SIGNALS = {signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])}
 LOST = ("peer", "socket", "connection", "mpi", "nccl", "jaccl")
 """Words of what MLX says when another process is gone."""
 
@@ -110,10 +111,18 @@ def joined() -> Group:
     if not backend:
         return ALONE
     _end_with_launcher()
+    # MLX's threads inherit what is blocked now: a signal that came to one of them amid a message would cut it
+    # short, and the others would wait for the rest for ever.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if hasattr(signal, "pthread_sigmask") else None
     try:
-        return Group(mx.distributed.init(strict=True, backend=backend))
+        group = Group(mx.distributed.init(strict=True, backend=backend))
+        group.largest(0)  # now they are there
+        return group
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         raise UserError(
             f"{VARIABLE}={backend}: MLX can't join the other processes ({said}); start by launch"
         ) from error
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -202,7 +202,7 @@ def test_a_file_without_permission(call, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("x")
     secret.chmod(0)
-    refused(call("evaluate", tmp_path, "--source", secret, "--reference", secret), "Permission denied")
+    refused(call("evaluate", tmp_path, "--source", secret, "--reference", secret), f"{secret}", "read")
 
 
 def test_the_installed_command():
