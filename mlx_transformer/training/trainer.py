@@ -174,9 +174,11 @@ class Trainer:
                 self.validate()
             state.seconds, since_best = self.group.told([clock.begin(state.step), state.validations_since_best])
             state.validations_since_best = int(since_best)
-            self.stop.received = self.group.largest(self.stop.received or 0) or None
+            # What all have agreed on counts: a signal that comes meanwhile is asked about at the next step.
+            asked = self.group.largest(self.stop.received or 0)
+            self.stop.received = asked or self.stop.received
             share = state.progress(o)
-            if share >= 1 or self.stop.received is not None or out_of_patience(o, state) or state.step == limit:
+            if share >= 1 or asked or out_of_patience(o, state) or state.step == limit:
                 break
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
