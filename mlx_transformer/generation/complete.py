@@ -12,6 +12,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .fitting import fitting_tokenizer
 from .options import Ids
 from .stream import pieces
 from .translate import as_lines, check_single
@@ -29,12 +30,7 @@ class Completer:
         where: str = "model",
     ):
         """`where` names the model in errors. `UserError` if it isn't a decoder alone, or has no tokenizer."""
-        if config.architecture != "decoder":
-            use = {"encoder-decoder": "translate", "encoder": "fill"}[config.architecture]
-            raise UserError(f"{where}: generate needs a decoder; architecture={config.architecture!r} is for {use}")
-        if tokenizer is None:
-            raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
-        tokenizer.check_fits(config, where)
+        tokenizer = fitting_tokenizer(config, tokenizer, where, "decoder", "generate")
         self.config, self.tokenizer, self.generate, self.stream_ids = config, tokenizer, generate, stream_ids
 
     def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]:

@@ -13,6 +13,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
 
+from .fitting import fitting_tokenizer
 from .translate import as_lines
 
 
@@ -38,12 +39,7 @@ class Filler:
         where: str = "model",
     ):
         """`where` names the model in errors. `UserError` if it isn't an encoder with a <mask> in its vocabulary."""
-        if config.architecture != "encoder":
-            use = {"encoder-decoder": "translate", "decoder": "generate"}[config.architecture]
-            raise UserError(f"{where}: fill needs an encoder; architecture={config.architecture!r} is for {use}")
-        if tokenizer is None:
-            raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
-        tokenizer.check_fits(config, where)
+        tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "fill")
         if tokenizer.mask_id is None:
             raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
         self.config, self.tokenizer, self.logits, self.mask_id = config, tokenizer, logits, tokenizer.mask_id

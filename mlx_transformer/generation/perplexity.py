@@ -13,6 +13,8 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .fitting import fitting_tokenizer
+
 BATCH_TOKENS = 4096
 LARGEST_EXPONENT = 700.0
 """Of a float64."""
@@ -33,11 +35,7 @@ def perplexity(
     from the token before it, as in training. done: told the share that is finished. `UserError` for a model that isn't
     a decoder alone.
     """
-    if config.architecture != "decoder":
-        raise UserError(f"{where}: a text's perplexity needs a decoder, not architecture={config.architecture!r}")
-    if tokenizer is None:
-        raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
-    tokenizer.check_fits(config, where)
+    tokenizer = fitting_tokenizer(config, tokenizer, where, "decoder", "a text's perplexity")
     rows = [row for ids in tokenizer.encode_batch(texts) for row in _pieces([config.bos_id, *ids], config)]
     total, tokens, finished = 0.0, sum(len(row) - 1 for row in rows), 0
     for batch in _batches(rows):
@@ -52,9 +50,14 @@ def perplexity(
     return {
         "documents": len(texts),
         "tokens": tokens,
-        "perplexity": round(math.exp(min(total / tokens, LARGEST_EXPONENT)), 4),
+        "perplexity": round(perplexity_of(total / tokens), 4),
         "bits_per_byte": round(total / math.log(2) / sum(len(text.encode()) for text in texts), 4),
     }
+
+
+def perplexity_of(nats: float) -> float:
+    """e to the mean negative log-probability of a token; finite, however bad the model is."""
+    return math.exp(min(nats, LARGEST_EXPONENT))
 
 
 def _pieces(ids: list[int], config: TransformerConfig) -> Iterator[list[int]]:

@@ -14,6 +14,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .fitting import fitting_tokenizer
 from .options import Hypothesis
 
 Overlong = Literal["error", "truncate", "split", "skip"]
@@ -45,14 +46,7 @@ class Translator:
     ):
         """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
         matter. `UserError` if it cannot translate text."""
-        if config.architecture != "encoder-decoder":
-            use = {"decoder": "generate", "encoder": "fill"}[config.architecture]
-            raise UserError(
-                f"{where}: translating needs an encoder-decoder; architecture={config.architecture!r} is for {use}"
-            )
-        if tokenizer is None:
-            raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
-        tokenizer.check_fits(config, where)
+        tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:

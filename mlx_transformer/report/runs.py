@@ -12,8 +12,9 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import open_regular, read_json
 from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.training.record import RECORD
 
-RECORD, METRICS = "run.json", "metrics.jsonl"
+METRICS = "metrics.jsonl"
 LARGEST = 1 << 30  # bytes
 
 Curve = list[tuple[int, float]]

@@ -25,5 +25,5 @@ def assembled(
         checkpoint_layers(model)
     optimizer, arithmetic = Optimizer(model, options), Arithmetic(options.precision)
     step = TrainStep(model, optimizer, options.smoothing, options.clip_norm, arithmetic, compiled, group)
-    step.logits = None if options.memory is None else chunk_within(options.memory)
+    step.logits = chunk_within(options.memory)
     return model, step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import islice
 
@@ -11,6 +10,7 @@ import numpy as np
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
+from mlx_transformer.generation.perplexity import perplexity_of
 from mlx_transformer.generation.with_mlx import MlxTranslator, evaluating
 from mlx_transformer.scoring import score
 from mlx_transformer.spec.tokenizer import Tokenizer
@@ -18,8 +18,6 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 from .step import TrainStep
 
 SAMPLES = 3
-LARGEST_EXPONENT = 700.0
-"""Of a float64."""
 
 
 def validated(
@@ -45,7 +43,7 @@ def validated(
             loss, nll = step.losses(batch)
             total, plain, tokens = total + float(np.array(loss)), plain + float(np.array(nll)), tokens + batch.tokens
         values = {"loss": total / max(1, tokens)}
-        values["perplexity"] = math.exp(min(plain / max(1, tokens), LARGEST_EXPONENT))
+        values["perplexity"] = perplexity_of(plain / max(1, tokens))
         count = min(sentences, len(text))
         if count and isinstance(text, ParallelText):
             translated = MlxTranslator(step.model, tokenizer).translate(text.source[:count], overlong="truncate")
