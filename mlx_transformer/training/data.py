@@ -108,25 +108,31 @@ def noun(text: TrainingText | ParallelText | Documents) -> str:
     return "documents" if isinstance(text, Documents) else "pairs"
 
 
-def make_batches(
-    text: TrainingText | ParallelText | Documents,
-    tokenizer: Tokenizer,
-    recipe: Recipe,
-    seed: int,
-    name: str = "training text",
-    grow: bool = False,
-) -> BatchesByEpoch[Any]:
-    """Batches by token budget, of what the recipe's objective learns; of pairs few shapes or tight ones, as the device
-    likes them.
+class EncodedText:
+    """Text as ids, from which batches are cut as often as asked.
 
-    `UserError`, which says `name`, when the text has no pair that fits `max_length`, or one that doesn't fit the
-    recipe's batch (with `grow` the batch is made to fit).
+    Batches have a token budget and hold what the recipe's objective learns; of pairs few shapes or tight ones, as the
+    device likes them. name: of the text in errors.
     """
-    common = {"batch_tokens": recipe.data.batch_tokens, "grow": grow, "seed": seed}
-    common |= {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id}
-    lengths = {"max_length": recipe.data.max_length, "min_length": choices().shortest}
-    of_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
-    try:
-        return recipe.objective.batches(text, tokenizer, recipe.data, of_pairs, common)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
+
+    def __init__(
+        self,
+        text: TrainingText | ParallelText | Documents,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        name: str = "training text",
+    ):
+        self.tokenizer, self.name = tokenizer, name
+        self._ids = recipe.objective.encoded(text, tokenizer, recipe.data)
+
+    def batches(self, recipe: Recipe, seed: int, grow: bool = False) -> BatchesByEpoch[Any]:
+        """`UserError` when the text has no pair that fits `max_length`, or one that doesn't fit the recipe's batch
+        (with `grow` the batch is made to fit)."""
+        common = {"batch_tokens": recipe.data.batch_tokens, "grow": grow, "seed": seed}
+        common |= {"pad_id": self.tokenizer.pad_id, "bos_id": self.tokenizer.bos_id}
+        lengths = {"max_length": recipe.data.max_length, "min_length": choices().shortest}
+        of_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
+        try:
+            return recipe.objective.batches(self._ids, self.tokenizer, recipe.data, of_pairs, common)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from error

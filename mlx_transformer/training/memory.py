@@ -20,7 +20,7 @@ from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.spec.errors import UserError
 
 from .assembly import assembled
-from .data import RunData, make_batches
+from .data import EncodedText
 from .group import Group
 from .loss import BYTES_A_LOGIT, chunk_within
 from .recipe import Recipe
@@ -53,11 +53,11 @@ class Need:
         return next((parts for parts in range(1, most + 1) if self(tokens / parts) <= room), 0)
 
 
-def within_memory(recipe: Recipe, start: Start, data: RunData, group: Group) -> tuple[Recipe, str]:
+def within_memory(recipe: Recipe, start: Start, text: EncodedText, group: Group) -> tuple[Recipe, str]:
     """The recipe with `accumulate`, `gradient_checkpointing` and `batch_tokens` that fit its `memory`, and a line that
     says what they are. The tokens of a step stay what they were. `UserError` if nothing fits."""
     options, limit = recipe.training, float(recipe.training.memory or 0) * 1e9
-    make = partial(make_batches, data.train, start.tokenizer, seed=options.seed, grow=True)
+    make = partial(text.batches, seed=options.seed, grow=True)
     tokens = make(recipe).batch_tokens
     parts, checkpointing, needed = 0, False, 0.0
     if group.leads:

@@ -25,7 +25,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
 from .assembly import assembled
 from .clock import CLOCK, Clock
-from .data import RunData, load_data, make_batches
+from .data import EncodedText, RunData, load_data
 from .follower import Follower, Silent
 from .group import ALONE, Group
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
@@ -74,14 +74,16 @@ class Trainer:
         self.start = start(recipe, self.data, Tokenizer.load(saved) if known else None)
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
         self.reporter: Reporter | Silent = Reporter("training") if group.leads else Silent()
+        text = EncodedText(self.data.train, self.tokenizer, recipe)
         if recipe.training.memory is not None and not resume:
-            recipe, said = within_memory(recipe, self.start, self.data, group)
+            recipe, said = within_memory(recipe, self.start, text, group)
             self.reporter.line(said)
         self.options = recipe.training
         self.a_step = self.options.accumulate * group.size  # batches, of all processes
-        self.batches = make_batches(self.data.train, self.tokenizer, recipe, self.options.seed)
+        self.batches = text.batches(recipe, self.options.seed)
         recipe = recipe.recorded(self.batches.batch_tokens)
-        self.valid = make_batches(self.data.valid, self.tokenizer, recipe, seed=0, name="validation text", grow=True)
+        valid = EncodedText(self.data.valid, self.tokenizer, recipe, "validation text")
+        self.valid = valid.batches(recipe, seed=0, grow=True)
         self.recipe = recipe
         record = {"recipe": recipe.to_dict(), "config": self.config.to_dict(), "data": self.data.record}
         record |= self.start.record

@@ -13,7 +13,7 @@ from mlx_transformer.data.sorted_batches import SortedBatches
 from mlx_transformer.device import deciding_as
 from mlx_transformer.scoring import score
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.training.data import load_data, make_batches, train_tokenizer
+from mlx_transformer.training.data import EncodedText, load_data, train_tokenizer
 from mlx_transformer.training.recipe import Recipe
 
 pytestmark = pytest.mark.gpu_path
@@ -64,10 +64,10 @@ def test_batches_of_a_cpu_are_tight_and_those_of_a_gpu_few_shapes(tmp_path):
     data = load_data(chosen)
     tokenizer = train_tokenizer(data, replace(chosen, data=replace(chosen.data, vocab_size=300)))
     with deciding_as("cpu"):
-        tight = make_batches(data.train, tokenizer, chosen, seed=1)
+        tight = EncodedText(data.train, tokenizer, chosen).batches(chosen, seed=1)
     assert isinstance(tight, SortedBatches)
     with deciding_as("gpu"):
-        few = make_batches(data.train, tokenizer, chosen, seed=1)
+        few = EncodedText(data.train, tokenizer, chosen).batches(chosen, seed=1)
     assert type(few) is TokenBatches
     assert min(batch.target_out.shape[1] for batch in few.batches(0)) >= 16
     assert tight.shapes != few.shapes
