@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +126,26 @@ def cpu_streams() -> list[mx.Stream]:
         return [mx.default_stream(mx.default_device())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [mx.new_stream(mx.cpu) for _ in range(cores)]
+
+
+@contextmanager
+def training_memory(cache: float | None) -> Iterator[None]:
+    """While a run trains on a GPU: freed arrays are kept for reuse up to `cache` bytes (None: as MLX does), and on
+    Metal arrays stay resident up to what the system recommends (macOS 15; earlier ones ignore it)."""
+    if not _on_gpu():
+        yield
+        return
+    limits: list[tuple[Callable[[int], int], int]] = []
+    if cache is not None:
+        limits.append((mx.set_cache_limit, int(cache)))
+    if device_kind() == "metal":
+        limits.append((mx.set_wired_limit, int(mx.device_info()["max_recommended_working_set_size"])))
+    before = [(set_limit, set_limit(limit)) for set_limit, limit in limits]
+    try:
+        yield
+    finally:
+        for set_limit, limit in before:
+            set_limit(limit)
 
 
 def set_tf32(on: bool) -> None:

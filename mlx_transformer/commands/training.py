@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -224,6 +225,7 @@ def train(
     }
     chosen = load_recipe(recipe, flags, run=out if resume else None)
     if out is None:
+        chosen = replace(chosen, training=replace(chosen.training, wandb=None))
         with tempfile.TemporaryDirectory() as folder:
             print(Trainer(chosen, Path(folder), group=group).rehearse())
         return

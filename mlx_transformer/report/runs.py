@@ -13,8 +13,8 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import open_regular, read_json
 from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.training.record import RECORD
+from mlx_transformer.training.run import METRICS
 
-METRICS = "metrics.jsonl"
 LARGEST = 1 << 30  # bytes
 
 Curve = list[tuple[int, float]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from mlx_transformer.spec.terminal import Console
 from mlx_transformer.spec.watch import Watch, unwatched
@@ -29,7 +31,7 @@ class Reporter:
         self.title, self.log_seconds, self.brief = title, log_seconds, brief
         self.file = cast(IO[str], _Lossy(sys.stderr))
         self.console = Console(file=self.file)
-        self._progress: Progress | None = None
+        self._progress: _Bar | None = None
         self._task: TaskID | None = None
         self._first: tuple[float, float] | None = None  # when, at which share
         self._last: float | None = time.monotonic() if brief else None
@@ -39,7 +41,7 @@ class Reporter:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             # All of it fits 80 columns, the elapsed time from 100 on.
             elapsed = [TimeElapsedColumn()] if self.console.width >= 100 else []
-            self._progress = Progress(
+            self._progress = _Bar(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20 if elapsed else 5),
                 TextColumn("{task.percentage:>3.0f}%"),
@@ -59,8 +61,16 @@ class Reporter:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, share: float, status: str) -> None:
+    @property
+    def columns(self) -> int:
+        """Of the terminal with the bar; 0: of a log, or of a terminal that has no blocks to draw with."""
+        drawn = self._progress is not None and self.console.encoding.startswith("utf")
+        return self.console.width if drawn else 0
+
+    def update(self, share: float, status: str, below: str = "") -> None:
+        """below: a line under the bar, of what a log does without."""
         if self._progress is not None and self._task is not None:
+            self._progress.below = below
             self._progress.update(self._task, completed=min(1.0, share), status=status)
             return
         now = time.monotonic()
@@ -80,6 +90,17 @@ class Reporter:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=self.file, flush=True)
+
+
+class _Bar(Progress):
+    """rich's bar with a line under it."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below:
+            yield Text(self.below, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager

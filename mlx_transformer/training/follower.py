@@ -29,7 +29,9 @@ class Silent:
 
     def line(self, text: str) -> None: ...
 
-    def update(self, share: float, text: str) -> None: ...
+    columns = 0
+
+    def update(self, share: float, text: str, below: str = "") -> None: ...
 
     def __enter__(self) -> Silent:
         return self

@@ -23,12 +23,13 @@ from .assembly import assembled
 from .data import EncodedText
 from .group import Group
 from .loss import BYTES_A_LOGIT, chunk_within
+from .options import TrainingOptions
 from .recipe import Recipe
 from .start import Start
 
 SMALLEST_PART = 1024  # tokens: below, products are too small to be fast
 MEASURED = 512  # tokens at least, of the smaller batch
-SPARE = 0.1  # of the memory: other shapes come
+SPARE = 0.1  # of the memory: other shapes come, and freed arrays are kept
 
 MakeBatches = Callable[[Recipe], BatchesByEpoch]
 
@@ -78,6 +79,11 @@ def within_memory(recipe: Recipe, start: Start, text: EncodedText, group: Group)
     said = f"memory: {int(parts)} x {part:,} target tokens a step" + (", layers checkpointed" if checked else "")
     said += f"; about {needed / 1e9:.2g} of {options.memory:g} GB"
     return replace(recipe, training=training, data=replace(recipe.data, batch_tokens=part)), said
+
+
+def cache_limit(options: TrainingOptions) -> float | None:
+    """Bytes of freed arrays that may be kept, so that with those in use they fit `memory`."""
+    return None if options.memory is None else SPARE * options.memory * 1e9
 
 
 def _measured(recipe: Recipe, start: Start, make: MakeBatches, checkpointing: bool) -> Need:

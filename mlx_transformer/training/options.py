@@ -182,6 +182,8 @@ class TrainingOptions:
     """Checkpoints kept."""
     log_every: Some = 50
     """Steps between lines of metrics.jsonl."""
+    wandb: str | None = None
+    """Project of Weights & Biases that the curves go to as well, where its package is installed."""
     stop_after_bad_steps: Some = 20
     """End the run after so many steps in a row whose gradient is not finite."""
 

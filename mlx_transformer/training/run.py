@@ -5,6 +5,7 @@ OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run
 OUT/clock.txt             of a run by minutes: when each step began
 OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
+OUT/wandb.txt             the run's name at Weights & Biases, where the recipe names a project
 OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
 OUT/best/                 the checkpoint of the best validation, where the recipe names a score
 OUT/model/                the trained model, a checkpoint folder without optimizer state
@@ -32,15 +33,19 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_bytes, read_json
 from mlx_transformer.spec.versions import versions
 
+from .boards import TENSORBOARD, WANDB_ID, Board, boards
 from .record import MODEL, RECORD, as_json, check_same
 
+METRICS = "metrics.jsonl"
 LARGEST_LOG = 1 << 30  # bytes
 OF_VALIDATION = '{"kind": "valid"', '{"kind": "samples"'
 STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
 PARTS = (
     "tokenizer.json",
-    "metrics.jsonl",
-    "tensorboard",
+    METRICS,
+    TENSORBOARD,
+    WANDB_ID,
+    "wandb",
     "checkpoints",
     "best",
     "model",
@@ -90,13 +95,15 @@ class Run:
         warn: Callable[[str], None],
         force: bool = False,
         defaults: Mapping[str, Any] = MappingProxyType({}),
+        project: str | None = None,
     ):
         """`defaults`: what a record of an earlier version means that lacks these keys, such as
-        "recipe.training.optimizer"."""
+        "recipe.training.optimizer". `project`: of Weights & Biases, that gets the curves."""
         check_folder(folder, resume, force)
         self.folder, self.warn = folder, warn
         self._metrics: BinaryIO | None = None
-        self._board: Any = None
+        self._boards: list[Board] = []
+        self._project = project
         self._first_step = 0
         self._record = record = json.loads(json.dumps({**record, "versions": versions()}))
         before = check_same(folder, record, defaults, warn) if resume else None
@@ -127,34 +134,33 @@ class Run:
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
-        if self._board is not None:
-            with suppress(OSError):  # a full disk has been reported by then
-                self._board.close()
+        for board in self._boards:
+            board.close()
         if self._lock is not None:
             os.close(self._lock)
-        self._metrics = self._board = self._lock = None
+        self._metrics = self._lock = None
+        self._boards = []
 
     def metric(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line to metrics.jsonl (and numbers to TensorBoard); `UserError` when the disk refuses."""
-        path = self.folder / "metrics.jsonl"
+        """Append one line to metrics.jsonl (and numbers to the boards); `UserError` when the disk refuses."""
+        path = self.folder / METRICS
         try:
             if self._metrics is None:
                 self._metrics = path.open("ab", buffering=0)
-                self._board = _tensorboard(self.folder / "tensorboard", self._first_step)
+                self._boards = boards(self.folder, self._first_step, self._project, self._record)
             line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
             self._metrics.write(line.encode())
         except OSError as error:
             raise _refused(path, error) from error
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        for board in self._boards if numbers else ():
+            board.add(kind, step, numbers)
 
     def rewind(self, step: int, validated: bool = True) -> None:
         """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short; unless
         `validated`, the validation of `step` too."""
         self._first_step = step + 1
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / METRICS
         if not path.exists():
             return
         lines = read_bytes(path, LARGEST_LOG).decode(errors="replace").split("\n")
@@ -175,7 +181,7 @@ class Run:
     ) -> Path:
         """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`.
         `beside`: further texts and arrays in it, by their files' names."""
-        log = self.folder / "metrics.jsonl"
+        log = self.folder / METRICS
         try:
             if log.exists():
                 flush(log)
@@ -244,14 +250,6 @@ def _step_of(line: str) -> int | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return step if isinstance(step, int) else None
-
-
-def _tensorboard(folder: Path, first_step: int) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=first_step or None)
 
 
 def _refused(path: Path, error: OSError) -> UserError:

@@ -18,6 +18,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 
 from .adapter import adapted_model, chosen_adapter
+from .boards import check_wandb
 from .data import RunData, train_tokenizer
 from .objectives import OBJECTIVES
 from .plan import check_fits
@@ -53,6 +54,7 @@ class Start:
 
 def check_start(recipe: Recipe) -> None:
     """What can be known before the text is read."""
+    check_wandb(recipe.training.wandb)
     if recipe.training.start_from is None:
         check_fits(recipe.config(MIN_VOCAB_SIZE))
     else:

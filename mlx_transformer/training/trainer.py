@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.data.prefetch import Prefetched
-from mlx_transformer.device import device_record
+from mlx_transformer.device import device_record, training_memory
 from mlx_transformer.spec.durable import write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
@@ -29,7 +29,8 @@ from .data import EncodedText, RunData, load_data
 from .follower import Follower, Silent
 from .group import ALONE, Group
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
-from .memory import within_memory
+from .live import Live, memory_of_log
+from .memory import cache_limit, within_memory
 from .recipe import Recipe, defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
@@ -91,7 +92,7 @@ class Trainer:
         record |= {"processes": group.size} if group.size > 1 else {}
         self.stop = StopSignal()
         if group.leads:
-            self.files = Run(out, record, resume, self.reporter.line, force, defaults())
+            self.files = Run(out, record, resume, self.reporter.line, force, defaults(), self.options.wandb)
         else:
             self.files = Follower(out)
         try:
@@ -131,7 +132,8 @@ class Trainer:
             with self.reporter, self.stop:
                 kept = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
                 batches = Prefetched(self.batches.from_step(self.state.step * self.a_step))
-                with self.group.watched(), Clock(kept, self.state.seconds) as clock, batches:
+                limited = training_memory(cache_limit(self.options))
+                with limited, self.group.watched(), Clock(kept, self.state.seconds) as clock, batches:
                     self._train(clock, batches)
                 if not self.group.leads:
                     return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
@@ -167,6 +169,7 @@ class Trainer:
         for line in announcement(self.recipe, self.config, self.data, self.batches, self.a_step, self.start.adapter):
             self.reporter.line(line)
         self.model.train()
+        live = Live(self.reporter, o, self.config, self.step.arithmetic)
         speed, bad_in_a_row = Speed(), 0
         saved, forecast = time.monotonic(), Forecast(o, state.step)
         valid_every = o.valid_every or max(1, len(self.batches) // self.a_step)
@@ -187,7 +190,8 @@ class Trainer:
             mx.random.seed(self.group.dropout_seed(o.seed, state.step))
             parts = [next(batches) for _ in range(self.a_step)]
             tokens = sum(batch.tokens for batch in parts)
-            loss, norm, finite = self.step(parts[self.group.rank :: self.group.size], rate, tokens)
+            mine = parts[self.group.rank :: self.group.size]
+            loss, norm, finite = self.step(mine, rate, tokens)
             self.step.evaluate(loss, norm, finite)
             if self.moving is not None:
                 self.moving.step(state.step)
@@ -198,14 +202,11 @@ class Trainer:
             bad_in_a_row = 0 if finite.item() else bad_in_a_row + 1
             if bad_in_a_row:
                 self._skipped(loss, bad_in_a_row)
-            steps = f"/{o.steps:,}" if o.steps is not None else ""
-            status = f"step {state.step:,}{steps}  loss {loss.item():.3f}  {speed.recent:,.0f} tokens/s"
-            self.reporter.update(state.progress(o), status)
+            live.step(state, float(np.array(loss)), rate, speed, mine)
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
-                values |= {"peak_memory_mb": round(mx.get_peak_memory() / 1e6)}
-                mx.reset_peak_memory()
+                values |= memory_of_log()
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
             if self._is_due(time.monotonic() - saved):
                 self.save()

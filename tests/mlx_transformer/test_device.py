@@ -123,3 +123,35 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
         timeout=PATIENCE,
         cwd=ROOT,
     )
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
+def test_memory_is_bounded_and_resident_while_a_gpu_trains_and_as_before_afterwards(monkeypatch, kind):
+    limits = {"cache": 70, "wired": 0}
+
+    def setter(name):
+        def set_limit(bytes):
+            before, limits[name] = limits[name], bytes
+            return before
+
+        return set_limit
+
+    monkeypatch.setattr(device, "_on_gpu", lambda: kind != "cpu")
+    monkeypatch.setattr(device, "device_kind", lambda: kind)
+    monkeypatch.setattr(mx, "set_cache_limit", setter("cache"))
+    monkeypatch.setattr(mx, "set_wired_limit", setter("wired"))
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 900})
+    expected = {"cpu": (70, 0), "cuda": (50, 0), "metal": (50, 900)}[kind]
+    during = []
+
+    def interrupted():
+        with device.training_memory(50.0):
+            during.append((limits["cache"], limits["wired"]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert during == [expected]
+    assert limits == {"cache": 70, "wired": 0}
+    with device.training_memory(None):
+        assert limits["cache"] == 70

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from terminal import on_a_terminal
 from tiny_run import metrics, write_pairs, write_recipe
-from waiting import PATIENCE
 
 from mlx_transformer import cli
 from mlx_transformer.spec import progress
 from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.training import announcement, trainer
-
-pty = pytest.importorskip("pty")
 
 
 def main(*arguments: object) -> int:
@@ -199,28 +194,6 @@ def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
 def test_a_terminal_that_can_do_nothing_gets_lines():
     code = "from mlx_transformer.spec.progress import Reporter\nwith Reporter('work') as r: r.update(0.5, 'half')"
     assert on_a_terminal([sys.executable, "-c", code], 80, TERM="dumb").strip() == "work  50 %  half"
-
-
-def on_a_terminal(command: list[str], columns: int, **environment: str) -> str:
-    """What the command prints on a terminal of its own, without the control sequences."""
-    reading, terminal = pty.openpty()
-    settings = {**os.environ, "COLUMNS": str(columns), "LINES": "30", "TERM": "xterm", **environment}
-    settings.pop("NO_COLOR", None)
-    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=settings) as process:
-        os.close(terminal)
-        shown = b""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            try:
-                piece = os.read(reading, 65536)
-            except OSError:  # Linux: the other end is closed
-                break
-            if not piece:
-                break
-            shown += piece
-        assert process.wait(timeout=PATIENCE) == 0, shown
-    os.close(reading)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
 
 def test_everything_is_on_standard_error(tmp_path: Path, capsys):

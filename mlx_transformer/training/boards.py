@@ -1,0 +1,82 @@
+"""Where a run's curves go beside metrics.jsonl: TensorBoard, where its writer is installed, and Weights & Biases, where
+the recipe names a project of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlx_transformer.spec.durable import write_text
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_text
+
+TENSORBOARD, WANDB_ID = "tensorboard", "wandb.txt"
+
+
+class Board(Protocol):
+    def add(self, kind: str, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_wandb(project: str | None) -> None:
+    """`UserError` if a project is named and the package isn't there."""
+    if project is not None and find_spec("wandb") is None:
+        raise UserError("[training] wandb: the package isn't installed; pip install wandb, or leave the key out")
+
+
+class TensorBoard:
+    """`first_step`: what is there of this step and later ones will be written again."""
+
+    def __init__(self, folder: Path, first_step: int):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / TENSORBOARD), purge_step=first_step or None)
+
+    def add(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        with suppress(OSError):  # a full disk has been reported by then
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run there for each run here, however often it is resumed; steps that were there before a resume stay as they
+    were. Where it sends to, or that it doesn't, its own variables say (WANDB_MODE=offline)."""
+
+    def __init__(self, folder: Path, project: str, record: Mapping[str, Any]):
+        wandb: Any = import_module("wandb")
+        name = folder / WANDB_ID
+        if not name.exists():
+            write_text(name, uuid.uuid4().hex + "\n")
+        id = read_text(name).strip()
+        try:
+            self._run = wandb.init(
+                project=project, id=id, resume="allow", dir=str(folder), name=folder.name, config=dict(record)
+            )
+        except Exception as error:  # its own kinds: no key, no network, a project that isn't there
+            said = " ".join(str(error).split())[:200].rstrip(".")
+            raise UserError(f"[training] wandb = {project!r}: {said}; WANDB_MODE=offline needs no network") from error
+
+    def add(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def boards(folder: Path, first_step: int, project: str | None, record: Mapping[str, Any]) -> list[Board]:
+    found: list[Board] = []
+    if find_spec("tensorboardX") is not None:
+        with suppress(ImportError):
+            found.append(TensorBoard(folder, first_step))
+    if project is not None:
+        found.append(WeightsAndBiases(folder, project, record))
+    return found
