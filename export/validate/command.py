@@ -38,7 +38,7 @@ def validate_command(
     console: rich_console.Console | None = None,
     **settings: Any,
 ) -> int:
-    """Compare, print the report, write it as JSON and HTML where asked; the exit status (see `report`).
+    """Compare, write the report as JSON and HTML where asked, print it; the exit status (see `report`).
 
     settings: the fields of `export.settings.ValidateSettings`, such as runtimes=["mlx"], json="report.json". By default
     the files are first compared with their manifest's digests, if they have any: damage is no mismatch.
@@ -62,11 +62,11 @@ def validate_command(
                 names=parse_names(chosen.names),
                 watch=watch,
             )
-        report.print(console)
         if json is not None:
             report.write(json)
         if html is not None:
             report.write_html(html)
+        report.print(console)  # last, for nobody may be reading any more, as behind `| head`
     except UserError as error:
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
         return error.status
