@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from assemble.problem import Problem
+from assemble.symbols import definition
 from assertions import files_below, hollow_asserts, idle_tests
 from imports import PACKAGES, ROOT, imports_of, modules
 from packaging.requirements import Requirement
@@ -84,13 +86,22 @@ def test_markdown_links_lead_somewhere(tracked: list[str]) -> None:
 
 
 def leads_somewhere(page: Path, link: str, heading: str) -> bool:
-    """To a file or folder, and there to a heading if one is named, as GitHub names them."""
+    """To a file or folder, and there to a heading if one is named, as GitHub names them; in code to a definition."""
     target = page.parent / link if link else page
-    if not heading:
+    if not heading or not target.exists():
         return target.exists()
+    if target.suffix == ".py":
+        return defines(target, heading)
     lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
     headings = [re.sub(r"[^\w\s-]", "", line.lstrip("#").strip().lower()) for line in lines if line.startswith("#")]
     return heading in [words.replace(" ", "-") for words in headings]
+
+
+def defines(file: Path, symbol: str) -> bool:
+    try:
+        return bool(definition(file, symbol).code)
+    except Problem:
+        return False
 
 
 def test_links_that_lead_nowhere_are_seen() -> None:
@@ -104,6 +115,8 @@ def test_links_that_lead_nowhere_are_seen() -> None:
     assert not leads_somewhere(page, "LICENCE", "")
     assert leads_somewhere(page, "", "from-python")
     assert not leads_somewhere(page, "", "from-ruby")
+    assert leads_somewhere(page, "mlx_transformer/nn/attention.py", "Attention.kernel")
+    assert not leads_somewhere(page, "mlx_transformer/nn/attention.py", "Attention.colonel")
     assert not leads_somewhere(page, "tests", "from-python")
 
 

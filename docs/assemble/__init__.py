@@ -1,0 +1,1 @@
+"""The pages of the documentation, put together from the repository's own files: `make docs`."""
