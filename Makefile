@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz faults test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz faults test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -34,6 +34,8 @@ help:
 	@echo 'make multi30k       train and score the recipe multi30k (DATA=folder with the text; see mlx_transformer/training/README.md)'
 	@echo 'make soak           the server at twice its capacity for MINUTES=30, killed meanwhile; a table (ARGS="--minutes 1")'
 	@echo 'make audit          the pinned dependencies against known vulnerabilities; needs the network'
+	@echo 'make docs           the guide, all pages and the API as a site in build/docs/site; every link is checked'
+	@echo 'make docs-serve     the same, shown at http://localhost:8001 (PORT=8002)'
 	@echo 'make lint           ruff and pyright'
 	@echo 'make format         let ruff repair and format the code'
 	@echo 'make setup          only make $(VENV); setup-dev adds the tools for tests and lint'
@@ -137,6 +139,32 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# ---- documentation -----------------------------------------------------------------------------------------------------
+
+# The site generator gets an environment of its own, without any package of ours: pages are put together in .venv.
+DOCS_VENV := .venv-docs
+DOCS := build/docs
+FIGURES ?=
+PORT ?= 8001
+
+docs: $(VENV)/.installed $(DOCS_VENV)/.installed
+	@PYTHONPATH=.:docs $(BIN)/python -m assemble pages $(DOCS) $(FIGURES)
+	@$(DOCS_VENV)/bin/zensical build --strict --clean --config-file $(DOCS)/zensical.toml
+	@PYTHONPATH=.:docs $(BIN)/python -m assemble check $(DOCS)/site
+
+docs-serve: docs
+	@echo 'http://localhost:$(PORT), until Ctrl-C'
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(DOCS)/site $(PORT)
+
+$(DOCS_VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.installed
+	@echo 'Installing the site generator with the versions of constraints.txt into $(DOCS_VENV), once'
+	@$(BIN)/python -m venv --clear $(DOCS_VENV)
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*project["optional-dependencies"]["docs"], sep="\n")' \
+	  >$(DOCS_VENV)/requirements.txt
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	  -c constraints.txt -r $(DOCS_VENV)/requirements.txt
+	@touch $@
 
 # ---- other projects' programs that read our files ---------------------------------------------------------------------
 
@@ -264,4 +292,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(AUDIT_VENV) $(CONSUMERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)
+	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)

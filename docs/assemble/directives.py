@@ -1,0 +1,53 @@
+"""What a comment in a page stands for, each alone in its line; on GitHub, where pages are read as they are, nothing.
+
+<!-- twins attention.py attention_weights -->     the definitions in mlx_transformer/nn and export/nn, side by side
+<!-- excerpt mlx_transformer/training/schedule.py noam -->     one definition
+<!-- figure 15 -->                                 the figure of this row of the claims, if figures were made
+<!-- picture network -->                           a picture drawn from the code
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from . import import_picture, network_picture
+from .markdown import lines_of
+from .problem import Problem
+from .symbols import definition
+
+DIRECTIVE = re.compile(r"^<!-- (\w+) (.+?) -->$")
+PICTURES: dict[str, Callable[[Path], str]] = {"network": network_picture.draw, "imports": import_picture.draw}
+SourceLink = Callable[[str, str, str], str]
+"""(file, symbol, label) -> HTML of the link."""
+
+
+def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink) -> str:
+    """`figures`: row of the claims -> picture, relative to the page."""
+    lines = []
+    for line, fenced in lines_of(text):
+        match = None if fenced else DIRECTIVE.match(line)
+        lines.append(line if match is None else _made(match[1], match[2].split(), root, figures, link))
+    return "\n".join(lines)
+
+
+def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link: SourceLink) -> str:
+    if name == "twins" and len(words) == 2:
+        file, symbol = words
+        sides = [_excerpt(root, f"{side}/nn/{file}", symbol, link) for side in ("mlx_transformer", "export")]
+        return '<div class="twins" markdown>\n\n' + "\n\n".join(sides) + "\n\n</div>"
+    if name == "excerpt" and len(words) == 2:
+        return _excerpt(root, words[0], words[1], link)
+    if name == "figure" and len(words) == 1 and words[0].isdecimal():
+        picture = figures.get(int(words[0]))
+        return f"![Figure of claim {words[0]}]({picture}){{ .figure }}" if picture else ""
+    if name == "picture" and words[0] in PICTURES:
+        return PICTURES[words[0]](root)
+    raise Problem(f"<!-- {name} {' '.join(words)} -->: no such directive")
+
+
+def _excerpt(root: Path, file: str, symbol: str, link: SourceLink) -> str:
+    code = definition(root / file, symbol).code
+    head = link(file, symbol, f"{file}: {symbol}")
+    return f'<div class="excerpt" markdown>\n\n{head}\n\n````` python\n{code}\n`````\n\n</div>'
