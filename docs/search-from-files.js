@@ -1,5 +1,11 @@
 // Browsers start no worker in pages that were opened as files. There the search runs in a hidden frame instead.
 if (location.protocol === "file:") {
+  // As between threads: a copy, and not before the sender is done.
+  const later = (data, receive) => {
+    const event = new MessageEvent("message", { data: structuredClone(data) });
+    setTimeout(() => receive(event));
+  };
+
   window.Worker = class {
     constructor(url) {
       this.waiting = [];
@@ -8,13 +14,14 @@ if (location.protocol === "file:") {
       this.frame.title = "search";
       document.body.append(this.frame);
       const inner = this.frame.contentWindow;
-      inner.postMessage = (data) => setTimeout(() => this.onmessage?.(new MessageEvent("message", { data })));
+      inner.postMessage = (data) => later(data, (event) => this.onmessage?.(event));
       const script = inner.document.createElement("script");
       script.src = new URL(url, document.baseURI);
-      script.onload = () => this.waiting.splice(0).forEach((data) => this.deliver(data));
+      script.onload = () => {
+        this.ready = true;
+        this.waiting.splice(0).forEach((data) => this.deliver(data));
+      };
       script.onerror = () => this.onerror?.(new ErrorEvent("error", { cancelable: true, message: "search" }));
-      this.loaded = new Promise((done) => script.addEventListener("load", done));
-      this.loaded.then(() => (this.ready = true));
       inner.document.body.append(script);
     }
 
@@ -24,7 +31,7 @@ if (location.protocol === "file:") {
     }
 
     deliver(data) {
-      this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data }));
+      later(data, (event) => this.frame.contentWindow?.dispatchEvent(event));
     }
 
     terminate() {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-PACKAGES = ("mlx_transformer", "export")
+from .pages import PACKAGES
 
 
 def api_pages(root: Path) -> dict[str, str]:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from .pages import PACKAGES
 from .svg import Svg
 
-PACKAGES = ("mlx_transformer", "export")
 WIDTH, HEIGHT, ROW, MARGIN = 138, 40, 86, 14
 
 Group = tuple[str, ...]
@@ -33,7 +33,7 @@ def draw(root: Path) -> str:
     svg = Svg(max(_width(row) for row in rows), "Which folder imports which")
     places = {}
     for index, row in enumerate(rows):
-        x, gap = 0.0, (svg.width - _width(row)) / (len(row) + 1)
+        x, gap = 0.0, (svg.width - sum(map(_extent, row))) / (len(row) + 1)
         for place in row:
             x += gap
             places[place] = (x + _extent(place) / 2, 10.0 + index * ROW)

@@ -10,6 +10,8 @@ from pathlib import Path
 from .markdown import Part, parts, slug
 from .problem import Problem
 
+PACKAGES = ("mlx_transformer", "export")
+
 
 @dataclass(frozen=True)
 class Page:
@@ -32,8 +34,21 @@ class Site:
             self.sections[section] = [
                 Page(title, f"{slug(section)}/{slug(title)}.md", tuple(sources)) for title, sources in pages.items()
             ]
+        if others := self._others():
+            self.sections["More"] = others
         first = next(iter(self.sections.values()))
         first[0] = Page(first[0].title, "index.md", first[0].sources)
+
+    def _others(self) -> list[Page]:
+        """A page for each folder's README that the table doesn't name."""
+        named = {source.partition("#")[0] for page in self.pages for source in page.sources}
+        files = [path for package in PACKAGES for path in sorted((self.root / package).rglob("README.md"))]
+        paths = [path.relative_to(self.root) for path in files]
+        return [
+            Page(self.parts(path.as_posix())[0].title, f"more/{slug(str(path.parent))}.md", (path.as_posix(),))
+            for path in paths
+            if path.as_posix() not in named
+        ]
 
     @property
     def pages(self) -> list[Page]:

@@ -60,6 +60,20 @@ def test_every_document_has_a_page(pages: Path) -> None:
         assert text.count("\n".join(line for line in part.lines[1:4] if "](" not in line)) >= 1, part.title
 
 
+def test_a_new_readme_has_a_page_without_being_named(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/site.toml").write_text('["Start"]\n"All" = ["README.md"]\n')
+    for folder, title in ((".", "All"), ("export/new", "A new thing")):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "README.md").write_text(f"# {title}\n\n## Part\n\ntext\n")
+    site = Site(tmp_path)
+    assert [(page.title, page.path) for page in site.pages] == [
+        ("All", "index.md"),
+        ("A new thing", "more/exportnew.md"),
+    ]
+    assert site.placed["export/new/README.md", "part"] is site.pages[1]
+
+
 def test_each_part_of_a_file_is_on_one_page(pages: Path) -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / "export/targets/README.md").read_text(encoding="utf-8"), re.MULTILINE)
     whole = (pages / "deploy/targets.md").read_text(encoding="utf-8")
