@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .build import Build
 from .built import finish, problems
+from .figures import draw
 from .problem import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,8 @@ def main(command: str, folder: str, *figures: str) -> int:
     path = Path(folder).resolve()
     if command == "pages":
         try:
-            Build(ROOT, path, Path(figures[0]).resolve() if figures else None).write()
+            path.mkdir(parents=True, exist_ok=True)
+            Build(ROOT, path, Path(figures[0]).resolve() if figures else draw(ROOT, path / "figures")).write()
         except Problem as problem:
             print(problem, file=sys.stderr)
             return 1

@@ -60,10 +60,12 @@ class Build:
             file = source.partition("#")[0]
             text = self.site.text(page, source)
             text = replace_links(text, lambda match, file=file: self._link(match, file, here))
+            strict = file.startswith("docs/")
             texts.append(
-                expand(text, self.root, figures, lambda f, symbol, label: self._source_link(f, symbol, label, here))
+                expand(text, self.root, figures, lambda f, name, label: self._source_link(f, name, label, here), strict)
             )
-        wide = ["---", "hide: [toc]", "---", ""] if any('class="twins"' in text for text in texts) else []
+        short = not any(re.search(r"^## ", text, re.MULTILINE) for text in texts)
+        wide = ["---", "hide: [toc]", "---", ""] if short else []
         return "\n".join([*wide, "\n\n".join(texts)])
 
     def _link(self, match: re.Match[str], file: str, here: str) -> str:
@@ -88,7 +90,7 @@ class Build:
         self.sources.add(file)
         anchor = f"#__codelineno-0-{definition(self.root / file, symbol).first}" if symbol else ""
         text = html.escape(label.strip("`"))
-        text = f"<code>{text}</code>" if label.startswith("`") or symbol else text
+        text = f"<code>{text}</code>" if label.startswith("`") else text
         return f'<a class="source" href="{relative(f"source/{file}.html", here)}{anchor}">{text}</a>'
 
     def _source(self, file: str) -> str:

@@ -23,31 +23,45 @@ SourceLink = Callable[[str, str, str], str]
 """(file, symbol, label) -> HTML of the link."""
 
 
-def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink) -> str:
-    """`figures`: row of the claims -> picture, relative to the page."""
+def expand(text: str, root: Path, figures: dict[int, str], link: SourceLink, strict: bool = True) -> str:
+    """`figures`: row of the claims -> picture, relative to the page. `strict`: a comment that is none of these is an
+    error; elsewhere it may be somebody else's."""
     lines = []
     for line, fenced in lines_of(text):
         match = None if fenced else DIRECTIVE.match(line)
-        lines.append(line if match is None else _made(match[1], match[2].split(), root, figures, link))
+        made = None if match is None else _made(match[1], match[2].split(), root, figures, link)
+        if match is not None and made is None and strict:
+            raise Problem(f"{line}: no such directive")
+        lines.append(line if made is None else made)
     return "\n".join(lines)
 
 
-def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link: SourceLink) -> str:
+def figures_wanted(text: str) -> set[int]:
+    """Rows of the claims whose figures a page shows."""
+    found = (DIRECTIVE.match(line) for line, fenced in lines_of(text) if not fenced)
+    return {int(match[2].split()[0]) for match in found if match and _is_figure(match[1], match[2].split())}
+
+
+def _is_figure(name: str, words: list[str]) -> bool:
+    return name == "figure" and len(words) > 1 and words[0].isdecimal()
+
+
+def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link: SourceLink) -> str | None:
     if name == "twins" and len(words) == 2:
         file, symbol = words
         sides = [_excerpt(root, f"{side}/nn/{file}", symbol, link) for side in ("mlx_transformer", "export")]
-        return '<div class="twins" markdown>\n\n' + "\n\n".join(sides) + "\n\n</div>"
+        return '<div class="twins" markdown>\n\n' + "\n\n".join(sides) + "\n\n</div>\n"
     if name == "excerpt" and len(words) == 2:
         return _excerpt(root, words[0], words[1], link)
-    if name == "figure" and len(words) == 1 and words[0].isdecimal():
+    if _is_figure(name, words):
         picture = figures.get(int(words[0]))
-        return f"![Figure of claim {words[0]}]({picture}){{ .figure }}" if picture else ""
+        return f"\n![{' '.join(words[1:])}]({picture}){{ .figure }}\n" if picture else ""
     if name == "picture" and words[0] in PICTURES:
         return PICTURES[words[0]](root)
-    raise Problem(f"<!-- {name} {' '.join(words)} -->: no such directive")
+    return None
 
 
 def _excerpt(root: Path, file: str, symbol: str, link: SourceLink) -> str:
     code = definition(root / file, symbol).code
-    head = link(file, symbol, f"{file}: {symbol}")
-    return f'<div class="excerpt" markdown>\n\n{head}\n\n````` python\n{code}\n`````\n\n</div>'
+    head = link(file, symbol, f"`{file}: {symbol}`")
+    return f'<div class="excerpt" markdown>\n\n{head}\n\n````` python\n{code}\n`````\n\n</div>\n'

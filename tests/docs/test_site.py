@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from assemble import figures
 from assemble.build import Build
 from assemble.built import OWN_SHIM, SHIM, finish, problems
 from assemble.directives import expand
@@ -81,7 +83,7 @@ def test_each_part_of_a_file_is_on_one_page(pages: Path) -> None:
     assert {"Browser", "Any runtime"} <= set(headings)
     assert "## Any runtime" in whole
     assert "## Browser" not in whole
-    assert browser.startswith("# Browser")
+    assert "\n# Browser" in browser
 
 
 def test_twins_are_taken_from_the_sources(pages: Path) -> None:
@@ -98,7 +100,8 @@ def test_twins_are_taken_from_the_sources(pages: Path) -> None:
         ("<!-- twins attention.py attention_heights -->", "defines no attention_heights"),
         ("<!-- twins attention.py -->", "no such directive"),
         ("<!-- picture cat -->", "no such directive"),
-        ("<!-- figure first -->", "no such directive"),
+        ("<!-- figure first one -->", "no such directive"),
+        ("<!-- figure 18 -->", "no such directive"),
     ],
 )
 def test_a_comment_that_stands_for_nothing_is_an_error(line: str, said: str) -> None:
@@ -106,13 +109,41 @@ def test_a_comment_that_stands_for_nothing_is_an_error(line: str, said: str) -> 
         expand(line, ROOT, {}, lambda file, symbol, label: label)
 
 
+def test_a_comment_of_another_document_is_left_alone() -> None:
+    line = "<!-- end of rows -->"
+    assert expand(line, ROOT, {}, lambda *words: "", strict=False) == line
+
+
+def test_figures_are_those_that_pages_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    present = {"mlx_transformer.claims": True, "matplotlib": False}
+    monkeypatch.setattr(figures, "find_spec", lambda name: present[name] or None)
+    monkeypatch.setattr(
+        figures, "import_module", lambda name: SimpleNamespace(claims=lambda *words: asked.append((name, *words)))
+    )
+    assert figures.draw(ROOT, tmp_path) is None
+    assert "matplotlib isn't installed" in capsys.readouterr().out
+    present["matplotlib"] = True
+    assert figures.draw(ROOT, tmp_path) == tmp_path
+    [(name, rows, page, folder, force)] = asked
+    assert (name, page, folder, force) == ("mlx_transformer.claims.command", None, str(tmp_path), True)
+    assert {"2", "18", "21"} <= set(rows)
+    present["mlx_transformer.claims"] = False
+    assert figures.draw(ROOT, tmp_path) is None
+    assert len(asked) == 1
+
+
 def test_a_figure_is_shown_where_there_is_one(tmp_path: Path) -> None:
-    assert expand("a\n<!-- figure 18 -->\nb", ROOT, {}, lambda *words: "") == "a\n\nb"
-    figures = tmp_path / "figures"
-    figures.mkdir()
+    assert expand("a\n<!-- figure 18 A curve -->\nb", ROOT, {}, lambda *words: "") == "a\n\nb"
+    shown = expand("<!-- figure 18 A curve -->", ROOT, {18: "18.svg"}, lambda *words: "")
+    assert shown.strip() == "![A curve](18.svg){ .figure }"
+    folder = tmp_path / "figures"
+    folder.mkdir()
     for name in ("18-scale.svg", "row-02.svg", "notes.txt", "18-scale.png"):
-        (figures / name).write_text("<svg/>")
-    Build(ROOT, tmp_path / "out", figures).write()
+        (folder / name).write_text("<svg/>")
+    Build(ROOT, tmp_path / "out", folder).write()
     assert "(../figures/18-scale.svg)" in (tmp_path / "out/pages/guide/attention.md").read_text(encoding="utf-8")
     assert "(../figures/row-02.svg)" in (tmp_path / "out/pages/guide/positions.md").read_text(encoding="utf-8")
     assert sorted(file.name for file in (tmp_path / "out/pages/figures").iterdir()) == ["18-scale.svg", "row-02.svg"]
