@@ -33,7 +33,7 @@ class Svg:
     def figure(self, height: float, caption: str) -> str:
         """One block of HTML, without an empty line, as Markdown wants it."""
         head = (
-            f'<figure class="drawn"><svg viewBox="0 0 {self.width:g} {height:g}" role="img" '
+            f'<figure class="drawn" tabindex="0"><svg viewBox="0 0 {self.width:g} {height:g}" role="img" '
             f'aria-label="{html.escape(self.title)}"><defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" '
             'markerWidth="7" markerHeight="7" orient="auto"><path class="head" d="M0 0 8 4 0 8z"/></marker></defs>'
         )
