@@ -55,8 +55,10 @@ def unproved(text: str) -> list[str]:
 
 def sentences(text: str) -> list[str]:
     """Of the prose: no code, formula, heading, slip or address."""
-    prose = ["" if fenced or line.startswith(("    ", "#", ">", "<!--")) else line for line, fenced in lines_of(text)]
-    return re.split(r"(?<=[.:;!?])\s+", re.sub(r"\]\([^)]*\)", "]", "\n".join(prose)))
+    skipped = ("    ", "#", ">", "<!--")
+    prose = "\n".join("" if fenced or line.startswith(skipped) else line for line, fenced in lines_of(text))
+    in_lines = re.sub(r"(?<=\S)\n(?=\S)", " ", re.sub(r"\]\([^)]*\)", "]", prose))
+    return re.split(r"(?<=[.:;!?])\s+", in_lines)
 
 
 def numbers_in(sentence: str) -> set[float]:
@@ -108,7 +110,7 @@ def test_the_way_leads_through_every_page_in_order() -> None:
 
 def test_the_slips_of_the_notes_are_named() -> None:
     """Three: the base of the frequencies, the width, the table of weights."""
-    slips = {page.stem: [line for line in text_of(page).splitlines() if line.startswith(">")] for page in STEPS}
+    slips = {page.stem: re.findall(r"^> (.*)$", text_of(page), re.MULTILINE) for page in STEPS}
     named = {name: " ".join(lines) for name, lines in slips.items() if lines}
     assert named.keys() == {"positions", "attention"}
     assert re.search(r"10000, not 1000\b.*512, not 52\b", named["positions"])
