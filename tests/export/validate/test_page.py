@@ -1,6 +1,7 @@
 """The report as a page that needs nothing else; no false alarm on a few random models (`make false-alarms`: 200)."""
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from random_models import write_model
 from rich.console import Console
 from small_models import configs
 
-from export.validate import compare, compare_engines
+from export.validate import compare, compare_engines, validate_command
 from export.validate.cases import grid
 from export.validate.engines import open_engine
 from export.validate.findings import TAPPED
 from export.validate.report.plot import COLOURS
+from mlx_transformer.spec import terminal
 from mlx_transformer.spec.checkpoint import open_checkpoint
 
 
@@ -35,6 +37,21 @@ def test_the_page_of_an_equal_model_is_complete_and_loads_nothing(tmp_path: Path
         assert f"<h2>{title}</h2>" in text
     assert not re.findall(r"(?:src|href)=|https?://|@import|url\(|<script", text)
     assert all(check.digest[:16] in text for check in report.weights)
+
+
+def test_files_are_written_though_nobody_reads_the_terminal_any_more(tmp_path: Path) -> None:
+    """As behind `| head`."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    files = {"json": tmp_path / "report.json", "html": tmp_path / "report.html"}
+    model = write_model(configs()["modern"], tmp_path, 1)
+    with pytest.raises(BrokenPipeError):
+        validate_command(*model, **files, runtimes=["onnxruntime"], console=terminal.Console(file=Closed()))
+    assert json.loads(files["json"].read_text())["verdict"] == "equal"
+    assert files["html"].read_text(encoding="utf-8").startswith("<!")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from export.validate.cases import Case, grid, tokenised
 from export.validate.engines import Unavailable, open_engine
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.points import tap_names
-from mlx_transformer.spec import terminal
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -108,22 +107,6 @@ def test_the_report_as_json_and_on_the_terminal(exported: dict[str, tuple[Path, 
     assert "dec 0 self-attention" in text
     assert "all points, cached, tapped" in text
     assert "onnxruntime ran " in text
-
-
-def test_files_are_written_though_nobody_reads_the_terminal_any_more(exported, tmp_path: Path) -> None:
-    """As behind `| head`."""
-
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    files = {"json": tmp_path / "report.json", "html": tmp_path / "report.html"}
-    with pytest.raises(BrokenPipeError):
-        validate_command(
-            *exported["encoder"], **files, runtimes=["onnxruntime"], console=terminal.Console(file=Closed())
-        )
-    assert json.loads(files["json"].read_text())["verdict"] == "equal"
-    assert files["html"].read_text(encoding="utf-8").startswith("<!")
 
 
 def test_a_mismatch_is_told_first_and_its_json_has_no_infinity(
