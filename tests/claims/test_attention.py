@@ -5,9 +5,10 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
-from attention_table import attention_table
 from mlx.utils import tree_flatten
 
+from mlx_transformer.claims.attention_table import attention_table
+from mlx_transformer.claims.table import claimed
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention, attention_weights, merge_heads, split_heads
 from mlx_transformer.nn.masks import as_array, causal_mask, causal_padding_mask, padding_mask
@@ -81,12 +82,13 @@ def test_attention_itself_has_no_parameters() -> None:
 
 
 def test_scores_are_divided_by_the_root_of_d_k() -> None:
-    assert 112 / math.sqrt(64) == 14
+    scaled = claimed(18, "112 / sqrt(64), from the odds of two weights")
+    assert scaled.holds([112 / math.sqrt(64)])
     # Two keys whose products with q are 112 and 0: the weights' odds are exp(14).
     q = mx.zeros((1, 1, 1, 64)).at[..., 0].add(112)
     k = mx.zeros((1, 1, 2, 64)).at[:, :, 0, 0].add(1)
     first, second = attention_weights(q, k)[0, 0, 0].tolist()
-    np.testing.assert_allclose(math.log(first / second), 14, rtol=1e-5)
+    assert scaled.holds([math.log(first / second)])
 
 
 def test_products_have_variance_d_k_and_kill_the_gradient_unscaled() -> None:
@@ -104,7 +106,7 @@ def test_products_have_variance_d_k_and_kill_the_gradient_unscaled() -> None:
 
         kept.append(slope(q, 1.0))
         lost.append(slope(q, math.sqrt(d_k)))  # undoes the scale
-    assert min(kept) > 0.9
+    assert claimed(18, "gradient of the scaled softmax, d_k = 1024 / 4").holds([kept[2] / kept[0]])
     assert lost[0] > lost[1] > lost[2]
     assert lost[2] < kept[2] / 10
 
@@ -134,7 +136,7 @@ def test_lion_kills_deer_needs_positions() -> None:
 
 def test_heads_split_one_projection() -> None:
     config = TransformerConfig(vocab_size=8)  # the paper's 512 / 8
-    assert config.d_k == config.d_v == 64
+    assert claimed(20, "d_k and d_v of the paper's base model").holds([config.d_k, config.d_v])
     mx.random.seed(0)
     module, x = Attention(config), mx.random.normal((2, 5, 512))
     k, v = module.keys_values(x)

@@ -1,15 +1,15 @@
 """What the notes claim about embeddings, norms, residuals, the feed-forward net, stacks, classifier and decoding."""
 
 import mlx.core as mx
-import mlx.optimizers
 import numpy as np
 import pytest
 from mlx import nn
 
+from mlx_transformer.claims import network, norms
+from mlx_transformer.claims.table import ROWS, claimed
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
 from mlx_transformer.nn.norms import LayerNorm, RMSNorm
-from mlx_transformer.nn.taps import no_tap
 from mlx_transformer.spec.config import TransformerConfig
 
 
@@ -25,17 +25,10 @@ def test_an_embedding_is_a_one_hot_product() -> None:
     assert mx.array_equal(model.embed_source(ids), one_hot @ model.embedding.weight).item()
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ([50.147, 3314.825, 8463.361, 8.021], [-0.8433, 0.1031, 1.5957, -0.8555]),
-        ([1242.223, 688.123, 434.944, 149.442], [1.5253, 0.1478, -0.4817, -1.1914]),
-        ([9.370, 4606.674, 944.705, 21189.444], [-0.7813, -0.2435, -0.6719, 1.6967]),
-    ],
-)
-def test_layer_norm_numbers(row: list[float], expected: list[float]) -> None:
-    norm = LayerNorm(4, 1e-5)
-    np.testing.assert_allclose(np.array(norm(mx.array([row])))[0], expected, atol=5.1e-5)
+@pytest.mark.parametrize(("row", "name"), list(zip(norms.ROWS, ROWS[23].numbers, strict=True)))
+def test_layer_norm_numbers(row: tuple[float, ...], name: str) -> None:
+    norm, expected = LayerNorm(4, 1e-5), claimed(23, name).values
+    assert claimed(23, name).holds(np.array(norm(mx.array([row])))[0])
     norm.weight, norm.bias = mx.array([1.0, 2.0, 3.0, 4.0]), mx.array([0.0, 10.0, 0.0, -10.0])  # learned gamma, beta
     learned = np.array(expected) * [1, 2, 3, 4] + [0, 10, 0, -10]
     np.testing.assert_allclose(np.array(norm(mx.array([row])))[0], learned, atol=4 * 5.1e-5)
@@ -83,26 +76,12 @@ def test_each_sub_layer_is_norm_of_x_plus_sublayer_of_x() -> None:
 
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
 def test_residuals_keep_the_gradient_alive_at_depth() -> None:
-    def gradient_norm(depth: int, residual: bool) -> float:
-        """Of a random projection of the stack's output, by its input; mean of the logarithm over four seeds."""
-        norms = []
-        for seed in range(4):
-            model = tiny(seed, architecture="encoder", encoder_layers=depth, decoder_layers=0, d_model=32, dropout=0.0)
-            x, direction = mx.random.normal((1, 8, 32)), mx.random.normal((1, 8, 32))
-
-            def output(x, model=model, direction=direction):
-                for layer in model.encoder.layers:
-                    x = layer(x) if residual else layer.transform(layer.attend_self(x, None, None, no_tap), no_tap)
-                return mx.sum(x * direction)
-
-            norms.append(mx.linalg.norm(mx.grad(output)(x)).item())
-        return float(np.exp(np.mean(np.log(norms))))
-
-    shallow, deep = gradient_norm(2, True), gradient_norm(24, True)
-    assert deep > 0.05 * shallow
-    bare_shallow, bare_deep = gradient_norm(2, False), gradient_norm(24, False)
-    assert bare_deep < 1e-3 * bare_shallow
-    assert bare_deep < 1e-3 * deep
+    """Of the stack's output by its input, with residual connections and norms, and of the bare sub-layers."""
+    depths, kept, lost = network.gradients_by_depth()
+    assert (depths[1], depths[-1]) == (2, 24)
+    assert claimed(22, "gradient at depth 24 / at depth 2, with the residual").holds([kept[-1] / kept[1]])
+    assert claimed(22, "the same without it").holds([lost[-1] / lost[1]])
+    assert lost[-1] < 1e-3 * kept[-1]
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -135,24 +114,9 @@ def test_padding_never_changes_a_result(kind: str, side: str) -> None:
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
 def test_a_two_plus_two_stack_trains() -> None:
     """It learns to copy five random words out of nine: the loss falls from log(9) and more to almost nothing."""
-    model = tiny(dropout=0.0)
-    optimizer = mlx.optimizers.Adam(3e-3, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
-
-    def loss(model, source, target):
-        logits = model(source, target[:, :-1])
-        return mx.mean(nn.losses.cross_entropy(logits, target[:, 1:]))
-
-    step = nn.value_and_grad(model, loss)
-    losses = []
-    for _ in range(150):
-        words = mx.random.randint(3, 12, (32, 5))
-        target = mx.concatenate([mx.full((32, 1), 1), words, mx.full((32, 1), 2)], axis=1)
-        value, gradients = step(model, words, target)
-        optimizer.update(model, gradients)
-        mx.eval(model.state, optimizer.state)
-        losses.append(value.item())
-    assert losses[0] > 2.2
-    assert losses[-1] < 0.3, losses[::10]
+    first, last = network.copying_losses()
+    assert claimed(26, "loss of a 2+2 stack that copies five words of nine, first step").holds([first])
+    assert claimed(26, "after 150 steps").holds([last])
 
 
 def test_the_classifier_gives_word_probabilities() -> None:

@@ -4,10 +4,11 @@ import itertools
 
 import mlx.core as mx
 import numpy as np
-import position_study
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_transformer.claims import position_study
+from mlx_transformer.claims.table import claimed
 from mlx_transformer.nn import Transformer, positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.spec.config import TransformerConfig
@@ -23,10 +24,9 @@ def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarr
 
 def test_interleaved_sinusoids() -> None:
     pe = table(2)
-    assert pe[0].tolist() == [0, 1] * 256
-    # The notes cut the digits off.
-    np.testing.assert_allclose(pe[1, :4], [0.8414, 0.5403, 0.8218, 0.5696], atol=1e-4)
-    np.testing.assert_allclose(pe[1, -2:], [0.0001, 0.9999], atol=1e-4)
+    assert pe[0].tolist() == list(claimed(2, "PE(0), first four").values[:2]) * 256
+    assert claimed(2, "PE(1), first four").holds(pe[1, :4])
+    assert claimed(2, "PE(1), last two").holds(pe[1, -2:])
     for position, i in ((7, 0), (7, 3), (99, 100)):
         angle = position / 10000 ** (2 * i / 512)
         np.testing.assert_allclose(table(100)[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-6)
@@ -34,10 +34,11 @@ def test_interleaved_sinusoids() -> None:
 
 def test_concatenated_sinusoids_have_other_frequencies() -> None:
     concatenated, interleaved = table(2, kind="sinusoidal_concat"), table(2)
-    assert f"{concatenated[1, 1]:.5f}" == "0.82178"
-    assert f"{interleaved[1, 2]:.5f}" == "0.82186"
-    assert np.abs(np.sort(concatenated[1]) - np.sort(interleaved[1])).max() > 1e-4  # so no permutation
-    np.testing.assert_allclose(table(2, 4, "sinusoidal_concat")[1], [0.8415, 0.0001, 0.5403, 1], atol=5e-5)
+    assert claimed(3, "second sine of PE(1)").holds(concatenated[1, 1:2])
+    assert claimed(3, "the same in row 2").holds(interleaved[1, 2:3])
+    difference = np.abs(np.sort(concatenated[1]) - np.sort(interleaved[1])).max()
+    assert claimed(3, "largest difference of the sorted PE(1)").holds([difference])  # so no permutation
+    assert claimed(3, "PE(1) of four features").holds(table(2, 4, "sinusoidal_concat")[1])
 
 
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
@@ -64,38 +65,41 @@ def test_learned_positions_receive_gradient_and_end() -> None:
 def test_rejected_appending_the_raw_position() -> None:
     words = [[0.2, 0.8, 0.5], [0.6, 0.1, 0.3], [0.9, 0.4, 0.7]]  # Lion Kills Deer
     found = position_study.append_position(words)
-    assert found.tolist() == [[0.2, 0.8, 0.5, 1], [0.6, 0.1, 0.3, 2], [0.9, 0.4, 0.7, 3]]
-    assert position_study.append_position(np.zeros((1000, 3))).max() == 1000  # unbounded
+    gains = claimed(5, "last feature of Lion, Kills, Deer").values
+    assert found.tolist() == [[*word, gain] for word, gain in zip(words, gains, strict=True)]
+    largest = position_study.append_position(np.zeros((1000, 3))).max()
+    assert claimed(5, "largest feature of 1000 positions").holds([largest])  # unbounded
     assert np.abs(table(1000)).max() <= 1
 
 
 def test_rejected_positions_normalised_to_one() -> None:
     five, nine = position_study.normalised_positions(5), position_study.normalised_positions(9)
     assert (five[0], five[-1], nine[0], nine[-1]) == (0, 1, 0, 1)
-    assert set(np.diff(five)) == {0.25}
-    assert set(np.diff(nine)) == {0.125}
+    assert set(np.diff(five)) == set(claimed(6, "one step, of five words").values)
+    assert set(np.diff(nine)) == set(claimed(6, "one step, of nine words").values)
     assert np.array_equal(table(9)[:5], table(5))  # the sinusoids' rows don't depend on the length
 
 
 def test_rejected_a_single_sine() -> None:
-    np.testing.assert_allclose(position_study.single_sine([1, 2, 3])[:, 0], [0.84, 0.91, 0.14], atol=5e-3)
+    assert claimed(7, "sin 1, sin 2, sin 3").holds(position_study.single_sine([1, 2, 3])[:, 0])
     collision = np.abs(position_study.single_sine(11) - position_study.single_sine(344))
-    np.testing.assert_allclose(collision, 1.3e-7, rtol=0.05)
+    assert claimed(7, "|sin 11 - sin 344|").holds(collision)
 
 
 def test_rejected_one_sine_cosine_pair() -> None:
     p = np.arange(3000)
     gap = np.linalg.norm(position_study.sine_cosine(p + 710, 1) - position_study.sine_cosine(p, 1), axis=1)
-    np.testing.assert_allclose(gap, 6.0e-5, rtol=0.01)
+    assert claimed(8, "distance of p and p+710").holds([gap.max()])
+    assert claimed(8, "distance of p and p+710").holds([gap.min()])
 
 
 def test_rejected_a_second_pair_of_half_the_frequency() -> None:
     p = np.arange(3000)
     few = position_study.sine_cosine(p + 1420, 1, 0.5) - position_study.sine_cosine(p, 1, 0.5)
-    np.testing.assert_allclose(np.linalg.norm(few, axis=1), 1.3e-4, rtol=0.05)
+    assert claimed(9, "distance of p and p+1420").holds([np.linalg.norm(few, axis=1).max()])
     smallest = min(position_study.offset_distance(512, gap) for gap in range(1, 5000))
-    np.testing.assert_allclose(smallest, 3.71, atol=5e-3)
-    assert np.linalg.norm(table(2001)[2000] - table(2001)[580]) > 3.71  # the very gap 1420
+    assert claimed(9, "smallest of 512 features, gaps 1..4999").holds([smallest])
+    assert np.linalg.norm(table(2001)[2000] - table(2001)[580]) > smallest  # the very gap 1420
 
 
 def test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset() -> None:
@@ -106,8 +110,9 @@ def test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset() -> N
     for k in (1, 2, 17, 300):
         distances = np.sum((pe[k:] - pe[:-k]) ** 2, axis=1)
         np.testing.assert_allclose(distances, position_study.offset_distance(512, k) ** 2, rtol=1e-9)
-    for k, product in enumerate((256, 249.10, 231.73, 211.74)):
-        np.testing.assert_allclose(np.sum(pe[:97] * pe[k : 97 + k], axis=1), product, atol=0.01)
+    products = np.array([np.sum(pe[:97] * pe[k : 97 + k], axis=1) for k in range(4)])
+    for t in range(97):
+        assert claimed(10, "PE(t) · PE(t+k), k = 0..3").holds(products[:, t])
 
 
 def test_an_offset_is_a_rotation() -> None:
@@ -125,9 +130,10 @@ def test_frequency_falls_as_in_a_counter() -> None:
     assert position_study.counter_bits(3) == "000 001 010 011 100 101 110 111".split()
     counted = itertools.pairwise(position_study.counter_bits(3))
     changes = sum(np.array(list(before)) != np.array(list(after)) for before, after in counted)
-    assert changes.tolist() == [1, 3, 7]  # the last digit is the fastest; in the encoding it is the first feature
+    # The last digit is the fastest; in the encoding it is the first feature.
+    assert claimed(12, "changes of each digit, 000 to 111").holds(changes)
     crossings = position_study.zero_crossings(1000, 32)
-    assert crossings[0] == 317  # 999 / pi
+    assert claimed(12, "zero crossings of the first feature, 1000 positions").holds(crossings[:1])  # 999 / pi
     fast = crossings[crossings > 0]
     assert len(fast) >= 8
     assert np.all(np.diff(crossings) <= 0)
@@ -167,7 +173,9 @@ def test_positions_are_added_to_scaled_embeddings() -> None:
     cat = mx.full((1, 6, 1), 171.411)
     sums = added(cat, positions_of(6)).x
     assert sums.shape == cat.shape  # added, not concatenated: the width stays d
-    np.testing.assert_allclose(np.array(sums)[0, [1, 5], 0], [1835.479, 1452.869], atol=5e-4)
+    first, second = np.array(sums)[0, [1, 5]]
+    assert claimed(14, "first feature of the first CAT").holds(first)
+    assert claimed(14, "of the second").holds(second)
 
 
 def test_embeddings_are_scaled_so_that_positions_do_not_dominate() -> None:

@@ -1,0 +1,132 @@
+"""What attention costs: multiplications, parameters, memory; and time, which is recorded and never asserted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.nn.attention import Attention, attention_weights, split_heads
+from mlx_transformer.nn.layers import EncoderLayer
+from mlx_transformer.nn.model import named_parameters
+from mlx_transformer.spec.config import TransformerConfig
+
+from .measure import largest
+from .recurrent import WIDTH, recurrent
+from .row import Found
+
+LENGTHS = (64, 128, 256, 512, 1024)
+ROUNDS = 2
+
+
+def many_heads() -> Found:
+    config = TransformerConfig(vocab_size=8)
+    return {
+        "d_k and d_v of the paper's base model": [config.d_k, config.d_v],
+        "multiplications of 1, 8 and 16 heads / those of one": [
+            multiplications(heads, 10) / multiplications(1, 10) for heads in (1, 8, 16)
+        ],
+        "largest |split heads - a loop over heads|": loop_difference(),
+    }
+
+
+def multiplications(heads: int, n: int, d_model: int = 512) -> int:
+    """Of one self-attention over n positions, from the arrays that it makes."""
+    module, x = Attention(TransformerConfig(vocab_size=8, heads=heads, d_model=d_model)), mx.zeros((1, n, d_model))
+    k, v = module.keys_values(x)
+    q, weights = split_heads(module.query_proj(x), heads), module.weights(x, k)
+    projections = n * sum(weight.size for _, weight in named_parameters(module))
+    return projections + weights.size * (q.shape[-1] + v.shape[-1])  # a score is a product over d_k
+
+
+def loop_difference() -> float:
+    """Between heads that are split of one product and each head on its own columns."""
+    mx.random.seed(0)
+    module, x = Attention(TransformerConfig(vocab_size=8)), mx.random.normal((2, 5, 512))
+    heads = []
+    for h in range(8):
+        own = slice(64 * h, 64 * (h + 1))
+        scores = module.query_proj(x)[..., own] @ module.key_proj(x)[..., own].swapaxes(1, 2) / 8
+        heads.append(mx.softmax(scores, axis=-1) @ module.value_proj(x)[..., own])
+    looped = module.output_proj(mx.concatenate(heads, axis=-1))
+    return largest(module.attend(x, *module.keys_values(x)) - looped)
+
+
+def growth() -> Found:
+    bytes_ = weight_bytes()
+    quadratic = [_slope(LENGTHS, bytes_), _slope(LENGTHS, [n * 512 for n in LENGTHS])]
+    times, steps = times_by_length()
+    return {
+        "slope of the bytes of the weights over n, between logarithms; of the activations": quadratic,
+        "bytes of the weights of a head, n = 64 and 1024": [bytes_[0], bytes_[-1]],
+        "measured slope of attention's time, the last doubling": _slope(LENGTHS[-2:], times[-2:]),
+        "measured slope of the recurrent net's": _slope(LENGTHS[-2:], steps[-2:]),
+    }
+
+
+def weight_bytes() -> list[int]:
+    return [attention_weights(mx.zeros((1, 1, n, 64)), mx.zeros((1, 1, n, 64))).nbytes for n in LENGTHS]
+
+
+def _slope(lengths: tuple[int, ...], values: list[int] | list[float] | np.ndarray) -> float:
+    return float(np.polyfit(np.log(lengths), np.log(np.asarray(values, dtype=np.float64)), 1)[0])
+
+
+@lru_cache
+def times_by_length() -> tuple[list[float], list[float]]:
+    """Seconds of attention's weights and values, and of a recurrent net of the same width, at `LENGTHS`; least of a
+    few rounds."""
+    network = recurrent()
+
+    def heads(n: int) -> mx.array:
+        x = mx.random.normal((1, 2, n, WIDTH // 2))
+        mx.eval(x)
+        return x
+
+    attended, stepped = [], []
+    for n in LENGTHS:
+        q = heads(n)
+        x = q.reshape(1, n, WIDTH)
+        attended.append(_least(lambda q=q: attention_weights(q, q) @ q))
+        stepped.append(_least(lambda x=x: network(x)))
+    return attended, stepped
+
+
+def powers_of_two() -> Found:
+    """Time of a multiplication of a linear layer of 510 over that of one of 512, over 256 tokens."""
+    products = []
+    for width in (512, 510):
+        x, weight = mx.random.normal((256, width)), mx.random.normal((4 * width, width))
+        mx.eval(x, weight)
+        products.append(lambda x=x, w=weight: x @ w.T)
+    turns = [[_least(product, 1) for product in products] for _ in range(4 * ROUNDS)]  # other work disturbs both
+    least = np.min(turns, axis=0) / np.square((512, 510))
+    return {"time of a multiplication, width 510 / width 512": least[1] / least[0]}
+
+
+def _least(function: Callable[[], mx.array], rounds: int = ROUNDS) -> float:
+    mx.eval(function())
+    times = []
+    for _ in range(rounds):
+        begin = time.process_time()  # other work on the machine disturbs little
+        mx.eval(function())
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def double_width() -> Found:
+    single, double = (layer_size(d) for d in (512, 1024))
+    flops = [multiplications(8, 100, d) for d in (512, 1024)]
+    return {
+        "parameters of an encoder layer, d = 512 and 1024": [single, double],
+        "multiplications of self-attention over 100 positions, the same": flops,
+        "parameters, twice the width / once": double / single,
+    }
+
+
+def layer_size(d_model: int) -> int:
+    config = TransformerConfig(vocab_size=8, d_model=d_model, heads=8, d_ff=4 * d_model)
+    return sum(weight.size for _, weight in named_parameters(EncoderLayer(config)))

@@ -1,0 +1,1 @@
+"""Figures of the rows, made of the numbers that the same rows assert."""

@@ -1,0 +1,1 @@
+"""The rows by subject. What is claimed of a number stands here and nowhere else; tests take it from here."""

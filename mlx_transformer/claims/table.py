@@ -1,0 +1,74 @@
+"""The one table of all rows, and the way from a row to its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+from mlx_transformer.spec.errors import UserError
+
+from .row import Claimed, Row, as_values
+from .rows import attention, cost, network, positions, trained
+
+ROWS: dict[int, Row] = {
+    row.number: row
+    for row in sorted(
+        (*positions.ROWS, *attention.ROWS, *network.ROWS, *cost.ROWS, *trained.ROWS), key=lambda row: row.number
+    )
+}
+
+
+def chosen(names: Sequence[str]) -> list[Row]:
+    """The rows of these numbers ("7", or "5-9"), in the table's order; all without names. `UserError` for others."""
+    numbers = {number for name in names for number in _numbers(name)}
+    return [row for number, row in ROWS.items() if number in numbers or not names]
+
+
+def _numbers(name: str) -> range:
+    match = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", name)
+    if match is None:
+        raise UserError(f"claims {name}: give numbers of rows, such as 7 or 5-9")
+    first, last = int(match[1]), int(match[2] or match[1])
+    for number in (first, last):
+        if number not in ROWS:
+            raise UserError(f"claims {name}: there is no row {number}; the rows are {min(ROWS)} to {max(ROWS)}")
+    return range(min(first, last), max(first, last) + 1)
+
+
+def computed(row: Row, model: Any = None) -> dict[str, tuple[float, ...]]:
+    """The row's numbers, computed now. `model`: what a row about a trained one looks at.
+
+    On the CPU: bits are promised there alone, and every kernel takes every length.
+    """
+    found = called(f"mlx_transformer.claims.{row.compute}", *([model] if row.trained else []))
+    return {name: as_values(value) for name, value in found.items()}
+
+
+def called(path: str, *arguments: Any) -> Any:
+    """What a function of this package, by its dotted path, returns."""
+    import mlx.core as mx
+
+    with mx.stream(mx.cpu) if mx.default_device() != mx.cpu else nullcontext():
+        return named(path)(*arguments)
+
+
+def named(path: str) -> Any:
+    """The module, class, function or method of a dotted path."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(path)
+
+
+def claimed(number: int, name: str) -> Claimed:
+    """What a row claims of the number of this name."""
+    return ROWS[number].numbers[name]

@@ -1,0 +1,198 @@
+"""What a trained model shows of the claims that are about learning. Nothing here is asserted: it is looked at."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.attention import Attention, attention_weights
+from mlx_transformer.nn.loading import dense_weights, load
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.positions import sinusoids
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .row import Found
+
+PHRASES = ("February 28, 1992", "12 kilometers per hour", "Apr 2 – Nov 18, 2021", "73 or 75", "in 9 days")
+MONTHS = "January February March April May June July August September October November December".split()
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+UNITS = "seconds minutes hours days weeks months years meters kilometers miles pounds dollars liters".split()
+KINDS = {"months": MONTHS, "days of the week": DAYS, "units": UNITS, "digits": list("0123456789")}
+POSITIONS = 32
+
+Maps = dict[str, np.ndarray]
+"""Attention weights (layers, heads, T, S): encoder, decoder, cross."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint of an encoder-decoder, and its tokenizer."""
+
+    folder: Path
+    model: Transformer
+    tokenizer: Tokenizer
+
+    @cached_property
+    def fresh(self) -> Transformer:
+        """The same network before training, to compare with."""
+        mx.random.seed(0)
+        model = Transformer(self.model.config)
+        model.eval()
+        return model
+
+    @cached_property
+    def pairs(self) -> list[tuple[list[int], list[int]]]:
+        """Of each of `PHRASES` the source ids, and the model's own greedy translation behind the start token."""
+        sources = self.tokenizer.encode_batch(PHRASES)
+        targets = self.model.generate(sources, max_new_tokens=24)
+        return [(source, [self.tokenizer.bos_id, *target]) for source, target in zip(sources, targets, strict=True)]
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """Each token as it is read."""
+        special = {self.tokenizer.bos_id: "⟨s⟩", self.tokenizer.eos_id: "⟨/s⟩"}
+        texts = [special.get(i) or self.tokenizer.decode([i]).strip() or "␣" for i in ids]
+        return [text if text.isprintable() and "\ufffd" not in text else "·" for text in texts]
+
+
+def open_trained(folder: Path) -> Trained:
+    """`UserError` for what is no encoder-decoder with a tokenizer."""
+    model, tokenizer = load(folder)
+    if tokenizer is None or model.config.architecture != "encoder-decoder":
+        raise UserError(
+            f"{folder}: these rows look at an encoder-decoder with a tokenizer.json; give such a checkpoint"
+        )
+    return Trained(folder, model, tokenizer)
+
+
+def attention_maps(model: Transformer, source: list[int], target: list[int]) -> Maps:
+    """Every head's weights for one pair, teacher-forced."""
+    seen: list[mx.array] = []
+
+    class Watched(Attention):
+        def kernel(self, q: mx.array, k: mx.array, v: mx.array, mask: Any, past: Any) -> mx.array:
+            seen.append(attention_weights(q, k, mask, self.scale)[0])
+            return super().kernel(q, k, v, mask, past)
+
+    watched = Transformer(model.config, Watched)
+    watched.eval()
+    watched.load_weights([(name, mx.array(value)) for name, value in dense_weights(model).items()], strict=True)
+    watched([source], [target])
+    n, arrays = model.config.encoder_layers, [np.array(weights, dtype=np.float64) for weights in seen]
+    return {"encoder": np.stack(arrays[:n]), "decoder": np.stack(arrays[n::2]), "cross": np.stack(arrays[n + 1 :: 2])}
+
+
+def heads(trained: Trained) -> Found:
+    """Mean entropy of each head's rows in bits, and how many heads of the encoder look at one place from everywhere."""
+    found: dict[str, list[float]] = {}
+    for pair in trained.pairs:
+        for stack, maps in attention_maps(trained.model, *pair).items():
+            entropy = -np.sum(maps * np.log2(np.maximum(maps, 1e-30)), axis=-1).mean(axis=-1)
+            found.setdefault(stack, []).append(entropy.ravel())  # type: ignore
+    names = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+    return {
+        f"bits of spread of each head, {names[stack]}": np.mean(rows, axis=0).tolist() for stack, rows in found.items()
+    }
+
+
+def layers(trained: Trained) -> Found:
+    """Half the sum of |difference| of two maps' rows: 0 if they look alike, 1 if nowhere at the same place."""
+    results: dict[str, float] = {}
+    for name, model in (("trained", trained.model), ("before training", trained.fresh)):
+        found: dict[str, list[float]] = {"heads of a layer": [], "layers": []}
+        for pair in trained.pairs:
+            for kind, distance in _distances(attention_maps(model, *pair)["encoder"]):
+                found[kind].append(distance)
+        results |= {f"mean distance of {kind}, encoder, {name}": float(np.mean(v)) for kind, v in found.items() if v}
+    return results
+
+
+def _distances(maps: np.ndarray) -> Iterator[tuple[str, float]]:
+    n_layers, n_heads = maps.shape[:2]
+    places = [(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+    for i, a in enumerate(places):
+        for b in places[i + 1 :]:
+            distance = float(np.abs(maps[a] - maps[b]).sum(axis=-1).mean() / 2)
+            yield ("heads of a layer" if a[0] == b[0] else "layers"), distance
+
+
+def known_words(trained: Trained) -> list[tuple[str, str, int]]:
+    """(kind, word, id) of the words of `KINDS` that are one token, as they stand inside a text if both ways are."""
+    found = []
+    for kind, words in KINDS.items():
+        for word in words:
+            for text in (f" {word}", word):
+                ids = trained.tokenizer.encode(text)[:-1]
+                if len(ids) == 1:
+                    found.append((kind, word, ids[0]))
+                    break
+    if len({kind for kind, _, _ in found}) < 2:
+        raise UserError(f"{trained.folder}: its vocabulary has too few of the words that are compared (months, units)")
+    return found
+
+
+def vectors(trained: Trained) -> np.ndarray:
+    """Embedding rows of `known_words`, of length 1: (words, D) float64."""
+    model = trained.model
+    rows = np.array(model.embed_source(mx.array([[i for _, _, i in known_words(trained)]]))[0], dtype=np.float64)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def similar(trained: Trained) -> Found:
+    words, unit = known_words(trained), vectors(trained)
+    kinds, cosines = np.array([kind for kind, _, _ in words]), unit @ unit.T
+    same = kinds[:, None] == kinds[None, :]
+    others = ~np.eye(len(words), dtype=bool)
+    nearest = kinds[np.argmax(np.where(others, cosines, -np.inf), axis=1)]
+    results: dict[str, float | list[float]] = {
+        "words compared": len(words),
+        "mean cosine, own kind": cosines[same & others].mean(),
+        "mean cosine, other kinds": cosines[~same].mean(),
+    }
+    for kind in dict.fromkeys(kinds):
+        results[f"nearest word is of its kind, {kind}, %"] = 100 * float(np.mean(nearest[kinds == kind] == kind))
+    return results
+
+
+def flattened(trained: Trained) -> np.ndarray:
+    """The two directions in which the words differ most: (words, 2)."""
+    centred = vectors(trained) - vectors(trained).mean(axis=0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    return u[:, :2] * s[:2]
+
+
+def projected(trained: Trained) -> Found:
+    results: dict[str, float | list[float]] = {}
+    for name, model in (("trained", trained.model), ("before training", trained.fresh)):
+        peaks = [peak(scores) for scores in position_scores(model)]
+        results[f"offset where most rows peak, each head, {name}"] = [offset for offset, _ in peaks]
+        results[f"rows that peak there or next to it, %, {name}"] = [100 * share for _, share in peaks]
+    return results
+
+
+def position_scores(model: Transformer, length: int = POSITIONS) -> np.ndarray:
+    """PE W_Q W_K^T PE^T / sqrt(d_k) of the encoder's first layer, (H, length, length) float64."""
+    c: TransformerConfig = model.config
+    if c.positions not in ("sinusoidal", "sinusoidal_concat"):
+        raise UserError(f"row 37 looks at sinusoids; this model has positions {c.positions!r}")
+    pe = mx.array(sinusoids(length, c.d_model, c.positions))[None]
+    attention = model.encoder.layers[0].self_attention
+    keys, _ = attention.keys_values(pe)
+    q, k = (np.array(x[0], dtype=np.float64) for x in (attention.queries(pe), keys))
+    return q @ np.repeat(k, c.heads // c.key_value_heads, axis=0).swapaxes(-1, -2) / math.sqrt(c.d_k)
+
+
+def peak(scores: np.ndarray) -> tuple[int, float]:
+    """The offset from row to largest column that most rows have, and the share of rows within one of it."""
+    offsets = np.argmax(scores, axis=1) - np.arange(len(scores))
+    common = Counter(offsets.tolist()).most_common(1)[0][0]
+    return common, float(np.mean(np.abs(offsets - common) <= 1))

@@ -1,0 +1,92 @@
+"""Controls of the rows that only the table's own test asserts: what is measured there can come out otherwise."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_transformer.claims import attention, cost, network, norms, positions, recurrent, worked
+from mlx_transformer.claims.table import ROWS
+from mlx_transformer.nn.norms import LayerNorm
+from mlx_transformer.nn.positions import positions_of
+
+
+def test_gradients_grow_with_raw_positions_alone() -> None:
+    raw, coded = positions.gradient_by_position()
+    assert np.all(np.diff(raw) > 0)
+    np.testing.assert_allclose(raw, np.hypot(np.linalg.norm(positions.LION_KILLS_DEER[0]), np.arange(1, 1001)), 1e-6)
+    np.testing.assert_allclose(coded, 16, rtol=1e-6)  # sqrt(d / 2)
+
+
+def test_twice_the_width_by_the_formula() -> None:
+    for d in (512, 1024):
+        assert cost.layer_size(d) == 12 * d * d + 9 * d
+
+
+def test_both_cats_by_hand() -> None:
+    for found, place in zip(worked.sums(), (worked.SECOND, worked.SIXTH), strict=True):
+        np.testing.assert_allclose(found, np.add(worked.CAT, place), rtol=1e-7)
+    assert len(worked.SENTENCE) == 6
+    assert worked.SENTENCE[1] == worked.SENTENCE[5] == "CAT"
+
+
+def test_words_that_come_twice_are_matched() -> None:
+    """Both THE of the sentence: the first with the first, and the tables are put in the old order again."""
+    assert attention.ids_of("the cat the".split(), "cat the the".split()) == [[4, 3, 4], [3, 4, 4]]
+    unmoved = attention.reordered("the cat sat on the mat", "the cat sat on the mat")
+    assert unmoved == {"none": 0, "sinusoidal": 0}
+    assert attention.word_changes("a b a", "a a b")["b"]["sinusoidal"] > 0.1
+
+
+def test_the_same_sentence_gives_the_same_vector(monkeypatch) -> None:
+    monkeypatch.setattr(network, "SENTENCES", (network.SENTENCES[0],) * 2)
+    embedded, encoded = network.bank()
+    assert np.array_equal(embedded[0], embedded[1])
+    assert np.array_equal(encoded[0], encoded[1])
+
+
+def test_words_and_patches_take_the_same_way() -> None:
+    """What `encode` makes of ids, the stack makes of their vectors."""
+    model = network.tiny(architecture="encoder", decoder_layers=0)
+    ids = mx.array([[5, 6, 7, 2]])
+    through = model.encoder(model.embed_source(ids), positions_of(4))
+    assert mx.array_equal(model.encode(ids), through).item()
+
+
+def test_norms_agree_over_one_axis_alone() -> None:
+    """Of the untransposed matrix they differ."""
+    mx.random.seed(0)
+    x = mx.random.normal((12, 16)) * 3 + 1
+    from mlx import nn
+
+    assert mx.abs(LayerNorm(16, norms.EPSILON)(x) - nn.BatchNorm(16, eps=norms.EPSILON)(x)).max().item() > 0.1
+    assert norms.use_change(LayerNorm(16, 1e-5)) == 0 < norms.use_change(nn.BatchNorm(16))
+    assert norms.mates_change(LayerNorm(16, 1e-5)) == 0 < norms.mates_change(nn.BatchNorm(16))
+
+
+@pytest.mark.parametrize("d_model", [256, 512])
+def test_multiplications_grow_with_the_square_of_the_length(d_model: int) -> None:
+    """Four projections, and two products of n x n: 4 n d^2 + 2 n^2 d."""
+    for n in (10, 20):
+        assert cost.multiplications(8, n, d_model) == 4 * n * d_model**2 + 2 * n * n * d_model
+
+
+def test_a_net_that_forgets_nothing_would_be_seen(monkeypatch) -> None:
+    """One that adds its input to its state, without a bound, passes the whole gradient on."""
+    claimed = ROWS[33].numbers["gradient over 64 positions / over 4, recurrent"]
+    monkeypatch.setattr(recurrent, "recurrent", lambda seed: lambda x: mx.cumsum(x, axis=1))
+    recurrent.gradient_by_distance.cache_clear()
+    try:
+        found = recurrent.forgetting()
+    finally:
+        recurrent.gradient_by_distance.cache_clear()
+    assert found["what a step leaves of it, recurrent: 4 to 8, to 16, to 32, to 64"] == pytest.approx([1] * 4, abs=0.2)
+    assert not claimed.holds([found["gradient over 64 positions / over 4, recurrent"]])
+
+
+def test_blocks_of_the_jacobian_that_must_be_zero_are() -> None:
+    """Of a net that sees only the past all of the upper triangle, of one convolution all but two diagonals."""
+    past = recurrent.sensitivity(recurrent.recurrent())
+    assert not np.triu(past, 1).any()
+    assert np.tril(past).any()
+    one = recurrent.sensitivity(recurrent.convolutions(1, dilated=True))
+    assert np.count_nonzero(one) == 2 * recurrent.WORDS - 1

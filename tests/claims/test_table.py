@@ -1,0 +1,70 @@
+"""The table of claims: every number is what the code computes, every name in it leads somewhere."""
+
+import ast
+from functools import cache
+
+import pytest
+from imports import ROOT
+
+from mlx_transformer.claims import table
+from mlx_transformer.claims.row import RECORDED, above, below, equal
+from mlx_transformer.spec.errors import UserError
+
+COMPUTED = [number for number, row in table.ROWS.items() if not row.trained]
+
+
+@pytest.mark.parametrize("number", COMPUTED)
+def test_the_numbers_hold(number: int) -> None:
+    row = table.ROWS[number]
+    found = table.computed(row)
+    assert found.keys() == row.numbers.keys()
+    for name, claimed in row.numbers.items():
+        assert claimed.holds(found[name]), f"{name}: claimed {claimed.text()}, found {found[name]}"
+
+
+@pytest.mark.parametrize(
+    ("claimed", "right", "wrong"),
+    [
+        (equal(1, 2, within=0.1), (1.05, 1.95), (1.05, 2.15)),
+        (equal(1), (1.0,), (1.0, 1.0)),
+        (below(3), (2.9,), (3.0,)),
+        (above(3, 0), (3.1, 0.1), (3.1, 0.0)),
+        (equal(0), (0.0,), (float("nan"),)),
+    ],
+)
+def test_what_is_claimed_can_be_wrong(claimed, right, wrong) -> None:
+    assert claimed.holds(right)
+    assert not claimed.holds(wrong)
+    assert RECORDED.holds(right)
+    assert not RECORDED.holds([float("inf")])
+
+
+@cache
+def functions(file: str) -> set[str]:
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("row", table.ROWS.values(), ids=lambda row: str(row.number))
+def test_every_name_of_a_row_leads_somewhere(row) -> None:
+    for symbol in row.symbols:
+        assert callable(table.named(symbol)), symbol
+    assert callable(table.named(f"mlx_transformer.claims.{row.compute}"))
+    if row.figure:
+        assert callable(table.named(f"mlx_transformer.claims.figures.{row.figure}"))
+    assert row.symbols
+    assert row.tests
+    for test in row.tests:
+        file, _, name = test.partition("::")
+        assert name in functions(file), test
+
+
+def test_rows_are_chosen_by_number_and_range() -> None:
+    def numbers(*names):
+        return [row.number for row in table.chosen(names)]
+
+    assert numbers() == list(table.ROWS) == sorted(table.ROWS)
+    assert numbers("7", "2-4") == [2, 3, 4, 7]
+    for wrong in ("0", "45", "x", "-3", "2-99", "1.5", "²"):
+        with pytest.raises(UserError, match="claims "):
+            table.chosen([wrong])
