@@ -1,0 +1,141 @@
+"""The rows of the table, computed now: as text, as a page, as a folder of figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_transformer.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from .row import Row
+    from .trained import Trained
+
+QUICKSTART = "quickstart"
+"""Where a trained model is looked for if none is named."""
+FILE = re.compile(r"\d\d-[\w-]+\.(png|svg)")
+
+
+def claims(rows: list[str], out: str | None, figures: str | None, force: bool, model: str | None = None) -> None:
+    """Print the chosen rows (all without any), and with `out` write a page, with `figures` a folder of PNG and SVG.
+
+    `model`: a checkpoint or a run's folder, for the rows about a trained one. `UserError` for a row that there isn't,
+    a model that can't be read, figures without matplotlib, and for anything in the way of what is written.
+    """
+    from .table import chosen
+
+    wanted = chosen(rows)
+    if out is not None:
+        _check_page(Path(out), force)
+    if figures is not None:
+        from mlx_transformer.spec.durable import check_free
+
+        check_free(Path(figures), "folder of figures", _ours, force)
+    if out is None and figures is None:
+        for row, _, text, _ in _computed(wanted, model, drawn=False):
+            print(text, end="\n\n" if row is not wanted[-1] else "\n", flush=True)
+        return
+    from .figures.drawing import style
+
+    with style():
+        _write(wanted, model, out, figures)
+
+
+def _write(wanted: list[Row], model: str | None, out: str | None, figures: str | None) -> None:
+    """Both are computed first, so that nothing is written where something fails."""
+    from mlx_transformer.spec.durable import replace_folder, write_text
+
+    from .figures.drawing import png, svg
+    from .page import page
+
+    articles, files = [], {}
+    for row, drawing, text, article in _computed(wanted, model, drawn=True):
+        print(text, end="\n\n", flush=True)
+        articles.append(article)
+        if drawing is not None and figures is not None:
+            name = f"{row.number:02}-{_short(row)}"
+            files[f"{name}.png"], files[f"{name}.svg"] = png(drawing), svg(drawing).encode()
+    if out is not None:
+        write_text(Path(out), page(articles, wanted))
+        print(f"{out}: {len(wanted)} row{'' if len(wanted) == 1 else 's'}")
+    if figures is not None:
+        if not files:
+            raise UserError(f"{figures}: none of these rows has a figure; choose others")
+        with replace_folder(Path(figures), "folder of figures") as folder:
+            for name, data in files.items():
+                (folder / name).write_bytes(data)
+        print(f"{figures}: {len(files)} files")
+
+
+def _computed(wanted: list[Row], model: str | None, drawn: bool) -> Iterator[tuple[Row, Any, str, str]]:
+    """(row, its figure if no row before it had the same, text, article); one by one, for some take seconds."""
+    from . import page
+    from .printing import as_text
+    from .table import called, computed
+
+    trained, reason = _trained(wanted, model)
+    first: dict[str, int] = {}
+    for row in wanted:
+        found, why, figure, html = None, reason, None, ""
+        arguments = [trained] if row.trained else []
+        table: tuple[tuple[str, ...], ...] = ()
+        try:
+            if not row.trained or trained is not None:
+                found = computed(row, *arguments)
+                if row.figure in first:
+                    html = page.drawn_above(first[row.figure])
+                elif row.figure and (drawn or row.figure.startswith("tables.")):
+                    first[row.figure] = row.number
+                    figure = called(f"mlx_transformer.claims.figures.{row.figure}", *arguments)
+        except UserError as error:  # this model doesn't do for this row
+            if not row.trained:
+                raise
+            found, why = None, str(error)
+        if figure is not None and row.figure and row.figure.startswith("tables."):
+            from .figures.drawing import as_figure
+
+            table = (figure.head, *figure.rows)
+            html = page.table(figure.head, figure.rows, row.number)
+            figure = as_figure(figure) if drawn else None
+        elif figure is not None:
+            from .figures.drawing import inline_svg
+
+            html = page.drawn(inline_svg(figure, f"f{row.number}", row.claim), row.number)
+        yield row, figure, as_text(row, found, table, why), page.article(row, found, html, why)
+
+
+def _trained(wanted: list[Row], model: str | None) -> tuple[Trained | None, str]:
+    """The model that rows about a trained one look at, or why there is none."""
+    if not any(row.trained for row in wanted):
+        return None, ""
+    from .trained import open_trained
+
+    if model is None and not Path(QUICKSTART, "model").is_dir():
+        return None, f"needs a trained model: make quickstart, or --model RUN (there is no {QUICKSTART}/ here)"
+    return open_trained(Path(model or QUICKSTART)), ""
+
+
+def _short(row: Row) -> str:
+    return (row.figure or "").rpartition(".")[2].replace("_", "-")
+
+
+def _check_page(out: Path, force: bool) -> None:
+    """`UserError` unless the page may be written there."""
+    from mlx_transformer.spec.files import read_text
+
+    from .page import GENERATOR
+
+    if out.is_dir():
+        raise UserError(f"{out}: is a folder; --out needs the name of a page")
+    if not out.is_file():
+        return
+    if GENERATOR not in read_text(out)[:1000]:
+        raise UserError(f"{out}: is no page of claims; choose another name")
+    if not force:
+        raise UserError(f"{out}: holds another page; choose another name, or --force to replace it")
+
+
+def _ours(folder: Path) -> bool:
+    return all(path.is_file() and FILE.fullmatch(path.name) for path in folder.iterdir())
