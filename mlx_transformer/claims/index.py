@@ -1,0 +1,50 @@
+"""The table of README.md: row, claim, code, test, figure, made from the rows themselves."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from .table import ROWS, named
+
+BEGIN, END = "<!-- rows: made by index.py -->\n", "<!-- end of rows -->\n"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def index() -> str:
+    """Markdown, with links from `mlx_transformer/claims/`."""
+    lines = ["| | claim | code | tests | figure |", "|-|-|-|-|-|"]
+    for row in ROWS.values():
+        code = ", ".join(f"[{symbol.rpartition('.')[2]}]({_file(symbol)})" for symbol in row.symbols)
+        tests = ", ".join(
+            f"[{name.removeprefix('test_').replace('_', ' ')}](../../tests/{file})"
+            for file, _, name in (test.partition("::") for test in row.tests)
+        )
+        figure = ""
+        if row.figure:
+            module, _, name = row.figure.rpartition(".")
+            figure = f"[{name.replace('_', ' ')}](figures/{module}.py)"
+        claim = f"{row.claim} *{row.missing}*" if row.missing else row.claim
+        lines.append(f"| {row.number} | {claim.replace('|', '&#124;')} | {code} | {tests} | {figure} |")
+    return "\n".join(lines) + "\n"
+
+
+def written(text: str) -> str:
+    """A page with the table in its place between the two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return before + BEGIN + "\n" + index() + "\n" + end + after
+
+
+def _file(symbol: str) -> str:
+    """Where it is defined, from this folder."""
+    source = Path(inspect.getsourcefile(inspect.unwrap(named(symbol))) or "").resolve().relative_to(ROOT)
+    here = Path("mlx_transformer/claims")
+    if source.is_relative_to(here):
+        return source.relative_to(here).as_posix()
+    return f"../{source.relative_to('mlx_transformer')}" if source.parts[0] == here.parts[0] else f"../../{source}"
+
+
+if __name__ == "__main__":
+    page = Path(__file__).with_name("README.md")
+    page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
