@@ -24,7 +24,15 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 PLACE = ROOT / "build" / "dist"
 PACKAGES = ("mlx_transformer", "export")
-SUFFIXES = {".py", ".toml", ".json", ".html", ".css", ".js"}  # of a package's files; its reference pages stay behind
+SUFFIXES = {
+    ".py",
+    ".toml",
+    ".json",
+    ".html",
+    ".css",
+    ".js",
+    ".svg",
+}  # of a package's files; its reference pages stay behind
 EXTRAS = "[serve,text,plots]"
 SECONDS = 300  # for one command; the longest takes some 20
 

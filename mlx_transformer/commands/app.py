@@ -13,7 +13,7 @@ import typer
 
 from mlx_transformer.spec.errors import UserError
 
-from . import converting, exporting, language, launching, text, training
+from . import converting, exporting, language, launching, text, training, web
 from .spelling import spelled, spellings
 
 ALL = {
@@ -30,6 +30,7 @@ ALL = {
     "export": exporting.export,
     "validate": exporting.validate,
     "serve": text.serve,
+    "web": web.web,
     "import": converting.import_command,
     "to-huggingface": converting.to_huggingface_command,
     "quantize": converting.quantize,
@@ -38,7 +39,10 @@ ALL = {
 }
 ONNX = {
     "build": exporting.export,
-    **{name: ALL[name] for name in ("validate", "translate", "evaluate", "score", "generate", "fill", "serve", "info")},
+    **{
+        name: ALL[name]
+        for name in ("validate", "translate", "evaluate", "score", "generate", "fill", "serve", "web", "info")
+    },
 }
 HELP = ["-h", "--help"]
 PROGRAMS = {

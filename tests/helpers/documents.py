@@ -16,6 +16,7 @@ from pathlib import Path
 from imports import ROOT
 from marian_folders import written
 from waiting import PATIENCE, until
+from web_package import write_web_package
 
 from mlx_transformer.data import cldr
 
@@ -40,7 +41,7 @@ class Reader:
     """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
 
     What it shortens, and nothing else: `make` gets ARGS that end a quickstart after half a minute and choose one test
-    file, the texts are a hundred phrases, and the server's port is a free one.
+    file, the texts are a hundred phrases, the server's port is a free one, and npm's package one in name alone.
     """
 
     ARGS = {"make quickstart": "--minutes 0.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
@@ -58,6 +59,7 @@ class Reader:
         for name in (".installed", ".installed-dev"):  # younger than what they are made of
             (folder / ".venv" / name).touch()
         (folder / "opus-mt-en-de").symlink_to(written(folder / "opus"))
+        write_web_package(folder / "node_modules")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = str(free.getsockname()[1])

@@ -1,0 +1,93 @@
+"""The files of onnxruntime-web, from an npm package: one that is there, or the pinned version, installed once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlx_transformer.data.token_cache import default_folder
+from mlx_transformer.spec.durable import replace_folder
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import read_json
+
+PACKAGE = "onnxruntime-web"
+WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+"""Of its folder `dist`: what runs models on the processor, 14 MB."""
+WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
+"""What runs them on WebGPU, 27 MB; a browser fetches one of both."""
+INSTALL = ["install", "--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
+SECONDS = 900
+
+
+def find_package(assets: Path | None, told: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder of onnxruntime-web: in `assets`, a folder node_modules or the package itself; by default in the
+    node_modules of this folder, else in the user's cache, where npm puts the pinned version if it isn't there.
+    `UserError` says what is missing."""
+    if assets is not None:
+        for folder in (assets, assets / PACKAGE, assets / "node_modules" / PACKAGE):
+            if _is_package(folder):
+                return folder
+        raise UserError(f"{assets}: holds no {PACKAGE} with {WASM[0]}; install it there: npm install {PACKAGE}")
+    if _is_package(here := Path("node_modules") / PACKAGE):
+        return here
+    version = pinned_version()
+    try:
+        folder = default_folder() / f"{PACKAGE}-{version}"
+    except UserError:
+        raise UserError(f"{PACKAGE}: this user has no home to install it in; name a node_modules by --assets") from None
+    if not _is_package(folder):
+        told(f"Installing {PACKAGE} {version} into {folder}, once; 42 MB of 130 are kept")
+        _install(folder)
+    return folder
+
+
+def pinned_version() -> str:
+    """As package.json beside this file has it."""
+    return json.loads(_package_json())["dependencies"][PACKAGE]
+
+
+def version_of(package: Path) -> str:
+    """`UserError` for a damaged package."""
+    values = read_json(package / "package.json")
+    if not isinstance(values, dict) or not isinstance(values.get("version"), str):
+        raise UserError(f"{package / 'package.json'}: names no version; install {PACKAGE} again")
+    return values["version"]
+
+
+def _package_json() -> str:
+    return files("export.web").joinpath("package.json").read_text(encoding="utf-8")
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "package.json").is_file() and all((folder / "dist" / name).is_file() for name in WASM + WEBGPU)
+
+
+def _install(folder: Path) -> None:
+    """By npm, of which only the files that sites need are kept."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UserError(
+            f"{PACKAGE} is not here, and there is no npm to install it: install Node.js (https://nodejs.org), or name a"
+            " node_modules that has it by --assets"
+        )
+    with TemporaryDirectory() as temporary:
+        (Path(temporary) / "package.json").write_text(_package_json(), encoding="utf-8")
+        try:
+            done = subprocess.run([npm, *INSTALL], cwd=temporary, capture_output=True, text=True, timeout=SECONDS)
+            problem = "" if done.returncode == 0 else " ".join(done.stderr.split())[:300] or f"exit {done.returncode}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+        installed = Path(temporary) / "node_modules" / PACKAGE
+        if not problem and not _is_package(installed):
+            problem = f"what it installed lacks {WASM[0]}"
+        if problem:
+            raise UserError(f"npm could not install {PACKAGE} ({problem}); or name a node_modules by --assets")
+        with replace_folder(folder, PACKAGE) as kept:
+            (kept / "dist").mkdir()
+            for name in ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU)):
+                shutil.copyfile(installed / name, kept / name)

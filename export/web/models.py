@@ -1,0 +1,182 @@
+"""The models of a site: which graphs and data files of an exported folder, or of one file with the search, it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from export.precision.table import PRECISIONS
+from export.runtime.folder import graph_file, open_folder, precisions
+from export.search.interface import CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZER
+from export.targets.names import DECODER_MERGED, ENCODER
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.files import parse_json, read_json, read_protobuf, read_text
+from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.spec.manifest import read_manifest, verify_file, verify_files
+from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
+
+GRAPHS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
+WASM_ALONE = ("int8", "bfloat16")
+"""Precisions that WebGPU lacks: it has no MatMulInteger, and no bfloat16."""
+PRESENT = "present."
+BEFORE = [
+    {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False},
+    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+]
+"""What page/tokenizer.js does before it merges."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`data`: its external data files by the names that it has for them. `contents`: its bytes, if they aren't the
+    file's."""
+
+    file: Path
+    data: Mapping[str, Path]
+    contents: bytes | None = None
+
+
+@dataclass(frozen=True)
+class SiteModel:
+    """One entry of the page's list. `kind`: "steps" for encoder and decoder, whose search is the page's, "search" for
+    one file that holds it. `caches`: the decoder's outputs that go back into it. `source`: SHA-256 of the weights that
+    it was made from, if it says."""
+
+    name: str
+    kind: Literal["steps", "search"]
+    config: TransformerConfig
+    tokenizer: str
+    source: str | None
+    graphs: dict[str, Graph]
+    webgpu: bool
+    float16: bool = False
+    """On WebGPU it needs one that computes in float16."""
+    caches: tuple[str, ...] = ()
+
+
+def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
+    """Those of a folder, one for each of its precisions, or of a file. `UserError` for what a page can't run."""
+    models = [_of_file(path, verify)] if path.is_file() else _of_folder(path, verify)
+    for model in models:
+        if model.config.architecture != "encoder-decoder":
+            raise UserError(
+                f"{path}: architecture={model.config.architecture!r}: a page translates, by encoder-decoders"
+            )
+        _check_tokenizer(path, model.tokenizer)
+    return models
+
+
+def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
+    found = []
+    for precision in precisions(path) or [None]:
+        opened = open_folder(path, precision)  # says what is wrong with a folder without graphs
+        if opened.tokenizer_path is None:
+            raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
+        suffix = PRECISIONS[opened.precision].suffix
+        files = {name: graph_file(opened.place, graph, suffix) for name, graph in GRAPHS.items()}
+        graphs = {name: _graph(file) for name, file in files.items() if file is not None}
+        if opened.config.architecture == "encoder-decoder" and len(graphs) < len(GRAPHS):
+            needed = " and ".join(f"{name}{suffix}.onnx" for name in GRAPHS.values())
+            raise UserError(f"{path}: a page needs {needed}: export it with --target web")
+        if verify:
+            used = [file.name for graph in graphs.values() for file in (graph.file, *graph.data.values())]
+            verify_files(opened.place, used)
+            listed = read_manifest(path) or {}
+            verify_files(path, [name for name in (SPEC, "tokenizer.json") if name in listed])
+        tokenizer = read_text(opened.tokenizer_path)
+        webgpu = opened.precision not in WASM_ALONE
+        details = _source(path), graphs, webgpu, opened.precision == "float16", _caches(files["decoder"])
+        found.append(SiteModel(opened.precision, "steps", opened.config, tokenizer, *details))
+    return found
+
+
+def _of_file(file: Path, verify: bool) -> SiteModel:
+    """The file with its settings as inputs that have to be given: onnxruntime-web takes no others."""
+    if verify:
+        verify_file(file)
+    model = _load(file)
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    if CONFIG not in facts:
+        raise UserError(
+            f"{file}: holds no search of ours; write it: mlx-transformer export CHECKPOINT OUT.onnx --search"
+        )
+    if "text" in {value.name for value in model.graph.input}:
+        raise UserError(
+            f"{file}: takes text, by operators that browsers lack: export it with --search in place of --text"
+        )
+    if TOKENIZER not in facts:
+        raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")
+    config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
+    data = _data(file, model)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in DEFAULTS]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    for entry in [entry for entry in model.metadata_props if entry.key == TOKENIZER]:
+        model.metadata_props.remove(entry)
+    name = f"{facts.get(PRECISION, 'float32')}, search inside"
+    graph = Graph(file, data, model.SerializeToString(deterministic=True))
+    return SiteModel(name, "search", config, facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, False)
+
+
+def _load(file: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load_from_string(read_protobuf(file))
+    except UserError:
+        raise
+    except Exception as error:  # protobuf's errors have no public name
+        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+
+
+def _graph(file: Path) -> Graph:
+    return Graph(file, _data(file, _load(file)))
+
+
+def _data(file: Path, model: onnx.ModelProto) -> dict[str, Path]:
+    names = dict.fromkeys(_locations(model))
+    for name in names:
+        if Path(name).name != name or not (file.parent / name).is_file():
+            raise UserError(f"{file}: its data file {name!r} is not beside it; export it again")
+    return {name: file.parent / name for name in names}
+
+
+def _locations(model: onnx.ModelProto) -> Iterator[str]:
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                yield entry.value
+
+
+def _caches(decoder: Path | None) -> tuple[str, ...]:
+    if decoder is None:
+        return ()
+    return tuple(value.name for value in _load(decoder).graph.output if value.name.startswith(PRESENT))
+
+
+def _source(folder: Path) -> str | None:
+    if not (folder / SPEC).is_file():
+        return None
+    values: Any = read_json(folder / SPEC)
+    try:
+        return next(iter(values["source"].values()))["sha256"]
+    except (LookupError, TypeError, AttributeError, StopIteration):
+        return None
+
+
+def _check_tokenizer(path: Path, text: str) -> None:
+    """`UserError` unless the page's tokenizer computes what this one does."""
+    Tokenizer(text, f"{path}: tokenizer")
+    values = parse_json(text, f"{path}: damaged tokenizer", "export it again")
+    model, before = values["model"], (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
+    parts = [{key: value for key, value in part.items() if key != "trim_offsets"} for part in before]
+    same = (
+        (model.get("type"), bool(model.get("ignore_merges")), values.get("normalizer")) == ("BPE", False, None)
+        and parts == BEFORE
+        and (values.get("decoder") or {}).get("type") == "ByteLevel"
+    )
+    if not same:
+        raise UserError(f"{path}: its tokenizer is none that this project trains, and a page knows no other")

@@ -1,0 +1,219 @@
+// The page: what is typed is translated, as soon as nobody types for a moment.
+
+import { Client } from './client.js';
+import { controlled, keep, missing } from './offline.js';
+import { deviceFor, fillModels, options, showMethod, threads } from './settings.js';
+import { find, megabytes, rounded, showChoices, showFacts, showRows, showWords } from './view.js';
+
+const PAUSE = 250; // milliseconds without a key
+const CHOICES = 8;
+
+const client = new Client();
+let [site, about, opened] = [null, null, null];
+let [prefix, ids, running, timer] = [[], [], null, 0];
+
+async function begin() {
+  await controlled();
+  about = await client.ask('begin', { base: document.baseURI });
+  site = await (await fetch('site.json')).json();
+  find('title').textContent = document.title = site.title;
+  find('made-of').textContent = `onnxruntime-web ${site.onnxruntime_web}; all files come from this site.`;
+  find('device').querySelector('[value="webgpu"]').disabled = !about.webgpu;
+  const why = 'One thread: this page is not cross-origin isolated (its server sends no COOP and COEP headers).';
+  Object.assign(find('one-thread'), { hidden: about.isolated, textContent: why });
+  fillModels(site);
+  await open(0);
+  await offerOffline();
+}
+
+/** Opens model number `number`; what was typed is translated again. */
+async function open(number) {
+  stop();
+  opened = null;
+  enable(false);
+  const model = site.models[number];
+  say(`Loading ${model.name}`);
+  find('progress').hidden = false;
+  const heard = ({ share }) => { find('progress').value = share; };
+  try {
+    opened = { ...await opening(number, heard), model };
+    say('Ready');
+    showSpeed();
+  } finally {
+    find('progress').hidden = true;
+    enable(true);
+  }
+  await translate();
+}
+
+/** Asks for a model on the best device; one that WebGPU doesn't run after all runs on wasm. */
+async function opening(number, heard) {
+  const device = deviceFor(site.models[number], about);
+  const request = { model: number, threads: threads(about.isolated) };
+  try {
+    return { ...await client.ask('open', { ...request, device }, heard), device };
+  } catch (error) {
+    if (device === 'wasm') throw error;
+    return { ...await client.ask('open', { ...request, device: 'wasm' }, heard), device: 'wasm' };
+  }
+}
+
+function enable(on) {
+  for (const id of ['model', 'device']) find(id).disabled = !on;
+  find('compare').disabled = !on || !opened;
+}
+
+const source = () => find('text').value.replace(/\s*[\r\n]+\s*/g, ' ').trim();
+
+function stop() {
+  clearTimeout(timer);
+  running?.stop();
+  running = null;
+}
+
+/** Translates what is in the field, the tokens of `prefix` first. */
+async function translate() {
+  stop();
+  closeAlternatives();
+  const text = source();
+  if (!opened) return;
+  if (!text) {
+    show({ ids: [], words: [], others: [] });
+    return;
+  }
+  find('translation').classList.add('running');
+  delete find('translation').dataset.source;
+  const mine = client.ask('translate', { text, options: { ...options(), prefix } }, (part) => running === mine && show(part));
+  running = mine;
+  const answer = await mine;
+  if (running !== mine || !answer) return;
+  running = null;
+  find('translation').classList.remove('running');
+  show(answer);
+  find('translation').dataset.source = text;
+  showSpeed(answer);
+  announce(`Translation: ${answer.words.map((word) => word.text).join('')}`);
+}
+
+function show({ ids: found, words, others }) {
+  ids = found;
+  const box = find('translation');
+  box.dataset.ids = ids.join(' ');
+  showWords(box, words, prefix.length, opened.model.kind === 'steps' ? openAlternatives : null);
+  find('forced').hidden = prefix.length === 0;
+  if (!others) return;
+  find('others').hidden = others.length === 0;
+  showRows(find('other-rows'), others.map(({ score, text }) => [score.toFixed(3), text]));
+}
+
+function showSpeed(answer) {
+  const { seconds, threads: count, device, memory } = opened;
+  showFacts(find('facts'), {
+    speed: answer && `${rounded(answer.tokensPerSecond)} tokens/s`,
+    'first word after': answer && `${Math.round(1000 * answer.firstSeconds)} ms`,
+    'loaded in': `${seconds.toFixed(1)} s`,
+    memory: `${megabytes(answer?.memory ?? memory)} MB (wasm)`,
+    'runs on': device === 'webgpu' ? 'WebGPU' : `wasm, ${count} thread${count > 1 ? 's' : ''}`,
+  });
+}
+
+async function openAlternatives(word, button) {
+  const given = ids.slice(0, word.at);
+  closeAlternatives();
+  button.setAttribute('aria-expanded', 'true');
+  const found = await client.ask('alternatives', { text: source(), prefix: given, count: CHOICES });
+  find('alternatives-head').textContent = `In place of “${button.textContent}”`;
+  showChoices(find('choices'), found, ({ id }) => {
+    prefix = [...given, id];
+    attempt(translate());
+  });
+  find('alternatives').hidden = false;
+  announce(`${found.length} alternatives for ${button.textContent}, below the translation`);
+}
+
+function closeAlternatives() {
+  find('alternatives').hidden = true;
+  for (const button of document.querySelectorAll('.translation [aria-expanded="true"]')) button.setAttribute('aria-expanded', 'false');
+}
+
+/** The text with every model, one after another. */
+async function compare() {
+  const [text, chosen, rows] = [source() || find('text').placeholder, find('model').value, []];
+  stop();
+  enable(false);
+  find('compared').hidden = false;
+  for (const [number, model] of site.models.entries()) {
+    say(`Loading ${model.name}`);
+    const begun = await opening(number);
+    const answer = await client.ask('translate', { text, options: { ...options(), prefix: [] } });
+    const translation = answer.words.map((word) => word.text).join('');
+    const numbers = [megabytes(model.bytes), begun.seconds.toFixed(1), rounded(answer.tokensPerSecond)];
+    const differs = rows.length > 0 && translation !== rows[0].at(-1).text;
+    rows.push([model.name, ...numbers.map((each) => ({ text: each, className: 'n' })), { text: translation, className: differs ? 'differs' : '' }]);
+    showRows(find('compare-rows'), rows);
+  }
+  announce(`${rows.length} models compared`);
+  await open(Number(chosen));
+  await offerOffline();
+}
+
+async function offerOffline() {
+  const left = await missing(site.files);
+  const bytes = left.reduce((sum, path) => sum + site.files[path].bytes, 0);
+  const able = Boolean(navigator.serviceWorker?.controller);
+  Object.assign(find('keep'), { hidden: !able || !left.length, textContent: `Keep all for offline use (${megabytes(bytes)} MB more)` });
+  find('kept').textContent = able && !left.length ? 'All files are kept on this device: the page works offline.' : '';
+  find('keep').onclick = () => attempt(keepAll(left));
+}
+
+async function keepAll(left) {
+  find('keep').disabled = true;
+  let kept = 0;
+  try {
+    await keep(site.files, left, (bytes) => { find('kept').textContent = `${megabytes((kept += bytes))} MB`; });
+  } finally {
+    find('keep').disabled = false;
+    await offerOffline();
+  }
+}
+
+const say = (text) => { find('state').textContent = text; };
+const announce = (text) => { find('status').textContent = text; };
+
+/** Says what went wrong, in one line, until something goes right again. */
+async function attempt(work) {
+  find('error').hidden = true;
+  try {
+    await work;
+  } catch (error) {
+    find('translation').classList.remove('running');
+    Object.assign(find('error'), { hidden: false, textContent: error.message });
+    if (!opened) say('No model is open');
+  }
+}
+
+function again() {
+  prefix = [];
+  attempt(translate());
+}
+
+find('text').addEventListener('input', () => {
+  clearTimeout(timer);
+  timer = setTimeout(again, PAUSE);
+});
+for (const field of document.querySelectorAll('.of input')) field.addEventListener('change', again);
+find('method').addEventListener('change', () => {
+  showMethod();
+  again();
+});
+for (const id of ['model', 'device']) {
+  find(id).addEventListener('change', () => {
+    prefix = [];
+    attempt(open(Number(find('model').value)));
+  });
+}
+find('free').addEventListener('click', again);
+find('compare').addEventListener('click', () => attempt(compare()));
+document.addEventListener('keydown', ({ key }) => key === 'Escape' && closeAlternatives());
+showMethod();
+attempt(begin());

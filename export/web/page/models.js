@@ -1,0 +1,84 @@
+// Fetches a model's files and opens them with onnxruntime-web.
+
+import { SearchModel } from './search.js';
+import { StepModel } from './steps.js';
+
+const memories = [];
+
+/** Remembers every WebAssembly memory made after this call: what a model takes can be read from their lengths. */
+export function watchMemory() {
+  const { Memory } = WebAssembly;
+  WebAssembly.Memory = new Proxy(Memory, {
+    construct(target, given) {
+      const made = new target(...given);
+      memories.push(made);
+      return made;
+    },
+  });
+}
+
+/** Bytes of WebAssembly memory. */
+export const memoryInUse = () => memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
+
+async function isDigest(bytes, expected) {
+  if (!globalThis.crypto?.subtle) return true; // a page without https can't compute any
+  const found = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
+  return Array.from(found, (byte) => byte.toString(16).padStart(2, '0')).join('') === expected;
+}
+
+/** A file of the site, whole; `heard` is called with the bytes of each part that arrives. */
+async function fetched(site, path, heard) {
+  const { bytes: size, sha256 } = site.files[path];
+  // The digest in the address: no cache on the way confuses two versions of a file.
+  const response = await fetch(new URL(`${path}?${sha256.slice(0, 16)}`, site.base));
+  if (!response.ok) throw new Error(`${path}: the server answers ${response.status}.`);
+  const bytes = new Uint8Array(size);
+  let at = 0;
+  for (const reader = response.body.getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (at + value.length <= size) bytes.set(value, at);
+    at += value.length;
+    heard(value.length);
+  }
+  if (at !== size || !(await isDigest(bytes, sha256))) {
+    throw new Error(`${path}: arrived damaged; load the page again, or write the site again.`);
+  }
+  return bytes;
+}
+
+async function runtime(site, device, threads) {
+  const build = device === 'webgpu' ? 'webgpu' : 'wasm';
+  const ort = await import(new URL(`ort/ort.${build}.min.mjs`, site.base));
+  ort.env.wasm.wasmPaths = new URL('ort/', site.base).href;
+  ort.env.wasm.numThreads = threads;
+  ort.env.logLevel = 'error';
+  return ort;
+}
+
+/** Opens one of the site's models: a StepModel or a SearchModel. heard(share): of its files, 0 to 1. */
+export async function openModel(site, model, device, threads, heard) {
+  const total = model.bytes;
+  let arrived = 0;
+  const more = (bytes) => heard((arrived += bytes) / total);
+  const ort = await runtime(site, device, threads);
+  const files = new Map(); // graphs may share one
+  const once = (path) => files.get(path) ?? files.set(path, fetched(site, path, more)).get(path);
+  const sessions = {};
+  for (const [name, { graph, data }] of Object.entries(model.graphs)) {
+    const externalData = await Promise.all(data.map(async (each) => ({
+      path: each.name, data: await once(each.file),
+    })));
+    const options = { executionProviders: [device], externalData, logSeverityLevel: 3 };
+    if (device === 'webgpu') options.preferredOutputLocation = cachesOnDevice(name, model);
+    sessions[name] = await ort.InferenceSession.create(await fetched(site, graph, more), options);
+  }
+  const kind = model.kind === 'search' ? SearchModel : StepModel;
+  return { model: new kind(ort, sessions, site.config), sessions: Object.values(sessions), threads: ort.env.wasm.numThreads };
+}
+
+/** Keys and values stay where they are computed. */
+function cachesOnDevice(name, model) {
+  if (name !== 'decoder') return {};
+  return Object.fromEntries(model.caches.map((cache) => [cache, 'gpu-buffer']));
+}

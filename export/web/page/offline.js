@@ -1,0 +1,49 @@
+// The service worker's registration, and which files it keeps.
+
+const PATIENCE = 5000; // milliseconds
+
+/** Resolves once files pass through the service worker, or when there is none. */
+export async function controlled() {
+  const workers = navigator.serviceWorker;
+  if (!workers) return;
+  try {
+    await workers.register(new URL('service_worker.js', document.baseURI));
+  } catch {
+    return; // a private window, or a browser that was told so
+  }
+  if (workers.controller) return;
+  await Promise.race([
+    new Promise((resolve) => workers.addEventListener('controllerchange', resolve, { once: true })),
+    new Promise((resolve) => setTimeout(resolve, PATIENCE)),
+  ]);
+}
+
+/** Files of the site that are not kept yet: [path]. All, if none can be. */
+export async function missing(files) {
+  const paths = Object.keys(files);
+  if (!navigator.serviceWorker?.controller) return paths;
+  const kept = await Promise.all(paths.map((path) => caches.match(addressed(path, files[path]))));
+  return paths.filter((_, i) => !kept[i]);
+}
+
+/** Fetches files, so that the service worker keeps them. heard(bytes): after each. */
+export async function keep(files, paths, heard) {
+  for (const path of paths) {
+    const response = await fetch(addressed(path, files[path]));
+    if (!response.ok) throw new Error(`${path}: the server answers ${response.status}.`);
+    await response.arrayBuffer();
+    await stored(addressed(path, files[path]));
+    heard(files[path].bytes);
+  }
+}
+
+/** Waits until the service worker has written a file, which takes longer than to pass it on. */
+async function stored(address) {
+  for (const begun = performance.now(); performance.now() - begun < 12 * PATIENCE; ) {
+    if (await caches.match(address)) return;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  throw new Error('This browser has no room for all files.');
+}
+
+const addressed = (path, { sha256 }) => new URL(`${path}?${sha256.slice(0, 16)}`, document.baseURI).href;

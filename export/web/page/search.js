@@ -1,0 +1,41 @@
+// One file with the search inside: ids in, the best translations out, in one call.
+
+import { lengthLimit } from './limits.js';
+
+export class SearchModel {
+  constructor(ort, { search }, config) {
+    Object.assign(this, { ort, session: search, config });
+  }
+
+  /** The n best: [{ids, score}]. options: as for greedy search, sampling and beams. */
+  async search(source, { method, beam, lengthPenalty, temperature, topK, topP, seed }) {
+    const sample = method === 'sample';
+    const width = method === 'beam' ? beam : 1;
+    const S = source.length;
+    const int64 = (values, dims = []) => new this.ort.Tensor('int64', BigInt64Array.from(values, BigInt), dims);
+    const float = (value) => new this.ort.Tensor('float32', [value], []);
+    const bool = (value) => new this.ort.Tensor('bool', [value], []);
+    const { sequences, lengths, scores } = await this.session.run({
+      input_ids: int64(source, [1, S]),
+      attention_mask: int64(source.map(() => 1), [1, S]),
+      beam: int64([width]),
+      n_best: int64([width]),
+      min_new_tokens: int64([0]),
+      max_new_tokens: int64([lengthLimit(source, this.config)], [1]),
+      length_penalty: float(lengthPenalty),
+      penalty_offset: float(5),
+      early_stopping: bool(false),
+      sample: bool(sample),
+      temperature: float(sample ? temperature : 1),
+      top_k: int64([sample ? topK : 0]),
+      top_p: float(sample ? topP : 1),
+      seed: int64([sample ? BigInt.asIntN(64, seed) : 0]),
+      rows: int64([0], [1]),
+    });
+    const T = sequences.dims[2];
+    return Array.from(lengths.data, (length, i) => ({
+      ids: Array.from(sequences.data.subarray(i * T, i * T + Number(length)), Number),
+      score: scores.data[i],
+    })).filter(({ score }) => score > -5e8);
+  }
+}

@@ -1,0 +1,35 @@
+// What is chosen on the page.
+
+import { find, made, megabytes } from './view.js';
+
+export function fillModels(site) {
+  find('model').replaceChildren(...site.models.map((model, i) => (
+    made('option', { value: String(i), textContent: `${model.name}, ${megabytes(model.bytes)} MB` })
+  )));
+}
+
+export function showMethod() {
+  for (const each of document.querySelectorAll('.of')) each.hidden = each.dataset.of !== find('method').value;
+}
+
+/** A field's number, within its bounds; its default where there is none. */
+function number(id) {
+  const field = find(id);
+  const value = field.value === '' || Number.isNaN(field.valueAsNumber) ? Number(field.defaultValue) : field.valueAsNumber;
+  const within = Math.min(Number(field.max), Math.max(Number(field.min), value));
+  return field.step === '1' ? Math.round(within) : within;
+}
+
+export function options() {
+  const [method, beam, lengthPenalty] = [find('method').value, number('beam'), number('lengthPenalty')];
+  const [temperature, topK, topP] = ['temperature', 'topK', 'topP'].map(number);
+  return { method, beam, lengthPenalty, temperature, topK, topP, seed: BigInt(number('seed')) };
+}
+
+/** Where a model is to run: on WebGPU where there is one that can, unless wasm is chosen. about: what the browser has. */
+export function deviceFor(model, about) {
+  const able = about.webgpu && model.webgpu && (about.float16 || !model.float16);
+  return able && find('device').value !== 'wasm' ? 'webgpu' : 'wasm';
+}
+
+export const threads = (isolated) => (isolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1);

@@ -1,0 +1,112 @@
+// Runs models beside the page. Requests are answered one after another, each by messages {id, ...}: parts of an answer
+// {part}, then {answer} or {error}. A request {stop: id} ends the one with that id at its next step.
+
+import { beamSearch } from './beam.js';
+import { alternatives, tokens } from './greedy.js';
+import { memoryInUse, openModel, watchMemory } from './models.js';
+import { Tokenizer } from './tokenizer.js';
+
+watchMemory();
+
+const stopped = new Set();
+const FIRST = { method: 'greedy', lengthPenalty: 0.6 }; // what is set up then, no translation waits for
+let [site, tokenizer, opened] = [null, null, null];
+
+const KINDS = {
+  async begin({ base }) {
+    const read = async (path) => (await fetch(new URL(path, base))).json();
+    site = { ...(await read('site.json')), base };
+    tokenizer = new Tokenizer(await read(`tokenizer.json?${site.files['tokenizer.json'].sha256.slice(0, 16)}`));
+    return { isolated: globalThis.crossOriginIsolated, ...await graphics() };
+  },
+
+  /** Opens the site's model number `model`, in the place of the one before. */
+  async open({ model, device, threads, say }) {
+    const began = performance.now();
+    for (const session of opened?.sessions ?? []) await session.release();
+    opened = null;
+    opened = await openModel(site, site.models[model], device, threads, (share) => say({ share }));
+    await translated({ text: '.', options: FIRST, say() {}, stopped: () => false });
+    return { seconds: (performance.now() - began) / 1000, threads: opened.threads, memory: memoryInUse() };
+  },
+
+  translate: translated,
+
+  /** The likeliest tokens in the place of number `at` of an output. */
+  async alternatives({ text, prefix, count }) {
+    const found = await alternatives(opened.model, tokenizer.encode(text), prefix, count);
+    return found.map(({ id, probability }) => ({ id, probability, text: tokenizer.decode([id]) }));
+  },
+
+  encode: ({ texts }) => texts.map((text) => tokenizer.encode(text)),
+  decode: ({ rows }) => rows.map((ids) => tokenizer.decode(ids)),
+};
+
+/** Whether there is WebGPU, and whether it computes in float16. */
+async function graphics() {
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  return { webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')) };
+}
+
+/** {ids, words, tokensPerSecond, ...}; on the way parts of the same form. */
+async function translated({ text, options, say, stopped: given }) {
+  const began = performance.now();
+  const source = tokenizer.encode(text);
+  let first = null;
+  const shown = (ids) => {
+    first ??= performance.now() - began;
+    return { ids, words: tokenizer.words(ids) };
+  };
+  const heard = (ids) => say(shown(ids));
+  const { found, count } = await searched(source, { ...options, stopped: given, heard });
+  const seconds = (performance.now() - began) / 1000;
+  const answer = found.length ? shown(found[0].ids) : { ids: [], words: [] };
+  const others = found.slice(1).map(({ ids, score }) => ({ text: tokenizer.decode(ids), ids, score }));
+  return {
+    ...answer, others, score: found[0]?.score, seconds, firstSeconds: first / 1000, tokensPerSecond: count / seconds,
+    memory: memoryInUse(), stopped: given(),
+  };
+}
+
+/** The outputs, best first, and how many tokens the best one took, its end counted. */
+async function searched(source, options) {
+  const { model } = opened;
+  if (model.search) {
+    const found = await model.search(source, options);
+    return { found, count: (found[0]?.ids.length ?? 0) + 1 };
+  }
+  if (options.method === 'beam') {
+    const found = await beamSearch(model, source, options);
+    return { found, count: (found[0]?.ids.length ?? 0) + 1 };
+  }
+  const [ids, { eos_id: end }] = [[], site.config];
+  let count = 0;
+  for await (const { id } of tokens(model, source, options)) {
+    count += 1;
+    if (id === end) break;
+    ids.push(id);
+    options.heard([...ids]);
+  }
+  return { found: [{ ids }], count };
+}
+
+let queue = Promise.resolve();
+
+globalThis.onmessage = ({ data: { id, stop, kind, ...given } }) => {
+  if (stop !== undefined) {
+    stopped.add(stop);
+    return;
+  }
+  queue = queue.then(async () => {
+    try {
+      if (stopped.has(id)) return globalThis.postMessage({ id, answer: null });
+      const say = (part) => globalThis.postMessage({ id, part });
+      const answer = await KINDS[kind]({ ...given, say, stopped: () => stopped.has(id) });
+      return globalThis.postMessage({ id, answer });
+    } catch (error) {
+      return globalThis.postMessage({ id, error: String(error.message ?? error) });
+    } finally {
+      stopped.delete(id);
+    }
+  });
+};

@@ -1,0 +1,153 @@
+"""A site: the page, onnxruntime-web, the models and their tokenizer in one folder, which any server can host."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.spec.durable import check_free, replace_folder
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.manifest import sha256
+
+from .assets import WASM, WEBGPU, find_package, version_of
+from .models import Graph, SiteModel, read_models
+from .site import FORMAT, SERVICE_WORKER, SITE, is_site
+
+DIGITS = 16
+"""Of a digest, in the address of a file: enough that no cache confuses two."""
+LARGE = ("models/", "ort/")
+"""Where what a page fetches when it needs it lies; the rest is kept by its service worker at once."""
+TOKENIZER = "tokenizer.json"
+
+
+def write_site(
+    models: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    assets: str | Path | None = None,
+    title: str | None = None,
+    force: bool = False,
+    verify: bool = True,
+    told: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write `out`, the folder of a static page that runs these models.
+
+    models: folders that `export_onnx` wrote for `web` or `portable`, each of their precisions a model of the page, and
+    files of `export_search` without text. All are of the same weights. assets: a node_modules with onnxruntime-web;
+    default: see `assets.find_package`. title: heading, default: the first model's name. force: replace another site.
+    verify: compare the models with the digests in their manifests. `UserError` for what a page can't run, for files in
+    the way and a full disk.
+    """
+    out = Path(out)
+    paths = [Path(models)] if isinstance(models, str | Path) else [Path(path) for path in models]
+    if not paths:
+        raise UserError("a site needs a model: an exported folder, or one file with the search")
+    for path in paths:
+        check_free(out, "site", is_site, force, path if path.is_dir() else path.parent)
+    found = [model for path in paths for model in read_models(path, verify)]
+    _check_alike(found)
+    package = find_package(None if assets is None else Path(assets), told)
+    webgpu = any(model.webgpu for model in found)
+    with replace_folder(out, "site") as folder:
+        _copy_page(folder)
+        (folder / "ort").mkdir()
+        for name in WASM + (WEBGPU if webgpu else ()):
+            shutil.copyfile(package / "dist" / name, folder / "ort" / name)
+        (folder / TOKENIZER).write_text(found[0].tokenizer, encoding="utf-8")
+        heading = title or paths[0].resolve().name.removesuffix(".onnx")
+        entries = [_copy_model(model, folder) for model in found]
+        _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
+        config = found[0].config
+        facts = {
+            "format": FORMAT,
+            "title": heading,
+            "onnxruntime_web": version_of(package),
+            "webgpu": webgpu,
+            "config": {name: getattr(config, name) for name in CONFIG},
+            "models": entries,
+            "files": _listed(folder),
+        }
+        _write_json(folder / SITE, facts)
+        _write_service_worker(folder, [*facts["files"], SITE])
+    return out
+
+
+CONFIG = ("max_positions", "pad_id", "bos_id", "eos_id")
+"""What a search needs to know of the model."""
+
+
+def _check_alike(models: Sequence[SiteModel]) -> None:
+    first = models[0]
+    for i, model in enumerate(models):
+        if model.name in {other.name for other in models[:i]}:
+            raise UserError(f"two models are called {model.name!r}: leave one of them out")
+        if model.tokenizer != first.tokenizer or len({first.source, model.source} - {None}) > 1:
+            raise UserError(f"{first.name} and {model.name} are of different weights: a site is of one model")
+
+
+def _copy_page(folder: Path) -> None:
+    with as_file(files("export.web").joinpath("page")) as page:
+        for file in sorted(page.iterdir()):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+
+
+def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
+    """Its entry in site.json."""
+    place = f"models/{model.name.replace(', ', '-').replace(' ', '-')}"
+    (folder / place).mkdir(parents=True)
+    graphs = {name: _copy_graph(graph, folder, place) for name, graph in model.graphs.items()}
+    paths = {graph["graph"] for graph in graphs.values()} | {d["file"] for g in graphs.values() for d in g["data"]}
+    size = sum((folder / path).stat().st_size for path in paths)
+    entry: dict[str, Any] = {"name": model.name, "kind": model.kind, "bytes": size}
+    where = {"webgpu": model.webgpu, "float16": model.float16}
+    return {**entry, **where, "graphs": graphs, "caches": list(model.caches)}
+
+
+def _copy_graph(graph: Graph, folder: Path, place: str) -> dict[str, Any]:
+    name = f"{place}/{graph.file.name}"
+    if graph.contents is None:
+        shutil.copyfile(graph.file, folder / name)
+    else:
+        (folder / name).write_bytes(graph.contents)
+    for known, file in graph.data.items():
+        if not (folder / place / known).exists():
+            shutil.copyfile(file, folder / place / known)
+    return {"graph": name, "data": [{"name": known, "file": f"{place}/{known}"} for known in graph.data]}
+
+
+def _listed(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and digest of all files but the service worker, by their paths."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SERVICE_WORKER)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
+    }
+
+
+def _write_service_worker(folder: Path, paths: Iterable[str]) -> None:
+    digests = {path: sha256(folder / path)[:DIGITS] for path in paths}
+    shell = [path for path in digests if not path.startswith(LARGE)]
+    file = folder / SERVICE_WORKER
+    lists = f"const FILES = {json.dumps(digests)};\nconst SHELL = {json.dumps(shell)};\n"
+    file.write_text(lists + file.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def _web_manifest(title: str) -> dict[str, Any]:
+    return {
+        "name": title,
+        "short_name": title[:12],
+        "start_url": "./",
+        "scope": "./",
+        "display": "standalone",
+        "background_color": "#fbfaf7",
+        "theme_color": "#fbfaf7",
+        "icons": [{"src": "icon.svg", "sizes": "any", "type": "image/svg+xml", "purpose": "any maskable"}],
+    }
+
+
+def _write_json(file: Path, values: Any) -> None:
+    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,110 @@
+"""Where onnxruntime-web comes from: a folder that is named, one that is here, or npm, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from imports import ROOT
+from web_package import write_web_package
+
+from export.web import assets
+from export.web.assets import PACKAGE, WASM, WEBGPU, find_package, pinned_version, version_of
+from mlx_transformer.spec.errors import UserError
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache; the folder in which a command runs has no node_modules."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(assets, "default_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def write_npm(folder, monkeypatch, script: str) -> None:
+    """The only program on the path: Python code that begins in the folder of the package.json."""
+    folder.mkdir()
+    (folder / "npm").write_text(f"#!{sys.executable}\n{script}")
+    (folder / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+INSTALLS = f"""
+import json, pathlib, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests/helpers")!r}]
+from web_package import write_web_package
+[(name, version)] = json.load(open("package.json"))["dependencies"].items()
+assert sys.argv[1] == "install" and "--ignore-scripts" in sys.argv and name == "onnxruntime-web"
+write_web_package(pathlib.Path("node_modules"), version)
+"""
+
+
+def test_a_named_folder_may_be_the_package_or_around_it(tmp_path):
+    package = write_web_package(tmp_path / "node_modules")
+    for named in (tmp_path, tmp_path / "node_modules", package):
+        assert find_package(named) == package
+    assert version_of(package) == "9.8.7"
+    (package / "dist" / WASM[0]).unlink()
+    with pytest.raises(UserError, match=r"holds no onnxruntime-web .*npm install onnxruntime-web"):
+        find_package(tmp_path)
+    (package / "package.json").write_text("[]")
+    with pytest.raises(UserError, match="names no version"):
+        version_of(package)
+
+
+def test_a_package_in_this_folder_is_taken_first(cache, tmp_path):
+    write_web_package(tmp_path / "here/node_modules")
+    assert find_package(None).resolve() == (tmp_path / "here/node_modules" / PACKAGE).resolve()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="programs are scripts here")
+def test_npm_installs_the_pinned_version_once(cache, tmp_path, monkeypatch):
+    write_npm(tmp_path / "bin", monkeypatch, INSTALLS)
+    said: list[str] = []
+    package = find_package(None, said.append)
+    assert package == cache / f"{PACKAGE}-{pinned_version()}"
+    assert version_of(package) == pinned_version()
+    assert {path.name for path in (package / "dist").iterdir()} == {*WASM, *WEBGPU}
+    assert len(said) == 1
+    assert pinned_version() in said[0]
+    (tmp_path / "bin/npm").unlink()
+    assert find_package(None, said.append) == package
+    assert len(said) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="programs are scripts here")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import sys; sys.exit('no\\nnetwork')", r"could not install onnxruntime-web \(no network\)"),
+        ("import sys; sys.exit(3)", r"could not install onnxruntime-web \(exit 3\)"),
+        ("", r"what it installed lacks ort\.wasm\.min\.mjs"),
+        (None, r"there is no npm to install it: install Node\.js"),
+    ],
+)
+def test_what_went_wrong_is_said_in_one_line(script, said, cache, tmp_path, monkeypatch):
+    write_npm(tmp_path / "bin", monkeypatch, script or "")
+    if script is None:
+        (tmp_path / "bin/npm").unlink()
+    with pytest.raises(UserError, match=said) as found:
+        find_package(None)
+    assert "\n" not in str(found.value)
+    assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_a_user_without_a_home_names_a_folder(tmp_path, monkeypatch):
+    def no_home():
+        raise UserError("no home")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(assets, "default_folder", no_home)
+    with pytest.raises(UserError, match="no home to install it in; name a node_modules by --assets"):
+        find_package(None)
+
+
+def test_the_version_is_the_one_that_browsers_try_in_the_tests():
+    tried = json.loads((ROOT / "tests/consumers/node/package.json").read_text())["dependencies"]
+    assert pinned_version() == tried[PACKAGE]

@@ -1,0 +1,226 @@
+"""What `web` writes: the page, the models and their digests; and what it refuses, in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from hashlib import sha256
+
+import onnx
+import pytest
+from small_models import alone, random_weights
+from web_package import write_web_package
+
+from export import export_onnx, export_search
+from export.__main__ import main
+from export.search.interface import DEFAULTS
+from export.web import write_site
+from export.web.assets import WASM, WEBGPU
+from export.web.models import read_models
+from export.web.site import SITE, UNLISTED, site_files
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.errors import UserError
+
+PRECISIONS = ("float32", "float16", "int8")
+
+
+@pytest.fixture(scope="module")
+def made(text_folder, tmp_path_factory):
+    """FOLDER/web, an export for browsers, FOLDER/mine.onnx, the file with the search, FOLDER/node_modules."""
+    folder = tmp_path_factory.mktemp("web")
+    export_onnx(text_folder / "model", folder / "web", target="web", precision=PRECISIONS, accept_loss=True)
+    export_search(text_folder / "model", folder / "mine.onnx", target="cpu")
+    write_web_package(folder / "node_modules")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(made):
+    return write_site([made / "web", made / "mine.onnx"], made / "site", assets=made / "node_modules", title="A & B")
+
+
+def written(made, out, *paths, **options):
+    return write_site([made / path for path in paths or ["web"]], out, assets=made / "node_modules", **options)
+
+
+def test_every_file_is_listed_with_its_size_and_digest(site):
+    facts = json.loads((site / SITE).read_text())
+    there = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert facts["files"].keys() == there - set(UNLISTED)
+    for path, entry in facts["files"].items():
+        data = (site / path).read_bytes()
+        assert entry == {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    assert site_files(site).keys() == facts["files"].keys()
+
+
+def test_models_are_those_of_the_folder_and_the_file(site, made):
+    facts = json.loads((site / SITE).read_text())
+    assert [model["name"] for model in facts["models"]] == [*PRECISIONS, "float32, search inside"]
+    assert [model["kind"] for model in facts["models"]] == ["steps", "steps", "steps", "search"]
+    assert [model["webgpu"] for model in facts["models"]] == [True, True, False, False]
+    assert [model["float16"] for model in facts["models"]] == [False, True, False, False]
+    for model in facts["models"]:
+        paths = [p for g in model["graphs"].values() for p in (g["graph"], *(data["file"] for data in g["data"]))]
+        assert model["bytes"] == sum(facts["files"][path]["bytes"] for path in paths)
+    steps = facts["models"][0]["graphs"]
+    for name, graph in {"encoder": "encoder_model", "decoder": "decoder_model_merged"}.items():
+        assert (site / steps[name]["graph"]).read_bytes() == (made / "web/onnx" / f"{graph}.onnx").read_bytes()
+    assert facts["title"] == "A & B"
+    assert facts["onnxruntime_web"] == "9.8.7"
+    assert (site / "tokenizer.json").read_text() == (made / "web/tokenizer.json").read_text()
+
+
+def test_settings_of_a_search_are_inputs_that_have_to_be_given(site, made):
+    """onnxruntime-web takes no input that has a default."""
+    [path] = (site / "models/float32-search-inside").iterdir()
+    ours, copy = onnx.load(made / "mine.onnx"), onnx.load(path)
+    assert {value.name for value in copy.graph.input} == {value.name for value in ours.graph.input}
+    assert {t.name for t in ours.graph.initializer} - {t.name for t in copy.graph.initializer} == DEFAULTS.keys()
+    assert copy.graph.node == ours.graph.node
+
+
+def test_service_worker_lists_the_files_and_keeps_the_page_at_once(site):
+    lines = (site / "service_worker.js").read_text().splitlines()
+    files, shell = (json.loads(re.fullmatch(r"const \w+ = (.*);", line)[1]) for line in lines[:2])
+    digests = {path: digest[:16] for path, digest in site_files(site).items()}
+    assert files == {**digests, SITE: sha256((site / SITE).read_bytes()).hexdigest()[:16]}
+    assert set(shell) == {path for path in files if "/" not in path}
+    assert {"index.html", "app.js", "style.css", "tokenizer.json", SITE} <= set(shell)
+
+
+def test_page_asks_for_nothing_elsewhere(site):
+    for path in site.iterdir():
+        if path.suffix in (".html", ".css", ".js", ".webmanifest"):
+            urls = re.findall(
+                r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"^\s*(//|\*).*$", "", path.read_text(), flags=re.M)
+            )
+            assert urls == [], path.name
+    manifest = json.loads((site / "manifest.webmanifest").read_text())
+    assert (manifest["name"], manifest["start_url"]) == ("A & B", "./")
+    assert all((site / icon["src"]).is_file() for icon in manifest["icons"])
+
+
+def test_modules_of_the_page_are_there(site):
+    for path in site.glob("*.js"):
+        for name in re.findall(r"(?:from|URL\()\s*'(?:\./)?([\w.]+\.js)'", path.read_text()):
+            assert (site / name).is_file(), f"{path.name} imports {name}"
+
+
+def test_webgpu_is_left_out_where_no_model_runs_on_it(made, tmp_path):
+    written(made, tmp_path / "site", "mine.onnx")
+    assert {path.name for path in (tmp_path / "site/ort").iterdir()} == set(WASM)
+    written(made, tmp_path / "both")
+    assert {path.name for path in (tmp_path / "both/ort").iterdir()} == {*WASM, *WEBGPU}
+    assert json.loads((tmp_path / "site" / SITE).read_text())["title"] == "mine"
+
+
+def test_folders_of_target_portable_share_their_data_file(text_folder, made, tmp_path):
+    site = write_site(text_folder / "onnx", tmp_path / "site", assets=made / "node_modules")
+    [model] = json.loads((site / SITE).read_text())["models"]
+    assert {data["file"] for graph in model["graphs"].values() for data in graph["data"]} == {
+        "models/float32/model.onnx_data"
+    }
+    assert len(list((site / "models/float32").iterdir())) == 3
+
+
+def test_nothing_of_another_kind_is_replaced(made, tmp_path):
+    out = tmp_path / "site"
+    out.mkdir()
+    (out / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="holds files that are no site"):
+        written(made, out, force=True)
+    assert [path.name for path in out.iterdir()] == ["letter.txt"]
+    with pytest.raises(UserError, match="holds the folder that is read"):
+        written(made, made, force=True)
+
+
+def test_another_site_is_replaced_by_force_alone(made, tmp_path):
+    out = written(made, tmp_path / "site")
+    before = site_files(out)
+    with pytest.raises(UserError, match=r"holds another site; .*--force"):
+        written(made, out, "mine.onnx")
+    assert site_files(out) == before
+    written(made, out, "mine.onnx", force=True)
+    assert "models/float32-search-inside/mine.onnx" in site_files(out)
+
+
+def test_what_a_page_cannot_run_is_refused(text_folder, made, tmp_path):
+    def refused(message, *paths, **options):
+        with pytest.raises(UserError, match=message) as found:
+            write_site(paths, tmp_path / "site", **{"assets": made / "node_modules", **options})
+        assert "\n" not in str(found.value)
+        assert not (tmp_path / "site").exists()
+
+    refused("a site needs a model")
+    refused("no such folder", tmp_path / "absent")
+    refused("is a checkpoint; ONNX Runtime needs", text_folder / "model")
+    refused("two models are called 'float32'", made / "web", text_folder / "onnx")
+    refused("holds no onnxruntime-web", made / "web", assets=tmp_path)
+    export_onnx(text_folder / "model", tmp_path / "cpu", target="cpu")
+    refused("needs encoder_model.onnx and decoder_model_merged.onnx: export it with --target web", tmp_path / "cpu")
+    for architecture in ("decoder", "encoder"):
+        config = alone("paper", architecture)
+        save_checkpoint(tmp_path / "model", config, random_weights(config))
+        export_onnx(tmp_path / "model", tmp_path / architecture)
+        refused("has no tokenizer.json", tmp_path / architecture)
+        shutil.copy(made / "web/tokenizer.json", tmp_path / architecture)
+        refused(f"architecture='{architecture}': a page translates", tmp_path / architecture)
+    model = onnx.load(made / "mine.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "foreign.onnx")
+    refused("holds no search of ours", tmp_path / "foreign.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    refused("cannot be read as an ONNX model", tmp_path / "broken.onnx")
+
+
+def test_files_that_take_text_are_refused(text_folder, tmp_path):
+    pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
+    export_search(text_folder / "model", tmp_path / "text.onnx", text=True)
+    with pytest.raises(UserError, match="takes text, by operators that browsers lack"):
+        read_models(tmp_path / "text.onnx")
+
+
+def test_models_of_other_weights_and_tokenizers_are_refused(text_folder, made, tmp_path):
+    shutil.copytree(made / "web", tmp_path / "web")
+    spec = json.loads((tmp_path / "web/mlx_transformer.json").read_text())
+    spec["source"] = {"model.safetensors": {"sha256": "0" * 64}}
+    (tmp_path / "web/mlx_transformer.json").write_text(json.dumps(spec))
+    (tmp_path / "web/manifest.json").unlink()
+    with pytest.raises(UserError, match="float32 and float32, search inside are of different weights"):
+        write_site([tmp_path / "web", made / "mine.onnx"], tmp_path / "site", assets=made / "node_modules")
+    values = json.loads((made / "web/tokenizer.json").read_text())
+    for change in (
+        {"normalizer": {"type": "NFC"}},
+        {"decoder": {"type": "Fuse"}},
+        {"pre_tokenizer": values["pre_tokenizer"]["pretokenizers"][1]},
+    ):
+        (tmp_path / "web/tokenizer.json").write_text(json.dumps({**values, **change}))
+        with pytest.raises(UserError, match="its tokenizer is none that this project trains"):
+            read_models(tmp_path / "web")
+
+
+def test_command(made, tmp_path, capsys):
+    arguments = ["web", made / "web", made / "mine.onnx", "--out", tmp_path / "site", "--assets", made / "node_modules"]
+    assert main([str(each) for each in arguments]) == 0
+    files = len(site_files(tmp_path / "site")) + len(UNLISTED)
+    assert re.search(rf"site: {files} files, [\d.]+ MB; see it: mlx-transformer serve --web", capsys.readouterr().out)
+    assert main([str(each) for each in arguments]) == 2
+    assert "holds another site; choose another folder, or --force to replace it" in capsys.readouterr().err
+    assert main([*map(str, arguments), "--force", "--title", "Other"]) == 0
+    assert json.loads((tmp_path / "site" / SITE).read_text())["title"] == "Other"
+
+
+def test_damage_is_found(made, tmp_path):
+    shutil.copytree(made / "web", tmp_path / "web")
+    data = tmp_path / "web/onnx/encoder_model.onnx_data"
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(UserError, match=r"encoder_model\.onnx_data: damaged"):
+        write_site(tmp_path / "web", tmp_path / "site", assets=made / "node_modules")
+    site = write_site(tmp_path / "web", tmp_path / "site", assets=made / "node_modules", verify=False)
+    (site / "app.js").write_text("changed")
+    with pytest.raises(UserError, match=r"app\.js: missing or damaged; write the site again"):
+        site_files(site)
+    assert "app.js" in site_files(site, verify=False)
+    with pytest.raises(UserError, match="is no site; write one"):
+        site_files(made)
