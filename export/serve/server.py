@@ -13,9 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from export.runtime.folder import open_folder
@@ -28,8 +29,10 @@ from .app import App
 from .batching import Batcher
 from .connection import Connection
 from .guard import Guard, allow_files
+from .metrics import Metrics
 from .one_file import OneFile
 from .service import Model
+from .site import SiteApp
 
 BACKLOG = 1024  # connections that wait to be accepted
 HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
@@ -49,25 +52,44 @@ def run(model: Path, settings: ServeSettings) -> None:
         check_file(model, settings.precision)
     else:
         open_folder(model, settings.precision)
+    batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers)
+    load = partial(warmed, model, settings.threads, settings.precision, settings.verify)
+    _run(App(load, batcher, settings), model, settings, batcher.give_up)
+
+
+def run_site(folder: Path, settings: ServeSettings) -> None:
+    """The same for a site that `mlx-transformer web` wrote."""
+    _run(SiteApp(folder, settings.verify), folder, settings)
+
+
+class Application(Protocol):
+    """Sets `ready` and `failed` to be told once it answers, or that it never will."""
+
+    asgi: Starlette
+    metrics: Metrics
+    ready: Callable[[], None]
+    failed: Callable[[Exception], None]
+
+
+def _run(app: Application, what: Path, settings: ServeSettings, give_up: Callable[[], None] = lambda: None) -> None:
+    """Serve until a signal. give_up: called when running requests are not to be finished."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are of what strangers send
     failures: list[Exception] = []
 
     def ready() -> None:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        log.info("serving %s on http://%s:%d (ready in %.1f s)", model, shown, port, time.perf_counter() - began)
+        log.info("serving %s on http://%s:%d (ready in %.1f s)", what, shown, port, time.perf_counter() - began)
 
     def failed(error: Exception) -> None:
         failures.append(error)
         server.should_exit = True
 
-    batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers)
-    load = partial(warmed, model, settings.threads, settings.precision, settings.verify)
-    app = App(load, batcher, settings, ready, failed)
+    app.ready, app.failed = ready, failed
     listener = listening(settings.host, settings.port)
     port = listener.getsockname()[1]
     began = time.perf_counter()
-    server = Server(configured(app, settings), batcher.give_up, settings.grace_seconds)
+    server = Server(configured(app, settings), give_up, settings.grace_seconds)
     # uvicorn raises the signal that ended it once more, for the handler that was there before.
     endings = [signal.SIGTERM, signal.SIGINT, *([HANGUP] if HANGUP else [])]
     before = {number: signal.getsignal(number) for number in endings}
@@ -87,7 +109,7 @@ def run(model: Path, settings: ServeSettings) -> None:
     log.info("stopped")
 
 
-def configured(app: App, settings: ServeSettings) -> uvicorn.Config:
+def configured(app: Application, settings: ServeSettings) -> uvicorn.Config:
     """uvicorn with our connections, whose bounds are those of the settings."""
     guard = Guard(allow_files(settings.max_connections), app.metrics.on_refused)
     app.metrics.watch("connections", "Connections that are open.", lambda: len(guard.connections))

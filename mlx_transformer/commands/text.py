@@ -148,13 +148,24 @@ def score(
 
 @with_settings
 def serve(
-    model: Annotated[Path, typer.Argument(help="A folder that `export` wrote, or one file with the search.")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A folder that `export` wrote, or one file with the search.", show_default=False),
+    ] = None,
+    *,
+    web: Annotated[Path | None, typer.Option(help="In place of a model: a site that `web` wrote.")] = None,
     settings: ServeSettings,
 ) -> None:
     """Answer translation requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
-    from export.serve import serve as run
+    from export.serve import serve as serve_model
+    from export.serve import serve_site
 
-    run(model, **vars(settings))
+    if (model is None) == (web is None):
+        raise UserError("serve takes a model, or a site by --web: give one of them")
+    if web is not None:
+        serve_site(web, **vars(settings))
+    elif model is not None:
+        serve_model(model, **vars(settings))
 
 
 def _translator(model: Path, runtime: RuntimeSettings) -> Any:

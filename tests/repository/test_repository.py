@@ -24,7 +24,9 @@ PERSONAL_PATH = re.compile(r"(?<![\w.$}/-])/(?:home|Users|root|work|mnt|media)/\
 MARKDOWN_LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
 DISTRIBUTION = "mlx-transformer"
 # Modules that are imported only where an extra is installed, and may therefore import its packages at their top.
-EXTRAS = {f"export.serve.{name}": "serve" for name in ("access", "app", "connection", "metrics", "server", "service")}
+EXTRAS = {
+    f"export.serve.{name}": "serve" for name in ("access", "app", "connection", "metrics", "server", "service", "site")
+}
 
 
 @pytest.fixture(scope="module")
