@@ -176,11 +176,11 @@ NODE_MODULES := $(CONSUMERS)/node/node_modules
 
 test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CONSUMERS_PYTHON='$(CONSUMERS_VENV)/bin/python' \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_browser.py $(ARGS)
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_browser.py --ignore $(CONSUMERS)/test_web.py $(ARGS)
 
 test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(ARGS)
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(ARGS)
 
 # Any browser made of Chromium: the program named by CHROMIUM, or the first of these that is there.
 CHROMIUM ?=
@@ -210,7 +210,7 @@ $(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-
 
 # Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.
 $(NODE_MODULES)/.installed: $(CONSUMERS)/node/package.json
-	@echo 'Installing transformers.js and playwright-core into $(NODE_MODULES), once; 0.5 GB'
+	@echo 'Installing transformers.js, playwright-core and axe-core into $(NODE_MODULES), once; 0.5 GB'
 	@cd $(CONSUMERS)/node && npm install --ignore-scripts --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $@
 
