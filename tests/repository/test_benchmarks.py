@@ -211,6 +211,17 @@ def test_latencies_of_the_server():
     assert row == ["8 clients", "123", "51.0", "100.0"]
 
 
+def test_ratios_in_the_browser_are_those_of_rounds():
+    web = script("web")
+    ours = {"loads": [9.0, 1.24, 1.1], "memory": 24e6, "ids": [[1]], "rounds": [[100, 1.0], [100, 2.0], [100, 0.1]]}
+    peer = {"loads": [2.0], "memory": 99.6e6, "ids": [[1]], "rounds": [[100, 2.0], [100, 2.0], [100, 1.0]]}
+    engines = {web.PEER: peer, "page": ours, "page, beam 4": {**ours, "ids": [[2]]}}
+    assert cells_of(web.row("page", ours, peer)) == ["page", "1.2", "24", "100", "2.00"]
+    assert web.table(1, engines).count("\n|") == 5
+    assert web.agree(engines)
+    assert not web.agree({**engines, "page": {**ours, "ids": [[3]]}})
+
+
 def test_slopes_are_those_of_powers():
     n = np.array([256.0, 512, 1024])
     fitted, last = script("attention").slopes(np.stack([n, 3 * n**2, 5 * n, n**1.5], axis=1))
