@@ -1,4 +1,4 @@
-"""Curves of several runs over the steps, as one inline SVG that can be pointed at."""
+"""Curves side by side over steps or whatever is counted, as one inline SVG that can be pointed at."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .runs import Curve
+Curve = list[tuple[int, float]]
+"""(step, value), steps ascending."""
 
 WIDTH, HEIGHT = 520, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 26
@@ -18,8 +19,9 @@ def colour(index: int) -> str:
     return f"var(--s{index % COLOURS})"
 
 
-def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False) -> str:
-    """`curves`: (colour's number, the run's name, points). `logarithmic`: of values that are all above 0."""
+def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
+    """`curves`: (colour's number, its name, points). `logarithmic`: of values that are all above 0. unit: what is
+    counted from left to right."""
     drawn = [(index, name, thinned(curve)) for index, name, curve in curves if curve]
     values = [value for _, _, curve in drawn for _, value in curve]
     logarithmic = logarithmic and min(values) > 0
@@ -48,7 +50,7 @@ def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: boo
         dots = curve if len(curve) <= 60 else curve[:: max(1, len(curve) // 60)]
         parts += [
             f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="5" fill="{colour(index)}" class="dot">'
-            f"<title>{escape(name)}, step {step:,}: {value:.6g}</title></circle>"
+            f"<title>{escape(name)}, {unit} {step:,}: {value:.6g}</title></circle>"
             for step, value in dots
         ]
     return "".join([*parts, "</svg>"])

@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from .chart import chart, colour
-from .runs import Curve, RunLog
+from .chart import Curve, chart, colour
+from .runs import RunLog
 
 TITLES = {
     "loss": "loss, nats a target token",

@@ -15,10 +15,9 @@ from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.training.record import RECORD
 from mlx_transformer.training.run import METRICS
 
-LARGEST = 1 << 30  # bytes
+from .chart import Curve
 
-Curve = list[tuple[int, float]]
-"""(step, value), steps ascending."""
+LARGEST = 1 << 30  # bytes
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
+from standalone_page import read
 from tiny_run import metrics, recipe
 
 from mlx_transformer.cli import main
@@ -21,37 +21,6 @@ def runs(tmp_path_factory):
     for name, options in {"first": {}, "second": {"learning_rate": 1e-3, "seed": 2}}.items():
         Trainer(recipe(folder, steps=6, valid_every=2, **options), folder / name).run()
     return folder
-
-
-class Checked(HTMLParser):
-    """Every tag that is opened is closed in order; nothing is fetched."""
-
-    VOID = ("meta", "br", "link", "img", "i")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.text = [], ""
-
-    def handle_starttag(self, tag, attributes):
-        assert not {"src", "href"} & {name for name, _ in attributes}
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        pass
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def read(text):
-    checked = Checked()
-    checked.feed(text)
-    assert not checked.open
-    return checked.text
 
 
 def test_curves_samples_and_facts_of_both(runs):
