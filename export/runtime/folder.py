@@ -107,6 +107,13 @@ class OnnxFolder:
         return files.pop() if files else None
 
     @property
+    def files(self) -> list[Path]:
+        """The graphs and the data files that they read."""
+        own = (graph.with_name(f"{graph.name}_data") for graph in self.graphs.values())
+        data = {file for file in own if file.is_file()} | ({self.weights} if self.weights else set())
+        return [*self.graphs.values(), *sorted(data)]
+
+    @property
     def weights_size(self) -> int:
         """Bytes of that file; 0 without it."""
         return self.weights.stat().st_size if self.weights else 0

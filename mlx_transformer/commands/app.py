@@ -13,7 +13,7 @@ import typer
 
 from mlx_transformer.spec.errors import UserError
 
-from . import converting, exporting, language, launching, text, training, web
+from . import comparing, converting, exporting, language, launching, text, training, web
 from .spelling import spelled, spellings
 
 ALL = {
@@ -25,6 +25,7 @@ ALL = {
     "translate": text.translate,
     "evaluate": text.evaluate,
     "score": text.score,
+    "compare": comparing.compare,
     "generate": language.generate,
     "fill": language.fill,
     "export": exporting.export,
@@ -41,7 +42,10 @@ ONNX = {
     "build": exporting.export,
     **{
         name: ALL[name]
-        for name in ("validate", "translate", "evaluate", "score", "generate", "fill", "serve", "web", "info")
+        for name in (
+            *("validate", "translate", "evaluate", "score", "compare"),
+            *("generate", "fill", "serve", "web", "info"),
+        )
     },
 }
 HELP = ["-h", "--help"]

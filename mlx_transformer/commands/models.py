@@ -56,6 +56,20 @@ def load_checkpoint(model: Path, runtime: RuntimeSettings) -> tuple[Any, Tokeniz
     return load(model, runtime.verify)
 
 
+def open_translator(model: Path, runtime: RuntimeSettings) -> Any:
+    """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
+    if model.is_file():
+        return _search_model(model, runtime)
+    if is_onnx(model, runtime):
+        from export import OnnxTransformer
+
+        return OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
+    loaded = load_checkpoint(model, runtime)
+    from mlx_transformer.generation.with_mlx import MlxTranslator
+
+    return MlxTranslator(*loaded, str(model))
+
+
 def open_model(model: Path, runtime: RuntimeSettings) -> Opened:
     """A folder of any architecture."""
     if model.is_file():
@@ -78,3 +92,13 @@ def open_model(model: Path, runtime: RuntimeSettings) -> Opened:
         partial(with_mlx.stream_ids, network),
         network,
     )
+
+
+def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
+    from export import SearchModel
+    from export.search.interface import check_file
+
+    check_file(file, runtime.precision)
+    if runtime.backend == "mlx":
+        raise UserError(f"{file}: runs with --backend onnx; MLX needs the checkpoint folder")
+    return SearchModel(file, threads=runtime.threads, verify=runtime.verify)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -20,7 +20,7 @@ from .arguments import (
     TextSettings,
     TranslateSettings,
 )
-from .models import is_onnx, load_checkpoint, open_model
+from .models import open_model, open_translator
 from .settings import with_settings
 
 OverlongOption = Annotated[
@@ -54,7 +54,7 @@ def translate(
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
         return {"model": fingerprint(model), **runs, **versions()}
 
-    translator = _translator(model, runtime)
+    translator = open_translator(model, runtime)
     translate_stream(translator, text=text or (), model_facts=model_facts, **vars(where), **options)
 
 
@@ -93,7 +93,7 @@ def evaluate(
                 raise UserError(f"{output}: is read as well: choose another output")
     long: list[int] = []
     with quiet_progress("evaluate") as report:
-        found = _translator(model, runtime).n_best(
+        found = open_translator(model, runtime).n_best(
             pairs.source,
             overlong=overlong,
             scored=False,
@@ -141,7 +141,7 @@ def score(
 
     if model.is_file():
         raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
-    scorer = _translator(model, runtime)
+    scorer = open_translator(model, runtime)
     translator = getattr(scorer, "translator", scorer)
     score_pairs(scorer, translator.tokenizer, source, target, output, json=json, overlong=overlong)
 
@@ -166,27 +166,3 @@ def serve(
         serve_site(web, **vars(settings))
     elif model is not None:
         serve_model(model, **vars(settings))
-
-
-def _translator(model: Path, runtime: RuntimeSettings) -> Any:
-    """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
-    if model.is_file():
-        return _search_model(model, runtime)
-    if is_onnx(model, runtime):
-        from export import OnnxTransformer
-
-        return OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
-    loaded = load_checkpoint(model, runtime)
-    from mlx_transformer.generation.with_mlx import MlxTranslator
-
-    return MlxTranslator(*loaded, str(model))
-
-
-def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
-    from export import SearchModel
-    from export.search.interface import check_file
-
-    check_file(file, runtime.precision)
-    if runtime.backend == "mlx":
-        raise UserError(f"{file}: runs with --backend onnx; MLX needs the checkpoint folder")
-    return SearchModel(file, threads=runtime.threads, verify=runtime.verify)

@@ -42,6 +42,7 @@ class Rule:
 
 SPEC, DATA, GENERATION = "mlx_transformer.spec", "mlx_transformer.data", "mlx_transformer.generation"
 SCORING, DEVICE = "mlx_transformer.scoring", "mlx_transformer.device"
+COMPARE, CHART = "mlx_transformer.compare", "mlx_transformer.report.chart"
 WITH_MLX = "mlx_transformer.generation.with_mlx"
 ENGINES = (
     "export.validate.engines",
@@ -54,6 +55,8 @@ RULES = (
     Rule((SPEC,), never=MLX + ONNX + RUNTIME, ours=(SPEC,)),
     Rule((DATA,), never=MLX + ONNX + RUNTIME, ours=(SPEC, DATA)),
     Rule((GENERATION,), never=(*MLX, *ONNX, *RUNTIME, WITH_MLX), ours=(SPEC, DATA, GENERATION), apart=(WITH_MLX,)),
+    # It is handed what opens a model, in a process of its own.
+    Rule((COMPARE,), never=(*MLX, *ONNX, *RUNTIME, WITH_MLX), ours=(SPEC, COMPARE, CHART)),
     Rule((WITH_MLX,), never=ONNX + RUNTIME, ours=(SPEC, DATA, GENERATION, "mlx_transformer.device")),
     Rule(
         ("mlx_transformer.nn",),
@@ -146,6 +149,8 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
         ("mlx_transformer.generation.beam", "def f():\n    from .with_mlx import generate"),
         ("mlx_transformer.generation.__init__", "from .with_mlx import generate"),
         ("mlx_transformer.generation.beam", "from ..nn import model"),
+        ("mlx_transformer.compare.run", "def f():\n    from export import OnnxTransformer"),
+        ("mlx_transformer.compare.page", "from mlx_transformer.report.runs import Curve"),
         ("mlx_transformer.generation.with_mlx", "import onnxruntime"),
         ("mlx_transformer.generation.with_mlx", "if TYPE_CHECKING:\n    from mlx_transformer.nn import Cache"),
         ("mlx_transformer.nn.model", "import onnx"),
@@ -232,7 +237,7 @@ def test_importing_the_package_loads_neither_side() -> None:
 
 
 def test_shared_layers_import_without_mlx_and_onnx() -> None:
-    names = importable(SPEC) + importable(DATA) + importable(GENERATION, apart=(WITH_MLX,))
+    names = importable(SPEC) + importable(DATA) + importable(COMPARE) + importable(GENERATION, apart=(WITH_MLX,))
     blocked = {*MLX, *ONNX, *RUNTIME, "export"}
     run_python(BLOCK.format(blocked=blocked) + f"import importlib\nfor name in {names}: importlib.import_module(name)")
 

@@ -1,0 +1,179 @@
+"""compare: two models on the same text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlx_transformer.spec.errors import UserError
+
+from .arguments import RuntimeSettings, SearchSettings
+from .models import open_translator
+from .settings import with_settings
+from .text import OverlongOption
+
+if TYPE_CHECKING:
+    from mlx_transformer.compare.result import Comparison
+    from mlx_transformer.compare.worker import Served
+
+BEGINNINGS = {"page": b"<!DOCTYPE html>", "comparison": b'{\n  "a": {\n'}
+"""Of the files that are written; an earlier one may be replaced."""
+
+First = Annotated[
+    Path,
+    typer.Argument(help="A: a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search."),
+]
+Second = Annotated[Path, typer.Argument(help="Likewise, or the same folder with another precision.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """How both are opened and fed."""
+
+    precision_a: str | None = None
+    """Which of A's precisions, where A is an ONNX folder; unset: float32, or the only one."""
+    precision_b: str | None = None
+    """Which of B's; unset: float32, or the only one."""
+    batch: int = 32
+    """Lines that both translate at once."""
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    verify: bool = True
+    """Compare the files with the digests in their manifests."""
+
+
+@with_settings
+def compare(
+    a: First,
+    b: Second,
+    *,
+    source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
+    reference: Annotated[
+        Path | None, typer.Option(help="Their translations, line by line; without it there are no scores.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("compare.html"),
+    json: Annotated[Path | None, typer.Option(help="Write it all to this file as JSON.", show_default="none")] = None,
+    search: SearchSettings,
+    overlong: OverlongOption = "error",
+    settings: CompareSettings,
+) -> None:
+    """Compare two models, precisions or runtimes on the same text: scores and whether they differ by chance, the lines
+    that differ, speed, memory and sizes."""
+    import json as to_json
+
+    from mlx_transformer.compare.page import page
+    from mlx_transformer.compare.run import compare as run
+    from mlx_transformer.data.corpus import read_lines, read_parallel
+    from mlx_transformer.spec.durable import write_text
+    from mlx_transformer.spec.progress import quiet_progress
+
+    options = search.options()  # checked before the files and the models are read
+    if settings.batch < 1:
+        raise UserError(f"batch={settings.batch} must be at least 1")
+    _check_out(out, json, [path for path in (source, reference, a, b) if path is not None])
+    first, second = _opener(a, "a", settings), _opener(b, "b", settings)
+    if settings.threads is not None and not any(_runs_onnx(model) for model in (a, b)):
+        raise UserError("--threads is for ONNX Runtime, and both are checkpoints: leave it out")
+    wanted = None
+    if reference is None:
+        lines = read_lines(source)
+    else:
+        pairs = read_parallel(source, reference)
+        lines, wanted = pairs.source, pairs.target
+    with quiet_progress("compare") as watch:
+        found = run(first, second, lines, wanted, batch=settings.batch, overlong=overlong, watch=watch, **options)
+    write_text(out, page(found))
+    if json is not None:
+        write_text(json, to_json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    _print(found)
+    print(f"{out}: {len(found.sentences):,} of {found.lines:,} lines differ")
+
+
+def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
+    """Nothing that is read, and nothing but an earlier file of its kind, is replaced."""
+    if json is not None and json.resolve() == out.resolve():
+        raise UserError(f"{out}: --out and --json need two names")
+    for kind, path in zip(BEGINNINGS, (out, json), strict=True):
+        if path is None or not path.exists():
+            continue
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; give the name of a file")
+        if any(other.exists() and path.samefile(other) for other in read):
+            raise UserError(f"{path}: is read as well: choose another output")
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as file:
+                if file.read(len(BEGINNINGS[kind])) != BEGINNINGS[kind]:
+                    raise UserError(f"{path}: holds no {kind}: choose another name")
+
+
+def _runs_onnx(model: Path) -> bool:
+    from mlx_transformer.spec.folders import is_onnx_folder
+
+    return model.is_file() or is_onnx_folder(model)
+
+
+def _opener(model: Path, letter: str, settings: CompareSettings) -> Any:
+    precision = getattr(settings, f"precision_{letter}")
+    if precision is not None and (model.is_file() or not _runs_onnx(model)):
+        raise UserError(f"{model}: --precision-{letter} chooses one of an ONNX folder's precisions: leave it out")
+    threads = settings.threads if _runs_onnx(model) else None
+    runtime = RuntimeSettings(threads=threads, precision=precision, verify=settings.verify)
+    return (str(model) if precision is None else f"{model}, {precision}"), partial(_opened, model, runtime)
+
+
+def _opened(model: Path, runtime: RuntimeSettings) -> Served:
+    """In the process that runs it."""
+    from mlx_transformer.compare.worker import Served
+
+    translator = open_translator(model, runtime)
+    return Served(translator, *_described(model, translator))
+
+
+def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
+    """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
+    from mlx_transformer.spec.parameters import parameter_count
+    from mlx_transformer.spec.versions import versions
+
+    packages = versions()
+    facts = {"model": str(model), "parameters": f"{parameter_count(translator.config):,}"}
+    if _runs_onnx(model):
+        facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
+        if model.is_file():
+            from export.search.interface import PRECISION
+
+            files = [model, model.with_name(f"{model.name}_data")]
+            facts["precision"] = translator.metadata.get(PRECISION, "float32")
+        else:
+            files, facts["precision"] = translator.folder.files, translator.folder.precision
+            _ = translator.translator  # which refuses what can't translate
+        return facts, sum(file.stat().st_size for file in files if file.is_file()), None
+    import mlx.core as mx
+
+    from mlx_transformer.device import device_record
+    from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint
+
+    opened = open_checkpoint(model, verify=False)
+    facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
+    facts["precision"] = "integers, see info" if opened.quantization else "float32"
+    return facts, (opened.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
+
+
+def _print(found: Comparison) -> None:
+    from rich.table import Table
+
+    from mlx_transformer.compare.result import rows, sentence_of
+    from mlx_transformer.spec.terminal import Console
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("", overflow="fold")
+    for head in ("A", "B", "B beside A"):
+        table.add_column(head, overflow="fold", justify="left" if head == "B beside A" else "right")
+    for row in rows(found):
+        table.add_row(*row.cells)
+    console = Console()
+    console.print(sentence_of(found), markup=False)
+    console.print(table)
