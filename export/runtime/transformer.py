@@ -26,6 +26,8 @@ from mlx_transformer.generation.likelihood import log_probabilities
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
 from mlx_transformer.generation.search import generate, search
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.notebook import table
+from mlx_transformer.spec.parameters import parameter_count
 
 from . import sessions as opening
 from .folder import OnnxFolder, open_folder
@@ -79,6 +81,14 @@ class OnnxTransformer:
         if cores == 1 or self.folder.weights_size > opening.SMALL:
             return cpu_model(self.sessions)
         return cpu_model(self.sessions, threads=cores, single_threaded=lambda: cpu_model(self._open(1)))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what the folder holds, sizes and choices."""
+        size = sum(file.stat().st_size for file in self.folder.files)
+        facts = {"folder": str(self.folder.path), "precision": self.folder.precision}
+        facts |= {"graphs": ", ".join(self.folder.graphs), "files": f"{size / 1e6:,.1f} MB"}
+        count = parameter_count(self.config)
+        return table(f"OnnxTransformer: {count:,} parameters", {**facts, **self.config.summary()}.items())
 
     @property
     def depends_on_batch(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def compare(
     if settings.batch < 1:
         raise UserError(f"batch={settings.batch} must be at least 1")
     _check_out(out, json, [path for path in (source, reference, a, b) if path is not None])
-    first, second = _opener(a, "a", settings), _opener(b, "b", settings)
+    first, second = _given(a, "a", settings), _given(b, "b", settings)
     if settings.threads is not None and not any(_runs_onnx(model) for model in (a, b)):
         raise UserError("--threads is for ONNX Runtime, and both are checkpoints: leave it out")
     wanted = None
@@ -116,12 +117,19 @@ def _runs_onnx(model: Path) -> bool:
     return model.is_file() or is_onnx_folder(model)
 
 
-def _opener(model: Path, letter: str, settings: CompareSettings) -> Any:
+def _given(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Callable[[], Served]]:
     precision = getattr(settings, f"precision_{letter}")
     if precision is not None and (model.is_file() or not _runs_onnx(model)):
         raise UserError(f"{model}: --precision-{letter} chooses one of an ONNX folder's precisions: leave it out")
-    threads = settings.threads if _runs_onnx(model) else None
-    runtime = RuntimeSettings(threads=threads, precision=precision, verify=settings.verify)
+    return opener(model, precision, settings.threads if _runs_onnx(model) else None, settings.verify)
+
+
+def opener(
+    model: str | Path, precision: str | None = None, threads: int | None = None, verify: bool = True
+) -> tuple[str, Callable[[], Served]]:
+    """What `compare.run.compare` takes for a model: its name, and what opens it. precision and threads: of ONNX."""
+    model = Path(model)
+    runtime = RuntimeSettings(threads=threads, precision=precision, verify=verify)
     return (str(model) if precision is None else f"{model}, {precision}"), partial(_opened, model, runtime)
 
 

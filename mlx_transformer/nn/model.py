@@ -21,10 +21,12 @@ from mlx.utils import tree_flatten
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.notebook import table
 from mlx_transformer.spec.parameters import (
     check_parameters,
     embedding_names,
     output_weight_name,
+    parameter_count,
     position_table_names,
     source_embedding_name,
     target_embedding_name,
@@ -69,6 +71,10 @@ class Transformer(nn.Module):
         elif config.output_bias:
             self.output_proj = OutputBias(config)
         initialise(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: sizes and choices."""
+        return table(f"Transformer: {parameter_count(self.config):,} parameters", self.config.summary().items())
 
     def __call__(self, *inputs: Any, tap: Tap | None = None, **named: Any) -> mx.array:
         """Teacher-forced logits (B, T, V).

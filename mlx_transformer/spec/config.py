@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from .errors import UserError
 from .fields import Bounds, check_fields, unknown_keys
 from .files import parse_json
+from .notebook import table
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
@@ -31,6 +32,9 @@ TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
+
+SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
+"""What a summary shows of every model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +145,21 @@ class TransformerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def summary(self) -> dict[str, str]:
+        """In words for a table: the sizes, and what else isn't as it is by default."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        width = self.d_model // self.heads
+        implied = dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
+        return {
+            name: str(value)
+            for name, (value, default) in values.items()
+            if name in SIZES or value != implied.get(name, default)
+        }
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return table("TransformerConfig", self.summary().items())
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-CELL = "text-align:left;vertical-align:top;padding:1px 14px 1px 0;border:0;background:none;overflow-wrap:anywhere"
+LEFT = ' style="text-align:left;vertical-align:top"'  # Jupyter sets cells to the right
 
 
 def table(title: str, rows: Iterable[Sequence[str]], head: bool = False) -> str:
@@ -17,8 +17,6 @@ def table(title: str, rows: Iterable[Sequence[str]], head: bool = False) -> str:
     lines = []
     for number, (name, *cells) in enumerate(rows):
         tag = "th" if head and number == 0 else "td"
-        rest = "".join(f'<{tag} style="{CELL}">{escape(cell)}</{tag}>' for cell in cells)
-        name = f'<th scope="row" style="{CELL};font-weight:normal;opacity:.7">{escape(name)}</th>'
-        lines.append(f'<tr style="background:none">{name}{rest}</tr>')
-    caption = f'<caption style="{CELL};font-weight:600;color:inherit;caption-side:top">{escape(title)}</caption>'
-    return f'<table style="border-collapse:collapse;font-size:13px">{caption}{"".join(lines)}</table>'
+        rest = "".join(f"<{tag}{LEFT}>{escape(cell)}</{tag}>" for cell in cells)
+        lines.append(f'<tr><th scope="row"{LEFT}>{escape(name)}</th>{rest}</tr>')
+    return f"<p><b>{escape(title)}</b></p><table>{''.join(lines)}</table>"

@@ -37,6 +37,7 @@ ONLY_MLX = {
     "model.Transformer._hidden_encoder_decoder": "two graphs",
     "model.Transformer._needs": "the architecture decides which graphs exist",
     "model.Transformer.decode": "a graph decodes by `step` with an empty cache",
+    "model.Transformer._repr_html_": "for display",
     "model.Transformer.__call__": "graphs call `encode`, `step` and `logits`",
     "model.Transformer.from_weights": "a graph's parameters are filled as it is written",
     "model.Transformer.generate": "search is outside the graph",

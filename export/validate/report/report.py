@@ -8,9 +8,11 @@ from rich.console import Console
 
 from mlx_transformer.spec import terminal
 from mlx_transformer.spec.durable import write_text
+from mlx_transformer.spec.notebook import table
 
 from .data import ReportData
 from .html import page
+from .summary import summary
 from .terminal import print_report
 
 
@@ -24,6 +26,10 @@ class Report(ReportData):
     def write_html(self, path: str | Path) -> None:
         """Write one page that needs nothing else; `UserError` if the place can't be written to."""
         write_text(Path(path), page(self))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, and what supports it or went wrong."""
+        return table(f"validate: {self.verdict}", summary(self))
 
     def print(self, console: Console | None = None) -> None:
         """Print it on the terminal: verdict first, then what supports it."""

@@ -13,6 +13,7 @@ from mutation_run import SEED, all_mutations, make_models, mutated
 from random_models import write_model
 from rich.console import Console
 from small_models import configs
+from standalone_page import read
 
 from export.validate import compare, compare_engines, validate_command
 from export.validate.cases import grid
@@ -37,6 +38,11 @@ def test_the_page_of_an_equal_model_is_complete_and_loads_nothing(tmp_path: Path
         assert f"<h2>{title}</h2>" in text
     assert not re.findall(r"(?:src|href)=|https?://|@import|url\(|<script", text)
     assert all(check.digest[:16] in text for check in report.weights)
+    shown = read(report._repr_html_())
+    assert shown.startswith("validate: equal")
+    for name in ("mlx", "onnxruntime"):
+        compared = sum(point.inputs for point in report.points if point.runtime == name)
+        assert re.search(rf"{name}\d+ weights bit for bit, {compared:,} tensors, at most 0\.\d+ of the budget", shown)
 
 
 def test_files_are_written_though_nobody_reads_the_terminal_any_more(tmp_path: Path) -> None:
@@ -70,6 +76,10 @@ def test_the_page_of_a_mismatch_names_the_culprit_and_shows_tokens_side_by_side(
     assert "class=parts" in text
     assert 'class="over"' in text
     assert any(check.partings for check in report.tokens)
+    shown = read(report._repr_html_())
+    assert shown.startswith("validate: mismatchfailureonnxruntime: first over budget: ")
+    assert "culprit: encoder.layers.0.self_attention: scores: Q K^T / sqrt(d_k)" in shown
+    assert shown.count("not all the same") == 1
 
 
 def section(text: str, title: str) -> str:
