@@ -14,7 +14,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz faults test-consumers test-browser has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms fuzz faults test-consumers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
+	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
 	@echo 'make wheels-cuda    fill WHEELS=folder with what test-cuda installs, to carry it to a machine without network'
 	@echo 'make dist           wheel and sdist in dist/, installed in empty environments and tried there'
@@ -190,7 +191,7 @@ FIND_CHROMIUM = for program in $(if $(CHROMIUM),'$(CHROMIUM)',chromium chromium-
 
 has-chromium:
 	@if [ -z "$$($(FIND_CHROMIUM))" ]; then \
-	  echo 'make: test-browser needs Chromium: install it (Debian: apt install chromium), or name a program: make test-browser CHROMIUM=/path' >&2; \
+	  echo 'make: this target needs Chromium: install it (Debian: apt install chromium), or name a program with CHROMIUM=/path' >&2; \
 	  exit 1; \
 	fi
 
@@ -284,6 +285,17 @@ multi30k: $(VENV)/.installed
 	  --valid-source '$(DATA)/val.en' --valid-target '$(DATA)/val.de' --out '$(MULTI30K_OUT)' $(ARGS)
 	@$(BIN)/mlx-transformer evaluate '$(MULTI30K_OUT)' \
 	  --source '$(DATA)/test_2016_flickr.en' --reference '$(DATA)/test_2016_flickr.de'
+
+# Those of the README: how a quickstart was trained, and that both runtimes are equal.
+pictures: has-chromium $(VENV)/.installed
+	@if [ ! -f '$(OUT)/report/validate.html' ]; then echo 'make: pictures needs a finished make quickstart OUT=$(OUT)' >&2; exit 1; fi
+	@$(BIN)/mlx-transformer report '$(OUT)' --out '$(OUT)/report/training.html'
+	@mkdir -p docs/pictures
+	@for page in training validate; do \
+	  "$$($(FIND_CHROMIUM))" --headless --no-sandbox --hide-scrollbars --window-size=1040,860 \
+	    --screenshot="docs/pictures/$$page.png" "file://$$(cd '$(OUT)/report' && pwd)/$$page.html" 2>/dev/null || exit 1; \
+	  echo "docs/pictures/$$page.png"; \
+	done
 
 # ---- housekeeping ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from .problem import Problem
 from .symbols import definition
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".js": "js", ".css": "css", ".md": "md"}
+PICTURE = re.compile(r'(?<=<img src=")[^":]+')
 FIGURE = re.compile(r"(?:^|\D)0*(\d+)(?:\D.*)?\.svg$")
 
 
@@ -61,12 +62,22 @@ class Build:
             text = self.site.text(page, source)
             text = replace_links(text, lambda match, file=file: self._link(match, file, here))
             strict = file.startswith("docs/")
+            text = PICTURE.sub(lambda match, file=file: self._picture(match[0], file, here), text)
             texts.append(
                 expand(text, self.root, figures, lambda f, name, label: self._source_link(f, name, label, here), strict)
             )
         short = not any(re.search(r"^## ", text, re.MULTILINE) for text in texts)
         wide = ["---", "hide: [toc]", "---", ""] if short else []
         return "\n".join([*wide, "\n\n".join(texts)])
+
+    def _picture(self, path: str, file: str, here: str) -> str:
+        """The place of a copy of a picture that `file` shows, as a page in the folder `here` has it."""
+        source = self.root / os.path.normpath(f"{Path(file).parent}/{path}")
+        if not source.is_file():
+            raise Problem(f"{file}: {path}: no such picture")
+        (self.pages / "pictures").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, self.pages / "pictures" / source.name)
+        return relative(f"pictures/{source.name}", here)
 
     def _link(self, match: re.Match[str], file: str, here: str) -> str:
         """A link of `file` as a page in the folder `here` has it."""

@@ -51,6 +51,17 @@ def test_every_link_between_pages_leads_somewhere(pages: Path) -> None:
     assert links > 100
 
 
+def test_pictures_are_copied_to_where_pages_show_them(pages: Path) -> None:
+    shown = {
+        (page.parent / path).resolve(): ROOT / "docs/pictures" / Path(path).name
+        for page in pages.rglob("*.md")
+        if "source" not in page.parts
+        for path in re.findall(r'<img src="([^"]+)"', outside_code(page.read_text(encoding="utf-8")))
+    }
+    assert sorted(original.name for original in shown.values()) == ["training.png", "validate.png"]
+    assert [copy.read_bytes() for copy in shown] == [original.read_bytes() for original in shown.values()]
+
+
 def test_every_document_has_a_page(pages: Path) -> None:
     """And none is copied: what the site shows are the files themselves."""
     shown = {source.partition("#")[0] for page in Site(ROOT).pages for source in page.sources}
@@ -156,6 +167,7 @@ def test_a_figure_is_shown_where_there_is_one(tmp_path: Path) -> None:
         ("[a](../../tests/docs)", "the site has no such page"),
         ("[a](tokens.md#no-heading)", "the site has no such page"),
         ("[`a`](../../export/nn/norms.py#a)", "defines no a"),
+        ('<img src="no.png" alt="a">', "no such picture"),
     ],
 )
 def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, line: str, said: str) -> None:

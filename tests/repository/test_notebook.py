@@ -1,4 +1,4 @@
-"""The notebook that the README leads to: its cells run in their order, and it is stored without what they print."""
+"""The notebook of the documents: its cells run in their order, and it is stored without what they print."""
 
 from __future__ import annotations
 

@@ -65,6 +65,15 @@ def test_the_readme_leads_to_every_page_and_can_be_read_at_once():
     assert len(README.splitlines()) <= 135
 
 
+def test_its_pictures_are_there_and_small():
+    shown = re.findall(r'<img src="([^"]+)"', README)
+    assert sorted(shown) == sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/pictures").iterdir())
+    for name in shown:
+        data = (ROOT / name).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) < 150_000
+
+
 def test_blocks_without_training(tmp_path):
     """On random weights in the places of the trained models."""
     reader = Reader(tmp_path)
