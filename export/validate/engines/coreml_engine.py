@@ -65,6 +65,23 @@ class CoreMLEngine(NoCachedPath, OnnxEngine):
             taps[self.memory] = self.graphs.encode(case.ids, case.source_real)
         return taps
 
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        """For rows without padding, or with padding on the right."""
+        taps = {name: value for name, value in self.taps(case).items() if name in names}
+        inside = [name for name in names if name.endswith(".weights")]
+        self._observed = {}
+        _logits(self._over({graph: self._showing(graph, inside) for graph in self.files}), case)
+        rows, source = case.ids.shape
+        target = source if case.target_ids is None else case.target_ids.shape[1]
+        for name, values in self._observed.items():
+            encoder = name.startswith("encoder.")
+            graph = CoreMLSession(self.sessions[ENCODER_COREML if encoder else DECODER_COREML])
+            portions = -(-rows // graph.rows)
+            runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
+            keys = source if encoder or "cross_attention" in name else target
+            taps[name] = np.concatenate(runs, axis=2)[:, :, : source if encoder else target, :keys]
+        return taps
+
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
         return self.graphs
 

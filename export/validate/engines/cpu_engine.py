@@ -21,11 +21,13 @@ from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
+from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
 from mlx_transformer.generation.search import generate
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
+from .cpu_attention import decoder_weights, values_read
 from .onnx_engine import NoCachedPath
 from .onnxruntime_engine import OnnxRuntimeEngine, ProfiledSession
 from .taps import add_taps
@@ -62,11 +64,15 @@ class TappedCpuSession:
 
     def io_binding(self) -> Any:
         binding = self.session.io_binding()
-        for name in self.taps:
-            binding.bind_output(name)
+        self._bind(binding)
         return binding
 
+    def _bind(self, binding: Any) -> None:
+        for name in self.taps:
+            binding.bind_output(name)
+
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self._bind(binding)  # again: what the run before left there may be shorter
         self.session.run_with_iobinding(binding, options)
         # The next run writes to the same memory.
         self._observe_all([value.numpy().copy() for value in binding.get_outputs()[: len(self.taps)]])
@@ -81,7 +87,9 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
 
     profiled = ProfiledCpuSession
 
-    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, device: str = "cpu", *options: Any, **named: Any):
+    def __init__(
+        self, checkpoint: Checkpoint | None, onnx_folder: Path, device: str = "cpu", *options: Any, **named: Any
+    ):
         if device != "cpu":
             raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
         super().__init__(checkpoint, onnx_folder, device, *options, **named)
@@ -108,6 +116,24 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         memory = [name for name in tap_names(self.config) if name.startswith("encoder.")][-1]
         taps[memory] = self.graphs.encode(case.ids, case.source_real.astype(np.int64))
         return taps
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        """The decoder's attention weights are computed from what its operators read."""
+        points = {name: value for name, value in self.taps(case).items() if name in names}
+        inside = [name for name in names if name.endswith(".weights")]
+        models = {graph: onnx.load(path, load_external_data=False) for graph, path in self.files.items()}
+        shown = points_of(models[ENCODER_CPU].graph, inside)
+        read = values_read(models[DECODER_CPU].graph, inside)
+        self._observed = {}
+        values = {ENCODER_CPU: list(shown.values()), DECODER_CPU: sorted({v for r in read.values() for v in r.values})}
+        sessions = {}
+        for graph, names in values.items():
+            session = self.open(self.files[graph], add_taps(models[graph], names))
+            sessions[graph] = TappedCpuSession(session, names, self._observe)
+        self._logits(self._over(sessions), case)
+        cross = self.graphs.begin(case.ids, case.source_real.astype(np.int64)).cross
+        points |= {point: self._observed[value][0] for point, value in shown.items()}
+        return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
+from mlx_transformer.generation.steps import Model
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -115,6 +117,27 @@ class MlxEngine:
     def logits(self, case: Case) -> Array:
         with self._stream():
             return self._numpy(self.model(*_inputs(case)))
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        from export.validate.locate.isolate_mlx import replacing
+
+        points: dict[str, Array] = {}
+
+        def keep(name: str, value: Array) -> None:
+            if name in names:
+                points[name] = value
+
+        with self._stream(), replacing(self.model, {}, keep):
+            self.model(*_inputs(case), tap=lambda name, value: keep(name, self._numpy(value)))
+        return points
+
+    @contextmanager
+    def searching(self) -> Iterator[Model]:
+        """The model for a search with `generation.steps.run`, on this device while the context lasts."""
+        from mlx_transformer.generation.with_mlx import MlxModel, evaluating
+
+        with self._stream(), evaluating(self.model):
+            yield MlxModel(self.model)
 
     def _numpy(self, value: Any) -> Array:
         """NumPy has no bfloat16: its values, in float64."""

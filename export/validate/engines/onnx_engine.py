@@ -10,6 +10,7 @@ Shapes: B batch, L tokens of a pass, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from export.targets.coreml.shape import joined, parts_of
 from export.targets.names import DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case
+from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
 from export.validate.rule import stored_as
 from mlx_transformer.generation.search import search
@@ -89,12 +91,14 @@ class OnnxEngine:
     precision = "float32"
     """The precision of its files; a subclass may set tf32, a way to compute that has no files of its own."""
 
-    def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, precision: str | None = None):
+    def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
+        """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
         self.config = self.folder.config
-        check_same_model(self.folder, checkpoint)
+        if checkpoint is not None:
+            check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, Session] = {}
@@ -127,7 +131,8 @@ class OnnxEngine:
                 yield where, name, array
             for name, kind, array in matrices(tensors, table):
                 where = path.name if kind == "blocks" else f"{path.name}, table"
-                self._round_trips[where, name] = partial(matrix_of, self.checkpoint.packed(name))
+                if self.checkpoint is not None:
+                    self._round_trips[where, name] = partial(matrix_of, self.checkpoint.packed(name))
                 yield where, name, array
             computed = {output for node in model.graph.node for output in node.output}
             for name, parts in ({name: [name] for name in computed} | parts_of(computed)).items():
@@ -144,8 +149,16 @@ class OnnxEngine:
         return _logits(self._model(), case, self._memory(case))
 
     def taps(self, case: Case) -> dict[str, Array]:
-        first = DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED
-        return self._taps_of(lambda: _logits(self._model(self._tapping(*self.files.keys() & {ENCODER, first})), case))
+        return self._taps_of(lambda: _logits(self._model(self._tapping(*self._full_pass())), case))
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        sessions = {graph: self._showing(graph, names) for graph in self._full_pass() or self.files}
+        return self._taps_of(lambda: _logits(self._model(sessions), case))
+
+    @contextmanager
+    def searching(self) -> Iterator[Any]:
+        """The model for a search with `generation.steps.run`."""
+        yield self._model()
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
@@ -197,6 +210,17 @@ class OnnxEngine:
                 copy = add_taps(onnx.load(self.files[name], load_external_data=False), taps)
                 self._tapped[name] = TappedSession(self.open(self.files[name], copy), taps, self._observe)
         return {name: self._tapped[name] for name in names or self.files}
+
+    def _full_pass(self) -> set[str]:
+        """The graphs of one full pass; none where there is only one."""
+        return self.files.keys() & {ENCODER, DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED}
+
+    def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
+        """A session of a copy that shows these points."""
+        model = onnx.load(self.files[graph], load_external_data=False)
+        points = {value: point for point, value in points_of(model.graph, names).items()}
+        session = self.open(self.files[graph], add_taps(model, list(points)))
+        return TappedSession(session, list(points), lambda value, array: self._observe(points[value], array))
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
         """The values of the taps during a run, the passes of each joined along the positions."""

@@ -90,7 +90,7 @@ class OnnxRuntimeEngine(OnnxEngine):
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | None,
         onnx_folder: Path,
         device: str = "cpu",
         optimisation: str = "all",

@@ -100,6 +100,12 @@ class Engine(Protocol):
         """Every named point of one full pass, `logits` among them."""
         ...
 
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        """Those of these points of one full pass that it shows, points inside the sub-layers among them: attention
+        weights (B,H,L,S) are NAME.weights. For display: what a fused operator keeps to itself is computed from what it
+        reads."""
+        ...
+
     def logits(self, case: Case) -> Array:
         """Logits (B,L,V) of one full pass of the model as it is used, without taps."""
         ...

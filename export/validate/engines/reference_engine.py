@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference import Reference, Tap
+from export.reference import Cache, Reference, Tap
 from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case, reference_taps
+from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
@@ -42,6 +44,15 @@ class ReferenceEngine:
 
     def taps(self, case: Case) -> dict[str, Array]:
         return reference_taps(self.model, case)
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        model = Reference(self.config, self.stored, self.model.dtype, inner_points=True)
+        return {name: value for name, value in reference_taps(model, case).items() if name in names}
+
+    @contextmanager
+    def searching(self) -> Iterator[ReferenceModel]:
+        """The model for a search with `generation.steps.run`."""
+        yield ReferenceModel(self.model)
 
     def logits(self, case: Case) -> Array:
         return self.model(case.ids, case.target_ids, case.mask)
@@ -79,3 +90,45 @@ class ReferenceEngine:
             logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part], tap)
             parts.append(logits)
         return np.concatenate(parts, axis=1)
+
+
+class ReferenceModel:
+    """The reference as `generation.steps.Model`, for one sentence at a time: rows are of one length."""
+
+    arrays = NumpyArrays()
+    extends_positions = False
+
+    def __init__(self, reference: Reference):
+        self.reference, self.config = reference, reference.config
+
+    def start(self, rows: Sequence[Array]) -> tuple[ReferenceDecoder, Array]:
+        ids = np.stack(rows)
+        if not self.config.has_encoder:
+            decoder = ReferenceDecoder(self.reference, self.reference.start(batch=len(ids)))
+            return decoder, decoder.read(ids)
+        decoder = ReferenceDecoder(self.reference, self.reference.start(self.reference.encode(ids)))
+        return decoder, decoder.step(np.full(len(ids), self.config.bos_id))
+
+
+class ReferenceDecoder:
+    """`generation.steps.Decoder` on the reference's cache."""
+
+    def __init__(self, reference: Reference, cache: Cache):
+        self.reference, self.cache = reference, cache
+
+    def read(self, ids: Array) -> Array:
+        """Tokens (R, L) -> logits (R, V) after the last of them."""
+        logits, self.cache = self.reference.step(ids, self.cache)
+        return logits[:, -1]
+
+    def step(self, ids: Array) -> Array:
+        return self.read(ids[:, None])
+
+    def repeat(self, times: int) -> None:
+        self.keep(np.repeat(np.arange(len(self.cache.real)), times))
+
+    def reorder(self, rows: Array) -> None:
+        self.keep(rows)
+
+    def keep(self, rows: Array) -> None:
+        self.cache = self.cache.select(rows)

@@ -17,19 +17,21 @@ from mlx_transformer.spec.errors import UserError
 from .protocol import Engine
 
 
-def _mlx(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+def _mlx(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
     from .mlx_engine import MlxEngine
 
-    return MlxEngine(checkpoint, *options)
+    return MlxEngine(_source(checkpoint, "mlx"), *options)
 
 
-def _onnxruntime(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+def _onnxruntime(
+    options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None
+) -> Engine:
     from .cpu_engine import CpuEngine
     from .onnxruntime_engine import OnnxRuntimeEngine
 
     folder = _needed(onnx, "onnxruntime")
     if folder.is_file():
-        return _one_file(folder, checkpoint, options, threads)
+        return _one_file(folder, _source(checkpoint, "one file"), options, threads)
     engine_class = CpuEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
     return engine_class(checkpoint, folder, *options, threads=threads)
 
@@ -42,24 +44,25 @@ def _one_file(path: Path, checkpoint: Checkpoint, options: Sequence[str], thread
     return SearchEngine(checkpoint, path, *options, threads=threads)
 
 
-def _reference(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+def _reference(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
     from .reference_engine import ReferenceEngine
 
-    return ReferenceEngine(checkpoint.config, dict(checkpoint.tensors()), *options)
+    source = _source(checkpoint, "reference")
+    return ReferenceEngine(source.config, dict(source.tensors()), *options)
 
 
-def _evaluator(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+def _evaluator(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
     from .evaluator_engine import EvaluatorEngine
 
     folder = _needed(onnx, "evaluator")
-    return _of_shape(folder, EvaluatorEngine)(checkpoint, folder)
+    return _of_shape(folder, EvaluatorEngine)(_source(checkpoint, "evaluator"), folder)
 
 
-def _wasm(options: Sequence[str], checkpoint: Checkpoint, onnx: Path | None, threads: int | None) -> Engine:
+def _wasm(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
     from .wasm_engine import WasmEngine
 
     folder = _needed(onnx, "wasm")
-    return _of_shape(folder, WasmEngine)(checkpoint, folder, threads)
+    return _of_shape(folder, WasmEngine)(_source(checkpoint, "wasm"), folder, threads)
 
 
 def _of_shape(folder: Path, base: Any) -> Any:
@@ -67,6 +70,12 @@ def _of_shape(folder: Path, base: Any) -> Any:
     from .coreml_engine import fixed
 
     return fixed(base) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else base
+
+
+def _source(checkpoint: Checkpoint | None, runtime: str) -> Checkpoint:
+    if checkpoint is None:
+        raise UserError(f"{runtime} needs a checkpoint, not an ONNX folder")
+    return checkpoint
 
 
 def _needed(onnx: Path | None, runtime: str) -> Path:
@@ -112,9 +121,10 @@ RUNTIMES = {
 }
 
 
-def open_engine(name: str, checkpoint: Checkpoint, onnx: Path | None, threads: int | None = None) -> Engine:
+def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None = None) -> Engine:
     """The engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
 
+    checkpoint: None where ONNX files are run and compared with no checkpoint.
     `threads`: of one operator in ONNX Runtime; default: the machine's cores. MLX and NumPy have no such setting.
     """
     runtime, *options = name.split(":")

@@ -79,6 +79,9 @@ class SearchEngine(NoCachedPath, OnnxEngine):
     def taps(self, case: Case) -> dict[str, Array]:
         return {}
 
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        return {}
+
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
