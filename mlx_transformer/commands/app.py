@@ -13,7 +13,7 @@ import typer
 
 from mlx_transformer.spec.errors import UserError
 
-from . import comparing, converting, exporting, language, launching, text, training, web
+from . import comparing, converting, explaining, exporting, language, launching, text, training, web
 from .spelling import spelled, spellings
 
 ALL = {
@@ -30,6 +30,7 @@ ALL = {
     "fill": language.fill,
     "export": exporting.export,
     "validate": exporting.validate,
+    "explain": explaining.explain,
     "serve": text.serve,
     "web": web.web,
     "import": converting.import_command,
@@ -38,16 +39,8 @@ ALL = {
     "merge": converting.merge,
     "info": exporting.info,
 }
-ONNX = {
-    "build": exporting.export,
-    **{
-        name: ALL[name]
-        for name in (
-            *("validate", "translate", "evaluate", "score", "compare"),
-            *("generate", "fill", "serve", "web", "info"),
-        )
-    },
-}
+WITHOUT_MLX = "validate explain translate evaluate score compare generate fill serve web info".split()
+ONNX = {"build": exporting.export, **{name: ALL[name] for name in WITHOUT_MLX}}
 HELP = ["-h", "--help"]
 PROGRAMS = {
     "mlx-transformer": (

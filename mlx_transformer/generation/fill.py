@@ -54,12 +54,9 @@ class Filler:
         return [self._line(line, number, top_k) for number, line in enumerate(as_lines(lines), start=1)]
 
     def _line(self, line: str, number: int, top_k: int) -> list[list[Filling]]:
-        parts = line.split(MASK_TOKEN)
-        if len(parts) < 2:
+        if MASK_TOKEN not in line:
             raise UserError(f"line {number}: holds no {MASK_TOKEN}; put it where a word is to be found")
-        parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-        encoded = [ids[:-1] for ids in self.tokenizer.encode_batch(parts)]
-        ids = [*[id for part in encoded for id in (*part, self.mask_id)][:-1], self.config.eos_id]
+        ids = ids_with_masks(self.tokenizer, line)
         if len(ids) > self.config.max_positions:
             raise UserError(f"line {number}: {len(ids)} tokens, the model takes at most {self.config.max_positions}")
         places = [i for i, id in enumerate(ids) if id == self.mask_id]
@@ -82,3 +79,15 @@ class Filler:
         for i, place in enumerate(places):
             filled[place] = token if i == mask else int(best[i])
         return Filling(self.tokenizer.decode([token]), float(probabilities[token]), self.tokenizer.decode(filled))
+
+
+def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:
+    """Ids of a line, eos included, in which each <mask> is the id of what stands for hidden text; a space before it
+    belongs to it. Without a <mask> (in the line, or in the vocabulary) those of the plain text."""
+    mask_id = tokenizer.mask_id
+    if mask_id is None:
+        return tokenizer.encode(line)
+    parts = line.split(MASK_TOKEN)
+    parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+    encoded = [ids[:-1] for ids in tokenizer.encode_batch(parts)]
+    return [*[id for part in encoded for id in (*part, mask_id)][:-1], tokenizer.eos_id]

@@ -1,0 +1,160 @@
+"""Everything that a page shows, as JSON: one sentence in one model, or in two beside each other.
+
+sides       {"source" and "target": tokens that a stack reads, by position}
+maps        attention weights of each kind, each layer and each head; of two models also their difference
+steps       for each position the likeliest tokens there, and the one that follows
+lens        for each layer and position the tokens that the classifier would choose there
+norms       of the vector at each point of the network and each position
+beam        the tree of a beam search
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlx_transformer.generation.alignment import alignment_layer, words_of
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.spec.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
+
+from .opening import Opened
+from .packing import bits_for, packed, packed_difference, rounded
+from .sentence import Sentence
+from .trace import Trace, most_likely, norms, probabilities, written_by
+
+LENS_TOP = 3
+NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
+SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
+"""Of attention: whose positions ask, and whose are attended to."""
+
+
+@dataclass
+class Texts:
+    """The text of each token that occurs, by id."""
+
+    tokenizer: Tokenizer
+    found: dict[int, str] = field(default_factory=dict)
+
+    def add(self, ids: Iterable[int]) -> list[int]:
+        listed = [int(id) for id in ids]
+        for id in listed:
+            if id not in self.found:
+                self.found[id] = token_text(self.tokenizer, id)
+        return listed
+
+
+def token_text(tokenizer: Tokenizer, id: int) -> str:
+    """As people read it; what is a part of a character is spelled as the vocabulary has it."""
+    if id < len(SPECIAL_TOKENS):
+        return SPECIAL_TOKENS[id]
+    if id == tokenizer.mask_id:
+        return MASK_TOKEN
+    text = tokenizer.decode([id])
+    return tokenizer.token(id) if "\ufffd" in text or not text else text
+
+
+def content(models: Sequence[Opened], sentence: Sentence, traces: Sequence[Trace], top_k: int) -> dict[str, Any]:
+    """What the page shows. `UserError` for a sentence that makes too large a page."""
+    first = models[0]
+    config, texts = first.config, Texts(first.tokenizer)
+    stack = written_by(config)
+    of_target = {"positions": "target"} if config.has_decoder else {"positions": "source"}
+    data: dict[str, Any] = {
+        "model": first.folder.resolve().name,
+        "facts": _facts(config),
+        "architecture": config.architecture,
+        "runtimes": _labels(models),
+        "text": sentence.text,
+        "output": sentence.output,
+        "given": sentence.given,
+        "score": None if sentence.score is None else rounded([sentence.score])[0],
+        "sides": {
+            side: {"ids": texts.add(ids), "words": words_of(first.tokenizer, ids)}
+            for side, ids in (("source", sentence.source), ("target", sentence.target))
+            if ids
+        },
+        "written": texts.add(sentence.written),
+        "maps": _maps(traces),
+        "layer": alignment_layer(config) if "cross" in traces[0].weights else None,
+        "steps": {**of_target, "of": [_steps(trace, sentence, texts, top_k) for trace in traces]},
+        "lens": {**of_target, "stack": stack, "of": [_lens(trace, texts) for trace in traces]},
+        "norms": [_norms(trace) for trace in traces],
+        "beam": _beam(sentence, texts) if sentence.tree else None,
+    }
+    return data | {"texts": texts.found}
+
+
+def _facts(config: TransformerConfig) -> str:
+    layers = " + ".join(str(n) for n in (config.encoder_layers, config.decoder_layers) if n)
+    sizes = [f"{layers} layers", f"{config.heads} heads", f"d = {config.d_model}", f"{config.vocab_size:,} tokens"]
+    return ", ".join([*sizes, f"{parameter_count(config):,} parameters"])
+
+
+def _labels(models: Sequence[Opened]) -> list[str]:
+    """What runs each; with its folder's name where that tells two apart."""
+    labels = [model.label for model in models]
+    names = [model.folder.resolve().name for model in models]
+    return [f"{name}: {label}" for name, label in zip(names, labels, strict=True)] if len(set(names)) > 1 else labels
+
+
+def _maps(traces: Sequence[Trace]) -> dict[str, Any]:
+    cells = sum(weights.size for weights in traces[0].weights.values())
+    tokens = max(max(weights.shape[2:]) for weights in traces[0].weights.values())
+    bits = bits_for(cells, len(traces), tokens)
+    kinds = {}
+    for kind, weights in traces[0].weights.items():
+        rows, columns = SIDES[kind]
+        kinds[kind] = {
+            "name": NAMES[kind],
+            "rows": rows,
+            "columns": columns,
+            "shape": list(weights.shape),
+            "values": [packed(trace.weights[kind], bits) for trace in traces],
+        }
+        if len(traces) == 2:
+            kinds[kind]["difference"] = packed_difference(weights, traces[1].weights[kind])
+    return {"bits": bits, "kinds": kinds}
+
+
+def _steps(trace: Trace, sentence: Sentence, texts: Texts, top_k: int) -> list[dict[str, Any]]:
+    """Of each position: the likeliest ids and their probabilities; probability and rank (from 1) of the one that
+    follows."""
+    p = probabilities(trace.logits)
+    best = most_likely(p, top_k)
+    rows = []
+    for i, (row, ids, written) in enumerate(zip(p, best, sentence.written, strict=True)):
+        rank = 1 + int((row > row[written]).sum())
+        found = {"ids": texts.add(ids), "p": rounded(row[ids]), "written": rounded([row[written]])[0], "rank": rank}
+        rows.append(found | {"given": i < sentence.given})
+    return rows
+
+
+def _lens(trace: Trace, texts: Texts) -> list[dict[str, Any]]:
+    """Of each layer: its name, and for each position the likeliest ids with their probabilities."""
+    layers = []
+    for name, logits in trace.lens.items():
+        p = probabilities(logits)
+        best = most_likely(p, LENS_TOP)
+        ids = [texts.add(row) for row in best]
+        layers.append({"name": name, "ids": ids, "p": [rounded(p[i, row]) for i, row in enumerate(best)]})
+    return layers
+
+
+def _norms(trace: Trace) -> dict[str, list[float]]:
+    return {name: rounded(values) for name, values in norms(trace.points).items()}
+
+
+def _beam(sentence: Sentence, texts: Texts) -> dict[str, Any]:
+    tree = sentence.tree
+    return {
+        "step": [node.step for node in tree],
+        "parent": [node.parent for node in tree],
+        "token": texts.add(node.token for node in tree),
+        "log_p": rounded(np.array([node.log_p for node in tree])),
+        "fate": "".join(node.fate[0] for node in tree),  # kept, finished, dropped
+        "score": [None if node.score is None else rounded([node.score])[0] for node in tree],
+    }

@@ -1,0 +1,111 @@
+"""One pass over a sentence, and what is read off it: weights of every head, predictions, norms, the logit lens.
+
+Shapes: L positions of a stack, S source, T target, D model, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.reference.layers import norm, softmax
+from export.validate.points import inner_names, tap_names
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import output_weight_name
+
+from .opening import Opened
+from .sentence import Sentence
+
+Array = NDArray[np.float32]
+
+KINDS = {
+    "encoder": ("encoder", "self_attention"),
+    "decoder": ("decoder", "self_attention"),
+    "cross": ("decoder", "cross_attention"),
+}
+"""Of attention: the stack, and the sub-layer in each of its layers."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """`points`: {tap: (L, D)}, without those that the runtime doesn't show. `weights`: {kind: (layers, H, L, S)}.
+    `logits` (L, V): of the decoder, or of an encoder alone. `lens`: {tap: logits (L, V)} of each layer, read as if it
+    were the last one."""
+
+    points: Mapping[str, Array]
+    weights: Mapping[str, Array]
+    logits: Array
+    lens: Mapping[str, Array]
+
+
+def trace(model: Opened, sentence: Sentence) -> Trace:
+    """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
+    config = model.config
+    names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]
+    found = model.engine.points(sentence.case, names)
+    if "logits" not in found or any(name not in found for name in names if name.endswith(".weights")):
+        raise UserError(f"{model.folder}: its graphs don't name what is inside them; export the model again")
+    values = {name: np.asarray(value, np.float32)[0] for name, value in found.items()}
+    if not all(np.isfinite(value).all() for value in values.values()):
+        raise UserError(f"{model.folder}: computes numbers that are not finite; check its weights")
+    weights = {
+        kind: np.stack([values[f"{stack}.layers.{i}.{part}.weights"] for i in range(layers_of(config, stack))])
+        for kind, (stack, part) in KINDS.items()
+        if f"{stack}.layers.0.{part}.weights" in values
+    }
+    points = {name: values[name] for name in tap_names(config) if name in values and name != "logits"}
+    return Trace(points, weights, values["logits"], _lens(model, points))
+
+
+def layers_of(config: TransformerConfig, stack: str) -> int:
+    return config.encoder_layers if stack == "encoder" else config.decoder_layers
+
+
+def written_by(config: TransformerConfig) -> str:
+    """The stack whose output the classifier reads."""
+    return "decoder" if config.has_decoder else "encoder"
+
+
+def probabilities(logits: Array) -> NDArray[np.float64]:
+    """Softmax over the vocabulary, in float64."""
+    return softmax(logits.astype(np.float64))
+
+
+def most_likely(probability: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Ids (L, count) of the likeliest tokens, falling; on ties the lowest id."""
+    return np.argsort(-probability, axis=-1, kind="stable")[:, :count]
+
+
+def norms(points: Mapping[str, Array]) -> dict[str, Array]:
+    """{tap: (L,) Euclidean norm of the vector at each position}."""
+    return {name: np.linalg.norm(value, axis=-1) for name, value in points.items()}
+
+
+def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
+    """The classifier, and before it the norm after the stack where there is one, on every layer's output
+    (nostalgebraist 2020)."""
+    config, stack = model.config, written_by(model.config)
+    names = [f"{stack}.embedding", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]
+    parameters = dict(_parameters(model, stack))
+    matrix, bias = parameters[output_weight_name(config)], parameters.get("output_proj.bias")
+    weight, shift = parameters.get(f"{stack}.norm.weight"), parameters.get(f"{stack}.norm.bias")
+    read = {}
+    for name in names:
+        if name in points:
+            x = points[name]
+            if weight is not None:
+                x = norm(x, weight, shift, config.norm_epsilon)
+            logits = x @ matrix.T
+            read[name] = logits if bias is None else logits + bias
+    return read
+
+
+def _parameters(model: Opened, stack: str) -> Iterator[tuple[str, Array]]:
+    wanted = {output_weight_name(model.config), "output_proj.bias", f"{stack}.norm.weight", f"{stack}.norm.bias"}
+    for _, name, array in model.engine.parameters():
+        if name in wanted:
+            yield name, np.asarray(array, np.float32)

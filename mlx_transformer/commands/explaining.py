@@ -1,0 +1,65 @@
+"""explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")],
+    texts: Annotated[list[str], typer.Argument(help="The sentence, in quotes; of a decoder the prompt.")],
+    target: Annotated[
+        str | None, typer.Option(help="A translation to look at.", show_default="the model's own")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("explain.html"),
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the same figures as PNG and SVG.", show_default="none")
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--with", metavar="OTHER", help="Show beside it another folder, or the same one in another runtime."
+        ),
+    ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(help="What runs MODEL, as in validate --runtimes.", show_default="MLX or ONNX Runtime"),
+    ] = None,
+    beam: Annotated[int, typer.Option(help="Hypotheses kept; 1 is greedy; above, the page draws their tree.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Alpha of the length penalty.")] = 0.6,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most new tokens.", show_default="source length + 50; of a decoder 20"),
+    ] = None,
+    top_k: Annotated[int, typer.Option(help="Tokens shown at each step, the likeliest ones.")] = 5,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of one ONNX Runtime operator.", show_default="one for each core")
+    ] = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the files with the digests in their manifest.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
+) -> None:
+    """Show what a model does with a sentence: attention of every head, predictions, beams, norms, on one page."""
+    from export.explain.command import explain as run
+
+    written = run(
+        Path(model),
+        texts,
+        target=target,
+        out=out,
+        figures=figures,
+        beside=beside,
+        runtime=runtime,
+        beam=beam,
+        length_penalty=length_penalty,
+        max_new_tokens=max_new_tokens,
+        top_k=top_k,
+        threads=threads,
+        verify=not no_verify,
+        force=force,
+    )
+    print(written)

@@ -1,0 +1,41 @@
+"""Small random models of each architecture with a tokenizer, and what stands in a page of `explain`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from random_models import random_weights
+
+from export import export_onnx
+from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.tokenizer import Tokenizer
+
+TEXTS = ["one two three. four five six! größer 東京 seven eight " * 3]
+SIZES = dict(d_model=32, heads=4, d_ff=48, max_positions=40, encoder_layers=2, decoder_layers=3)
+ALONE = {"encoder": dict(decoder_layers=0), "decoder": dict(encoder_layers=0, tie_embeddings="target-output")}
+
+
+def write_explained(folder: Path, architecture: str, onnx: bool = True, seed: int = 3, **sizes: Any) -> Path:
+    """FOLDER/model and FOLDER/onnx. An encoder's vocabulary has a <mask>. -> FOLDER"""
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=290, mask=architecture == "encoder")
+    layers = ALONE.get(architecture, {})
+    config = TransformerConfig(
+        **{"architecture": architecture, "vocab_size": tokenizer.vocab_size, **SIZES, **layers, **sizes}
+    )
+    save_checkpoint(folder / "model", config, random_weights(config, seed), tokenizer.to_json())
+    if onnx:
+        export_onnx(folder / "model", folder / "onnx")
+    return folder
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """The numbers that a page draws."""
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S
+    )
+    assert found is not None
+    return json.loads(found[1])

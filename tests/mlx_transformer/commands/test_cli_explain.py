@@ -1,0 +1,45 @@
+"""The command line of `explain`."""
+
+from __future__ import annotations
+
+import pytest
+from command_line import both_models, caller, refused
+from explained_models import data_of
+
+from mlx_transformer.commands.app import PROGRAMS
+
+made = pytest.fixture(scope="module")(both_models)
+call = pytest.fixture(caller)
+
+
+def test_explain_writes_a_page(call, made, tmp_path):
+    page = tmp_path / "deep" / "page.html"
+    options = ["--beam", 2, "--top-k", 3, "--max-new-tokens", 6, "--length-penalty", 0.2, "--no-verify"]
+    status, out, said = call("explain", made / "model", "one two", *options, "--with", made / "onnx", "--out", page)
+    assert (status, said) == (0, "")
+    assert out.startswith(f"{page}: 0.")
+    data = data_of(page)
+    assert data["runtimes"] == ["model: MLX, CPU", "onnx: ONNX Runtime, CPU"]
+    assert data["beam"] is not None
+    assert len(data["written"]) <= 6
+    assert all(len(step["ids"]) == 3 for step in data["steps"]["of"][1])
+    again = call(
+        "explain", made / "onnx", "one", "--out", page, "--force", "--runtime", "onnxruntime:cpu", "--threads", 1
+    )
+    assert again[0] == 0
+    assert data_of(page)["text"] == "one"
+
+
+def test_explain_refuses_in_one_line(call, made, tmp_path):
+    page = ["--out", tmp_path / "page.html"]
+    refused(call("explain", made / "onnx", "one", "two", *page), "one sentence in quotes")
+    refused(call("explain", made / "onnx", "one", *page, "--beam", 0), "--beam")
+    refused(call("explain", made / "onnx", "one", *page, "--target", "two", "--beam", 3), "--target")
+    refused(call("explain", tmp_path / "none", "one", *page), "no such folder")
+    refused(call("explain", made / "onnx", *page), "Missing argument")
+    (tmp_path / "page.html").write_text("mine")
+    refused(call("explain", made / "onnx", "one", *page, "--force"), "is no page of explain")
+
+
+def test_both_programs_have_it():
+    assert all("explain" in commands for commands, _ in PROGRAMS.values())
