@@ -79,6 +79,8 @@ class TextSettings:
     """Write each translation's score after it, separated by a tab: log p by the length penalty."""
     json: bool = False
     """Write each line as JSON, with source, translations and scores."""
+    alignment: bool = False
+    """Write after each translation which source word each of its words was made of: 0-0 1-2."""
     stream: bool = False
     """Write text as it is decided, line by line."""
     resume: bool = False

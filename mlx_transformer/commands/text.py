@@ -54,7 +54,14 @@ def translate(
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
         return {"model": fingerprint(model), **runs, **versions()}
 
+    if where.alignment and model.is_file():
+        raise UserError(f"{model}: is one file, which shows nothing from within; --alignment needs a folder")
     translator = open_translator(model, runtime)
+    if where.alignment:
+        from export.explain.aligning import cross_weights
+
+        inner = getattr(translator, "translator", translator)
+        inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     translate_stream(translator, text=text or (), model_facts=model_facts, **vars(where), **options)
 
 

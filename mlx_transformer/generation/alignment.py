@@ -8,7 +8,8 @@ Shapes: H heads, T target, S source tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,34 @@ from mlx_transformer.spec.tokenizer import SPECIAL_TOKENS, Tokenizer
 SPACES = "ĠĉĊč"
 """Space, tab and line ends, as the vocabulary spells bytes."""
 
-Links = list[tuple[int, int]]
+Links = Sequence[tuple[int, int]]
 """(source word, target word), both counted from 0, in the order of the target."""
+
+CrossWeights = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], list[NDArray]]
+"""Sources, and what was written of each (without eos) -> weights (T, S) of each pair, the heads' mean."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Links of one translation, and how many words there are on both sides."""
+
+    links: Links
+    source_words: int
+    target_words: int
+
+    def __add__(self, other: Alignment) -> Alignment:
+        """Of two pieces of one line, one after the other."""
+        later = [(source + self.source_words, target + self.target_words) for source, target in other.links]
+        return Alignment(
+            [*self.links, *later], self.source_words + other.source_words, self.target_words + other.target_words
+        )
+
+
+def align(tokenizer: Tokenizer, weights: NDArray, source: Sequence[int], target: Sequence[int]) -> Alignment:
+    """weights (T, S): row i is that from which token i of the target was chosen."""
+    words = words_of(tokenizer, source), words_of(tokenizer, target)
+    counts = (1 + max((word for word in side if word is not None), default=-1) for side in words)
+    return Alignment(word_links(weights, *words), *counts)
 
 
 def alignment_layer(config: TransformerConfig) -> int:

@@ -41,6 +41,7 @@ def translate_stream(
     overlong: Overlong = "error",
     scores: bool = False,
     json: bool = False,
+    alignment: bool = False,
     stream: bool = False,
     resume: bool = False,
     model_facts: Callable[[], Mapping[str, str]] = dict,
@@ -58,13 +59,13 @@ def translate_stream(
     decided, by the translator's `stream`. model_facts: what must not change between an interrupted translation and the
     one that continues it, by name, beside input and options. `UserError` for what can't be read, written or continued.
     """
-    if stream and (scores or json or resume):
-        raise UserError("stream=True writes bare text as it is decided: without scores, json and resume")
+    if stream and (scores or json or resume or alignment):
+        raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
     if resume and (input is None or output is None):
         raise UserError("resume=True continues a file: it needs input and output")
-    layout = Layout(n_best=options.get("n_best", 1), scores=scores, json=json)
+    layout = Layout(n_best=options.get("n_best", 1), scores=scores, json=json, alignment=alignment)
     if input is not None and output is not None and output.exists() and input.exists() and output.samefile(input):
         raise UserError(f"{output}: is the input as well: choose another output")
     with ExitStack() as stack:
@@ -73,7 +74,7 @@ def translate_stream(
 
         def facts() -> Mapping[str, str]:
             assert known is not None
-            settings = {**options, "overlong": overlong, "scores": scores, "json": json}
+            settings = {**options, "overlong": overlong, "scores": scores, "json": json, "alignment": alignment}
             return {"input": known.digest, **{key: str(value) for key, value in settings.items()}, **model_facts()}
 
         target = writer(output, None if known is None or stream else facts, resume)
@@ -129,6 +130,7 @@ class _Job:
                     first_line=self.progress.lines + 1,
                     scored=self.layout.scored,
                     on_overlong=self._count,
+                    **({"aligned": True} if self.layout.alignment else {}),
                     **self._watched(len(lines), report),
                     **self.options,
                 )

@@ -13,6 +13,7 @@ from mlx_transformer.spec.encoding import without_mark
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import LONGEST_LINE, line_without_end
 
+from .alignment import pharaoh
 from .translate import Translation
 
 PART_LINES, PART_BYTES = 2000, 4 << 20
@@ -67,7 +68,8 @@ class LineReader(Iterator[str]):
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How the translations of a line are written: on one line, n_best of them separated by tabs, with `scores` each
-    followed by its score; or as JSON, {"source": ..., "translations": [{"text": ..., "score": ...}, ...]}.
+    followed by its score, with `alignment` by its links, 0-0 1-2; or as JSON, {"source": ..., "translations":
+    [{"text": ..., "score": ..., "alignment": [[0, 0], [1, 2]]}, ...]}.
 
     Every line has the same columns; what there is no translation for is empty.
     """
@@ -75,6 +77,7 @@ class Layout:
     n_best: int = 1
     scores: bool = False
     json: bool = False
+    alignment: bool = False
 
     @property
     def scored(self) -> bool:
@@ -82,14 +85,27 @@ class Layout:
 
     def line(self, source: str, found: Sequence[Translation]) -> str:
         if self.json:
-            translations = [{"text": t.text, "score": t.score} for t in found]
+            translations = [{"text": t.text, "score": t.score, **self._links(t)} for t in found]
             return json.dumps({"source": source, "translations": translations}, ensure_ascii=False)
         cells: list[str] = []
         for i in range(self.n_best):
-            cells.append(one_line(found[i].text, self.n_best > 1 or self.scores) if i < len(found) else "")
+            cells.append(one_line(found[i].text, self._tabs_separate) if i < len(found) else "")
             if self.scores:
                 cells.append(f"{found[i].score:.4f}" if i < len(found) else "")
+            if self.alignment:
+                alignment = found[i].alignment if i < len(found) else None
+                cells.append(pharaoh(alignment.links) if alignment else "")
         return "\t".join(cells)
+
+    @property
+    def _tabs_separate(self) -> bool:
+        return self.n_best > 1 or self.scores or self.alignment
+
+    def _links(self, translation: Translation) -> dict[str, list[list[int]]]:
+        if not self.alignment:
+            return {}
+        alignment = translation.alignment
+        return {"alignment": [[*link] for link in alignment.links] if alignment else []}
 
 
 def one_line(text: str, tabs_separate: bool = False) -> str:

@@ -14,6 +14,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
 
+from .alignment import Alignment, CrossWeights, align
 from .fitting import fitting_tokenizer
 from .options import Hypothesis
 
@@ -31,6 +32,8 @@ class Translation:
 
     text: str
     score: float
+    alignment: Alignment | None = None
+    """Which source words its words were made of, where that was asked for."""
 
 
 class Translator:
@@ -48,6 +51,8 @@ class Translator:
         matter. `UserError` if it cannot translate text."""
         tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
+        self.cross_weights: CrossWeights | None = None
+        """What aligns; set by who wants alignments."""
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty. options: the fields of `Options`."""
@@ -61,10 +66,12 @@ class Translator:
         overlong: Overlong = "error",
         first_line: int = 1,
         scored: bool = True,
+        aligned: bool = False,
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
         """The `n_best` translations of each line, best first; not `scored`: only the order of the scores is right.
+        `aligned`: each with its alignment, by `cross_weights`.
 
         `first_line` is the number of the first line in messages, `on_overlong` is told the numbers of those that are
         too long. Raises `UserError` for such a line under the policy "error", and for wrong options.
@@ -75,7 +82,7 @@ class Translator:
             found = self.search(rows, **options)
         else:
             found = [[Hypothesis(ids, 0.0)] for ids in self.generate(rows, **options)]
-        return self.texts(len(lines), owners, found)
+        return self.texts(len(lines), owners, found, self._alignments(rows, found) if aligned else None)
 
     def rows(
         self,
@@ -99,14 +106,32 @@ class Translator:
                 rows += pieces
         return owners, rows
 
-    def texts(self, lines: int, owners: Sequence[int], hypotheses: list[list[Hypothesis]]) -> list[list[Translation]]:
+    def texts(
+        self,
+        lines: int,
+        owners: Sequence[int],
+        hypotheses: list[list[Hypothesis]],
+        alignments: Sequence[Sequence[Alignment]] | None = None,
+    ) -> list[list[Translation]]:
         """The translations of so many lines from the hypotheses of their rows, owners as `rows` gave them."""
         texts = (self.tokenizer.decode_batch([h.ids for h in row]) for row in hypotheses)
+        found = alignments or [[None] * len(row) for row in hypotheses]
         pieces = [
-            [Translation(text, h.score) for text, h in zip(decoded, row, strict=True)]
-            for decoded, row in zip(texts, hypotheses, strict=True)
+            [Translation(text, h.score, a) for text, h, a in zip(decoded, row, aligned, strict=True)]
+            for decoded, row, aligned in zip(texts, hypotheses, found, strict=True)
         ]
         return join(lines, owners, pieces)
+
+    def _alignments(self, rows: Sequence[list[int]], found: list[list[Hypothesis]]) -> list[list[Alignment]]:
+        if self.cross_weights is None:
+            raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
+        sources = [row for row, hypotheses in zip(rows, found, strict=True) for _ in hypotheses]
+        targets = [h.ids for hypotheses in found for h in hypotheses]
+        weights = iter(self.cross_weights(sources, targets))
+        return [
+            [align(self.tokenizer, next(weights), row, h.ids) for h in hypotheses]
+            for row, hypotheses in zip(rows, found, strict=True)
+        ]
 
     def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
         """The ids of the line, or of its pieces, none of them longer than the model takes."""
@@ -171,5 +196,12 @@ def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]])
     found: list[list[Translation]] = [[] for _ in range(lines)]
     for i, new in zip(owners, pieces, strict=True):
         both = zip(found[i], new, strict=False)
-        found[i] = [Translation(f"{a.text} {b.text}", a.score + b.score) for a, b in both] if found[i] else new
+        found[i] = [_joined(a, b) for a, b in both] if found[i] else new
     return [translations or [Translation("", 0.0)] for translations in found]
+
+
+def _joined(first: Translation, second: Translation) -> Translation:
+    alignment = None
+    if first.alignment is not None and second.alignment is not None:
+        alignment = first.alignment + second.alignment
+    return Translation(f"{first.text} {second.text}", first.score + second.score, alignment)

@@ -27,12 +27,14 @@ from mlx_transformer.generation.search import generate
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 
-from .cpu_attention import decoder_weights, values_read
+from .cpu_attention import Read, decoder_weights, values_read
 from .onnx_engine import NoCachedPath
 from .onnxruntime_engine import OnnxRuntimeEngine, ProfiledSession
 from .taps import add_taps
 
 Array = NDArray
+Attention = tuple[dict[str, "TappedCpuSession"], dict[str, str], dict[str, Read]]
+"""Sessions that show what weights are made of, the encoder's {point: value}, the decoder's {point: values}."""
 
 
 class ProfiledCpuSession(ProfiledSession):
@@ -93,6 +95,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         if device != "cpu":
             raise UserError(f"{onnx_folder}: was exported for target cpu, onnxruntime:{device} can't run it")
         super().__init__(checkpoint, onnx_folder, device, *options, **named)
+        self._attending: dict[tuple[str, ...], Attention] = {}
         self.graphs = self._over(self.sessions)
         names = tap_names(self.config)[:-1]
         self._copies = {name: self._copy(name, names) for name in (ENCODER_CPU, DECODER_CPU)}
@@ -119,21 +122,29 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         """The decoder's attention weights are computed from what its operators read."""
-        points = {name: value for name, value in self.taps(case).items() if name in names}
-        inside = [name for name in names if name.endswith(".weights")]
+        inside = tuple(name for name in names if name.endswith(".weights"))
+        points = {}
+        if len(inside) < len(names):
+            points = {name: value for name, value in self.taps(case).items() if name in names}
+        if inside not in self._attending:
+            self._attending[inside] = self._attention(inside)
+        sessions, shown, read = self._attending[inside]
+        self._observed = {}
+        self._logits(self._over(sessions), case)
+        cross = self.graphs.begin(case.ids, case.source_real.astype(np.int64)).cross
+        points |= {point: self._observed[value][0] for point, value in shown.items()}
+        return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
+
+    def _attention(self, inside: Sequence[str]) -> Attention:
         models = {graph: onnx.load(path, load_external_data=False) for graph, path in self.files.items()}
         shown = points_of(models[ENCODER_CPU].graph, inside)
         read = values_read(models[DECODER_CPU].graph, inside)
-        self._observed = {}
         values = {ENCODER_CPU: list(shown.values()), DECODER_CPU: sorted({v for r in read.values() for v in r.values})}
         sessions = {}
         for graph, names in values.items():
             session = self.open(self.files[graph], add_taps(models[graph], names))
             sessions[graph] = TappedCpuSession(session, names, self._observe)
-        self._logits(self._over(sessions), case)
-        cross = self.graphs.begin(case.ids, case.source_real.astype(np.int64)).cross
-        points |= {point: self._observed[value][0] for point, value in shown.items()}
-        return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
+        return sessions, shown, read
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None

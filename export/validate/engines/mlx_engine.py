@@ -127,7 +127,7 @@ class MlxEngine:
             if name in names:
                 points[name] = value
 
-        with self._stream(), replacing(self.model, {}, keep):
+        with self._stream(), replacing(self.model, {}, keep, set(names)):
             self.model(*_inputs(case), tap=lambda name, value: keep(name, self._numpy(value)))
         return points
 

@@ -102,6 +102,7 @@ class OnnxEngine:
         self.files = _all_graphs(self.folder)
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, Session] = {}
+        self._shown: dict[tuple[str, ...], TappedSession] = {}
         self._observed: dict[str, list[Array]] = {}
         self._encoded: tuple[Case, Array] | None = None
 
@@ -141,7 +142,7 @@ class OnnxEngine:
                     yield path.name, name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
-        """What a file must hold of this parameter of the checkpoint: itself, rounded or quantised."""
+        """What a file must hold of this parameter of the checkpoint."""
         round_trip = self._round_trips.get((where, name))
         return stored_as(array, self.precision) if round_trip is None else round_trip(array)
 
@@ -157,7 +158,6 @@ class OnnxEngine:
 
     @contextmanager
     def searching(self) -> Iterator[Any]:
-        """The model for a search with `generation.steps.run`."""
         yield self._model()
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
@@ -217,10 +217,13 @@ class OnnxEngine:
 
     def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
         """A session of a copy that shows these points."""
-        model = onnx.load(self.files[graph], load_external_data=False)
-        points = {value: point for point, value in points_of(model.graph, names).items()}
-        session = self.open(self.files[graph], add_taps(model, list(points)))
-        return TappedSession(session, list(points), lambda value, array: self._observe(points[value], array))
+        if (key := (graph, *names)) not in self._shown:
+            model = onnx.load(self.files[graph], load_external_data=False)
+            points = {value: point for point, value in points_of(model.graph, names).items()}
+            session = self.open(self.files[graph], add_taps(model, list(points)))
+            tapped = TappedSession(session, list(points), lambda value, array: self._observe(points[value], array))
+            self._shown[key] = tapped
+        return self._shown[key]
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
         """The values of the taps during a run, the passes of each joined along the positions."""

@@ -7,7 +7,7 @@ imported inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -67,8 +67,14 @@ def run_mlx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
 
 
 @contextmanager
-def replacing(model: Any, inputs: Mapping[str, Array], observe: Callable[[str, Array], None]) -> Iterator[Callable]:
-    """Within this context every module of a `Transformer` works on `inputs`, and `observe` gets what it makes of them.
+def replacing(
+    model: Any,
+    inputs: Mapping[str, Array],
+    observe: Callable[[str, Array], None],
+    only: Collection[str] | None = None,
+) -> Iterator[Callable]:
+    """Within this context every module of a `Transformer` works on `inputs`, and `observe` gets what it makes of them;
+    of points that are not in `only` it gets nothing, which saves their time.
 
     Yields the tap to pass to the model, for the points that need no wrapping.
     """
@@ -77,6 +83,8 @@ def replacing(model: Any, inputs: Mapping[str, Array], observe: Callable[[str, A
     from mlx_transformer.nn import attention as module
 
     def note(point: str, value: Any) -> Any:
+        if only is not None and point not in only:
+            return value
         observe(point, np.array(value))
         return mx.array(inputs[point]) if point in inputs else value
 
@@ -85,7 +93,8 @@ def replacing(model: Any, inputs: Mapping[str, Array], observe: Callable[[str, A
 
     def attend(q: Any, k: Any, v: Any, *settings: Any) -> Any:
         q, k, v = (note(f"{current}.{part}", x) for part, x in zip(HEADS, (q, k, v), strict=True))
-        note(f"{current}.weights", module.attention_weights(q, k, *settings))
+        if only is None or f"{current}.weights" in only:
+            note(f"{current}.weights", module.attention_weights(q, k, *settings))
         return fused(q, k, v, *settings)
 
     def entering(name: str) -> Callable[[], None]:
