@@ -210,7 +210,7 @@ const maps = () => {
           canvas.style.height = `${Math.round(kind.rows * scale)}px`;
           const colour = headCell(kind, layer, head, model);
           const redraw = () => canvas.isConnected && paint(canvas, kind.rows, kind.columns, colour);
-          const largest = kind.difference ? make("small", {}, `Δ ${number(kind.largest(layer, head), 2)}`) : null;
+          const largest = data.runtimes.length > 1 ? make("small", {}, `Δ ${number(kind.largest(layer, head), 2)}`) : null;
           const open = make(
             "button",
             { className: "map", type: "button", "aria-label": `${kind.name}, layer ${layer + 1}, head ${head + 1}: enlarge` },

@@ -24,7 +24,7 @@ const steps = () => {
           ...bars.map(([id, p, is]) => {
             const bar = make("i");
             bar.style.width = `${100 * p}%`;
-            const name = is && known < 0 ? `${p ? "" : ""}#${step.rank} ` : "";
+            const name = is && known < 0 ? `#${step.rank} ` : "";
             return make(
               "div",
               { className: `bar${is ? " written" : ""}`, title: `${plain(id)} (id ${id}): ${p}` },

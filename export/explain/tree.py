@@ -42,12 +42,12 @@ class RecordedBeam(Beam):
         self.slots = [-1]  # the node of each live hypothesis
 
     def advance(self, values: Any, parent: Any, token: Any, t: int) -> tuple[Any, Any]:
-        seen = [np.asarray(self.xp.numpy(x))[0] for x in (values, parent, token)]
+        log_p, slot, id = (np.asarray(self.xp.numpy(x))[0] for x in (values, parent, token))
         ended = bool(np.asarray(self.xp.numpy(self.done))[0])
         at_limit = int(np.asarray(self.xp.numpy(self.limits))[0]) <= t + 1
         result = super().advance(values, parent, token, t)
         if not ended:
-            self._note(*seen, at_limit, t)
+            self._note(log_p, slot, id, at_limit, t)
         return result
 
     def _note(self, values: NDArray, parent: NDArray, token: NDArray, at_limit: bool, t: int) -> None:
