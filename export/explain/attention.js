@@ -125,8 +125,8 @@ const follow = () => {
   card.append(said, threads);
   painted.add(again);
   addEventListener("resize", again);
-  const middle = Math.min(2, chips[sides[0]].length - 1);
-  show(sides[0], middle);
+  const masked = idsOf(sides[0]).findIndex((id) => textOf(id) === "<mask>");
+  show(sides[0], masked >= 0 ? masked : Math.min(2, chips[sides[0]].length - 1));
 };
 
 const headCell = (kind, layer, head, model) =>

@@ -54,7 +54,8 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
     if id == tokenizer.mask_id:
         return MASK_TOKEN
     text = tokenizer.decode([id])
-    return tokenizer.token(id) if "\ufffd" in text or not text else text
+    readable = text.replace("\n", " ").replace("\t", " ").isprintable()
+    return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
 
 
 def content(models: Sequence[Opened], sentence: Sentence, traces: Sequence[Trace], top_k: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ const steps = () => {
         if (known < 0) bars.push([written, step.written, true]);
         return make(
           "div",
-          { className: `step${step.given ? " given" : ""}`, role: "listitem" },
+          { className: `step${step.given && !encoder ? " given" : ""}`, role: "listitem" },
           make("header", {}, encoder ? `${i}: in place of ${quoted(ids[i])}` : `${i}: after ${quoted(ids[i])}`),
           ...bars.map(([id, p, is]) => {
             const bar = make("i");
