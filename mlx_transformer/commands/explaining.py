@@ -10,11 +10,13 @@ import typer
 
 def explain(
     model: Annotated[str, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")],
-    texts: Annotated[list[str], typer.Argument(help="The sentence, in quotes; of a decoder the prompt.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="The sentence, in quotes; of a decoder the prompt.", show_default=False)
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="A translation to look at.", show_default="the model's own")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("explain.html"),
+    out: Annotated[Path | None, typer.Option(help="The HTML page to write.", show_default="explain.html")] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the same figures as PNG and SVG.", show_default="none")
     ] = None,
@@ -48,9 +50,9 @@ def explain(
 
     written = run(
         Path(model),
-        texts,
+        texts or [],
         target=target,
-        out=out,
+        out=out or Path("explain.html"),
         figures=figures,
         beside=beside,
         runtime=runtime,
