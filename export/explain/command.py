@@ -31,6 +31,7 @@ def explain(
     figures: Path | None = None,
     beside: str | None = None,
     runtime: str | None = None,
+    precision: str | None = None,
     beam: int = 1,
     length_penalty: float = 0.6,
     max_new_tokens: int | None = None,
@@ -48,6 +49,10 @@ def explain(
         raise UserError(f"top_k={top_k}: give 1 to 50")
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
     Options(**options)  # checked before the model is read
+    if precision is not None:
+        if runtime is not None:
+            raise UserError("--precision and --runtime exclude each other: name it as in onnxruntime:cpu:all:int8")
+        runtime = f"onnxruntime:cpu:all:{precision}"
     if target is not None and beam > 1:
         raise UserError("--beam and --target exclude each other: a given target is not searched for")
     check_page(out, force)

@@ -30,6 +30,9 @@ def explain(
         str | None,
         typer.Option(help="What runs MODEL, as in validate --runtimes.", show_default="MLX or ONNX Runtime"),
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Which of an ONNX folder's precisions.", show_default="float32, or the only one")
+    ] = None,
     beam: Annotated[int, typer.Option(help="Hypotheses kept; 1 is greedy; above, the page draws their tree.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Alpha of the length penalty.")] = 0.6,
     max_new_tokens: Annotated[
@@ -56,6 +59,7 @@ def explain(
         figures=figures,
         beside=beside,
         runtime=runtime,
+        precision=precision,
         beam=beam,
         length_penalty=length_penalty,
         max_new_tokens=max_new_tokens,
