@@ -57,7 +57,7 @@ const follow = () => {
       values.forEach((value, i) => {
         const chip = chips[other][i];
         chip.style.background = `rgb(${mixed(palette.low, rgb, Math.min(1, value) ** 0.75).join(" ")})`;
-        if (value > 0.45) chip.style.color = "var(--card)";
+        if (value > 0.65) chip.style.color = "var(--card)";
         if (other === side || value < 0.04) return;
         const to = chip.getBoundingClientRect();
         const [x1, x2] = [from, to].map((box) => box.left + box.width / 2 - frame.left + card.scrollLeft);
@@ -126,7 +126,8 @@ const follow = () => {
   painted.add(again);
   addEventListener("resize", again);
   const masked = idsOf(sides[0]).findIndex((id) => textOf(id) === "<mask>");
-  show(sides[0], masked >= 0 ? masked : Math.min(2, chips[sides[0]].length - 1));
+  const lengths = idsOf(sides[0]).map((id) => (/^<.*>$/.test(textOf(id)) ? 0 : textOf(id).length));
+  show(sides[0], masked >= 0 ? masked : lengths.indexOf(Math.max(...lengths)));
 };
 
 const headCell = (kind, layer, head, model) =>

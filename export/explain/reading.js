@@ -105,7 +105,7 @@ const layerName = (name) => {
 
 const lens = () => {
   const card = byId("lens");
-  const place = make("div", { className: "wide" });
+  const place = make("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "tokens of each layer" });
   const ids = idsOf(data.lens.positions);
   const draw = (model) => {
     const head = make("tr", {}, make("td"), ...ids.map((id) => make("th", { scope: "col" }, plain(id))));
@@ -117,7 +117,7 @@ const lens = () => {
         ...layer.ids.map((found, i) => {
           const text = found.map((id, k) => `${plain(id)} ${share(layer.p[i][k])}`).join(", ");
           const cell = make("td", { title: text }, ...shown(found[0]), make("small", {}, share(layer.p[i][0])));
-          const part = Math.min(0.55, layer.p[i][0] * 0.55);
+          const part = Math.min(0.4, layer.p[i][0] * 0.4);
           cell.style.background = `color-mix(in srgb, var(--high) ${Math.round(100 * part)}%, transparent)`;
           if (found[0] === data.written[i]) cell.className = "right";
           return cell;
