@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from mlx_transformer.spec.errors import UserError
+
 
 def explain(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")],
+    model: Annotated[str, typer.Argument(help="A checkpoint or run's folder, or an ONNX folder; or the word claims.")],
     texts: Annotated[
         list[str] | None, typer.Argument(help="The sentence, in quotes; of a decoder the prompt.", show_default=False)
     ] = None,
@@ -46,9 +48,20 @@ def explain(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the files with the digests in their manifest.")
     ] = False,
+    trained: Annotated[
+        Path | None,
+        typer.Option("--model", help="Of claims: the trained model that some rows look at.", show_default="quickstart"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
-    """Show what a model does with a sentence: attention of every head, predictions, beams, norms, on one page."""
+    """Show what a model does with a sentence, on a page; explain claims [ROW ...]: what is said of the Transformer."""
+    if model == "claims" and not Path(model).exists():
+        from mlx_transformer.claims.command import claims
+
+        page, folder, looked_at = (None if path is None else str(path) for path in (out, figures, trained))
+        return claims(texts or [], page, folder, force, looked_at)
+    if trained is not None:
+        raise UserError("--model goes with claims; the model that is explained is the first argument")
     from export.explain.command import explain as run
 
     written = run(

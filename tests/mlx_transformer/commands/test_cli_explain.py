@@ -41,5 +41,14 @@ def test_explain_refuses_in_one_line(call, made, tmp_path):
     refused(call("explain", made / "onnx", "one", *page, "--force"), "is no page of explain")
 
 
+def test_claims_are_a_word_of_their_own(call, made, tmp_path):
+    status, out, said = call("explain", "claims", "7", "23")
+    assert (status, said) == (0, "")
+    assert "7" in out
+    assert out.count("\n\n") >= 1
+    refused(call("explain", "claims", "99"), "99")
+    refused(call("explain", made / "onnx", "one", "--model", made / "model"), "--model goes with claims")
+
+
 def test_both_programs_have_it():
     assert all("explain" in commands for commands, _ in PROGRAMS.values())
