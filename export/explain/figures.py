@@ -20,7 +20,7 @@ from .trace import Trace, norms, probabilities
 
 FORMATS = ("png", "svg")
 HIGH, GOOD, SOFT = "#14508f", "#2f7d4f", "#5c6470"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a token may be a dollar sign
     "svg.fonttype": "none",
     "svg.hashsalt": "explain",  # the same names inside a file in every run
