@@ -290,9 +290,9 @@ multi30k: $(VENV)/.installed
 # Those of the README: how a quickstart was trained, and that both runtimes are equal.
 pictures: has-chromium $(VENV)/.installed
 	@if [ ! -f '$(OUT)/report/validate.html' ]; then echo 'make: pictures needs a finished make quickstart OUT=$(OUT)' >&2; exit 1; fi
-	@$(BIN)/mlx-transformer report '$(OUT)' --out '$(OUT)/report/training.html'
+	@$(BIN)/mlx-transformer explain '$(OUT)' 'February 28, 1992' --with '$(OUT)/onnx' --out '$(OUT)/report/explain.html' --force
 	@mkdir -p docs/pictures
-	@for page in training validate; do \
+	@for page in explain validate; do \
 	  "$$($(FIND_CHROMIUM))" --headless --no-sandbox --hide-scrollbars --window-size=1040,860 \
 	    --screenshot="docs/pictures/$$page.png" "file://$$(cd '$(OUT)/report' && pwd)/$$page.html" 2>/dev/null || exit 1; \
 	  echo "docs/pictures/$$page.png"; \

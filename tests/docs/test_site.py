@@ -58,7 +58,7 @@ def test_pictures_are_copied_to_where_pages_show_them(pages: Path) -> None:
         if "source" not in page.parts
         for path in re.findall(r'<img src="([^"]+)"', outside_code(page.read_text(encoding="utf-8")))
     }
-    assert sorted(original.name for original in shown.values()) == ["training.png", "validate.png"]
+    assert sorted(original.name for original in shown.values()) == ["explain.png", "validate.png"]
     assert [copy.read_bytes() for copy in shown] == [original.read_bytes() for original in shown.values()]
 
 

@@ -40,11 +40,11 @@ def blocks(text: str) -> list[Block]:
 class Reader:
     """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
 
-    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after half a minute and choose one test
+    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after a minute and a half and choose one test
     file, the texts are a hundred phrases, the server's port is a free one, and npm's package one in name alone.
     """
 
-    ARGS = {"make quickstart": "--minutes 0.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
+    ARGS = {"make quickstart": "--minutes 1.5", "make test": "tests/repository/test_makefile.py"}  # noqa: RUF012
 
     def __init__(self, folder: Path):
         self.folder, self.server = folder, None
