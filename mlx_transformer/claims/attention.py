@@ -212,7 +212,7 @@ def masked() -> Found:
 def future_change() -> float:
     mx.random.seed(0)
     model = Transformer(TransformerConfig.preset("tiny", 30, d_model=32, d_ff=32, dropout=0.0))
-    a, b = (model([[5, 6, 7, 2]], [target]) for target in ([1, 10, 11, 12, 13], [1, 10, 11, 20, 21]))
+    a, b = (model([[5, 6, 7, 2]], [ids]) for ids in ([1, 10, 11, 12, 13], [1, 10, 11, 20, 21]))
     return largest(a[:, :3] - b[:, :3])
 
 

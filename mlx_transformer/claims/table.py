@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -51,7 +50,7 @@ def called(path: str, *arguments: Any) -> Any:
     """What a function of this package, by its dotted path, returns."""
     import mlx.core as mx
 
-    with mx.stream(mx.cpu) if mx.default_device() != mx.cpu else nullcontext():
+    with mx.stream(mx.cpu):
         return named(path)(*arguments)
 
 
