@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -57,9 +58,14 @@ def caller(capfd, monkeypatch):
     return run
 
 
+PROGRESS = re.compile(r"^\w+ +\d+ %.*\n", re.MULTILINE)
+"""What work that takes more than ten seconds says meanwhile."""
+
+
 def refused(result, *parts: str) -> None:
     """One line on standard error that holds `parts`, exit 2, nothing on standard output."""
     status, out, error = result
+    error = PROGRESS.sub("", error)
     assert status == 2, error
     assert out == ""
     assert error.count("\n") == 1, error

@@ -40,7 +40,7 @@ def blocks(text: str) -> list[Block]:
 class Reader:
     """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
 
-    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after a minute and a half and choose one test
+    What it shortens, and nothing else: `make` gets ARGS that end a quickstart after 1.5 minutes and choose one test
     file, the texts are a hundred phrases, the server's port is a free one, and npm's package one in name alone.
     """
 
