@@ -32,10 +32,12 @@ def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
 
 def _pairs(w: NDArray) -> NDArray:
     """Largest sum of one sign among neighbouring columns, (O,)."""
-    padded = np.pad(w, ((0, 0), (0, w.shape[1] % 2)))
-    first, second = padded[:, 0::2], padded[:, 1::2]
-    positive = (np.maximum(first, 0) + np.maximum(second, 0)).max(axis=1)
-    return np.maximum(positive, -(np.minimum(first, 0) + np.minimum(second, 0)).min(axis=1))
+    if w.shape[1] % 2:
+        w = np.pad(w, ((0, 0), (0, 1)))
+    part = np.maximum(w, 0)
+    positive = (part[:, 0::2] + part[:, 1::2]).max(axis=1)
+    np.minimum(w, 0, out=part)
+    return np.maximum(positive, -(part[:, 0::2] + part[:, 1::2]).min(axis=1))
 
 
 def from_int8_rows(q: NDArray[np.int8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
