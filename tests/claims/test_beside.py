@@ -9,6 +9,9 @@ from mlx_transformer.claims.table import ROWS
 from mlx_transformer.nn.norms import LayerNorm
 from mlx_transformer.nn.positions import positions_of
 
+ROUNDING = 1e-5
+"""Of values of size 1: some BLAS kernels round by where their operands lie, the same numbers otherwise."""
+
 
 def test_gradients_grow_with_raw_positions_alone() -> None:
     raw, coded = positions.gradient_by_position()
@@ -41,7 +44,7 @@ def test_the_same_sentence_gives_the_same_vector(monkeypatch) -> None:
     monkeypatch.setattr(network, "SENTENCES", (network.SENTENCES[0],) * 2)
     embedded, encoded = network.bank()
     assert np.array_equal(embedded[0], embedded[1])
-    assert np.array_equal(encoded[0], encoded[1])
+    assert np.abs(encoded[0] - encoded[1]).max() < ROUNDING
 
 
 def test_words_and_patches_take_the_same_way() -> None:
@@ -49,7 +52,7 @@ def test_words_and_patches_take_the_same_way() -> None:
     model = network.tiny(architecture="encoder", decoder_layers=0)
     ids = mx.array([[5, 6, 7, 2]])
     through = model.encoder(model.embed_source(ids), positions_of(4))
-    assert mx.array_equal(model.encode(ids), through).item()
+    assert mx.abs(model.encode(ids) - through).max().item() < ROUNDING
 
 
 def test_norms_agree_over_one_axis_alone() -> None:
