@@ -74,9 +74,8 @@ class WeightsAndBiases:
 
 def boards(folder: Path, first_step: int, project: str | None, record: Mapping[str, Any]) -> list[Board]:
     found: list[Board] = []
-    if find_spec("tensorboardX") is not None:
-        with suppress(ImportError):
-            found.append(TensorBoard(folder, first_step))
+    with suppress(ImportError):
+        found.append(TensorBoard(folder, first_step))
     if project is not None:
         found.append(WeightsAndBiases(folder, project, record))
     return found

@@ -8,37 +8,32 @@ import numpy as np
 
 from mlx_transformer.claims import cost, recurrent
 
-from .drawing import SERIES, canvas, heat_map, logarithmic
+from .drawing import canvas, curves, heat_map, logarithmic
 
 
 def growth() -> Any:
     figure, (memory, time) = canvas(2)
     n = np.array(cost.LENGTHS)
-    memory.plot(n, cost.weight_bytes(), "o-", color=SERIES[0], markersize=4, label="weights of a head, slope 2")
-    memory.plot(n, n * 512 * 4, "o-", color=SERIES[1], markersize=4, label="activations, slope 1")
-    memory.set(title="bytes", xlabel="positions")
-    logarithmic(memory, x=True)
     attended, stepped = cost.times_by_length()
-    time.plot(n, 1e3 * np.array(attended), "o-", color=SERIES[0], markersize=4, label="attention")
-    time.plot(n, 1e3 * np.array(stepped), "o-", color=SERIES[1], markersize=4, label="recurrent, step by step")
-    time.set(title="milliseconds of CPU time, as measured here", xlabel="positions")
-    logarithmic(time, x=True)
-    for axes in (memory, time):
-        axes.grid(True, linewidth=0.6)
+    held = {"weights of a head, slope 2": cost.weight_bytes(), "activations, slope 1": n * 512 * 4}
+    spent = {"attention": 1e3 * np.array(attended), "recurrent, step by step": 1e3 * np.array(stepped)}
+    for axes, values, title in (
+        (memory, held, "bytes"),
+        (time, spent, "milliseconds of CPU time, as measured here"),
+    ):
+        curves(axes, n, values, "upper left", 8)
+        axes.set(title=title, xlabel="positions")
+        logarithmic(axes, x=True)
         axes.set_xticks(n, [str(length) for length in n])
-        axes.legend(fontsize=8, loc="upper left")
     return figure
 
 
 def forgetting() -> Any:
     figure, (axes,) = canvas(width=6)
     lengths, forgotten, kept = recurrent.gradient_by_distance()
-    axes.plot(lengths, kept, "o-", color=SERIES[0], markersize=4, label="self-attention")
-    axes.plot(lengths, forgotten, "o-", color=SERIES[1], markersize=4, label="recurrent")
-    axes.grid(True, linewidth=0.6)
+    curves(axes, lengths, {"self-attention": kept, "recurrent": forgotten})
     axes.set(title="gradient of the last output by the first input", xlabel="positions")
     logarithmic(axes)
-    axes.legend(loc="lower left")
     return figure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -59,6 +59,14 @@ def style() -> Iterator[None]:
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(settings):
         yield
+
+
+def curves(axes: Any, x: Any, values: Mapping[str, Any], place: str = "lower left", size: Any = None) -> None:
+    """A line with a dot at each x for each label. size: of the legend's letters."""
+    for colour, (label, y) in zip(SERIES, values.items(), strict=False):
+        axes.plot(x, y, "o-", color=colour, markersize=4, label=label)
+    axes.grid(True, linewidth=0.6)
+    axes.legend(fontsize=size, loc=place)
 
 
 def logarithmic(axes: Any, x: bool = False, y: bool = True) -> None:

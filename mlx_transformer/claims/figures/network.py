@@ -10,18 +10,15 @@ from mlx import nn
 from mlx_transformer.claims import network, norms
 from mlx_transformer.nn.norms import LayerNorm
 
-from .drawing import SERIES, canvas, heat_map, logarithmic
+from .drawing import canvas, curves, heat_map, logarithmic
 
 
 def residuals() -> Any:
     figure, (axes,) = canvas(width=6)
     depths, kept, lost = network.gradients_by_depth()
-    axes.plot(depths, kept, "o-", color=SERIES[0], markersize=4, label="LayerNorm(x + Sublayer(x))")
-    axes.plot(depths, lost, "o-", color=SERIES[1], markersize=4, label="Sublayer(x)")
-    axes.grid(True, linewidth=0.6)
+    curves(axes, depths, {"LayerNorm(x + Sublayer(x))": kept, "Sublayer(x)": lost})
     axes.set(title="norm of the gradient at the input", xlabel="layers")
     logarithmic(axes)
-    axes.legend(loc="lower left")
     return figure
 
 
