@@ -202,9 +202,11 @@ def train(
         raise UserError("--pairs and --corpus or --source/--target exclude each other")
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
-    if dry_run and (resume or out is not None):
-        raise UserError("--dry-run writes nothing: leave out --out and --resume")
-    if out is None and not dry_run:
+    if dry_run and resume:
+        raise UserError("--dry-run forecasts a run from its start: leave out --resume")
+    if dry_run:
+        out = None  # nothing is written there, nor looked at
+    elif out is None:
         raise UserError("Missing option '--out', the run's folder (see mlx-transformer train --help)")
     group = joined()
     if out is not None and group.leads:

@@ -209,12 +209,12 @@ def test_a_dry_run_forecasts_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLX_TRANSFORMER_DEVICE", "cpu")  # what --device sets, and here takes back again
     given = write_recipe(tmp_path, steps=1000)
     before = sorted(tmp_path.rglob("*"))
-    assert main("train", given, "--dry-run", "--device", "cpu") == 0
+    assert main("train", given, "--dry-run", "--device", "cpu", "--out", tmp_path / "x") == 0
     out, said = capsys.readouterr()
     assert re.fullmatch(
         r"3 steps took [\d.]+ s, [\d,]+ target tokens/s; arrays took up to \d+ MB; nothing was .*\n", out
     )
     assert re.search(r"^at this speed: 1,000 steps in all, [\d:]+ from now$", said, re.MULTILINE)
     assert sorted(tmp_path.rglob("*")) == before
-    assert main("train", given, "--dry-run", "--out", tmp_path / "x") == 2
-    assert "--dry-run writes nothing: leave out --out and --resume" in capsys.readouterr().err
+    assert main("train", "--resume", tmp_path / "x", "--dry-run") == 2
+    assert "--dry-run forecasts a run from its start: leave out --resume" in capsys.readouterr().err
