@@ -1,42 +1,73 @@
-"""A training run, killed at random moments and resumed until it is done: no checkpoint is lost, and in the end its
-curve and its weights are bit for bit those of a run that nobody killed."""
+"""Training runs of every kind, interrupted at random moments (KILL, TERM, INT) and resumed until they are done: no
+checkpoint is lost, and in the end curve and weights are bit for bit those of a run that nobody interrupted."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from commands import Case, Verdict, begin, call, complaint, contents, finished
 from forks import Child
+from tiny_run import write_recipe
 
 KILLS = 200
 IN_ONE = 10
 """Kills of one case: of one run after another, until there were so many."""
 STEPS = 16
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+"""One of them is drawn. Where a run has no time to end by itself, most can go wrong."""
+BY_SIGNAL = {-9, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
+BEFORE = "KeyboardInterrupt"
+"""What the fork says that an INT met before the command began."""
+
+TRAINING = {"checkpoint_seconds": 0, "valid_every": 7}
+"""A checkpoint after each step, the last two kept, so that a process does hardly anything but save and prune."""
+OTHERS = "[training]\ncheckpoint_seconds = 0\nlog_every = 1\nvalid_every = 7\n"
 
 
-def recipe(base: Path, folder: Path) -> Path:
-    """A checkpoint after each step, the last two kept, so that a process does hardly anything but save and prune."""
-    path = folder / "recipe.toml"
-    text = (base / "recipe.toml").read_text(encoding="utf-8")
-    path.write_text(text.replace("valid_every = 1000", "valid_every = 7"), encoding="utf-8")
-    return path
+def recipes(base: Path, folder: Path) -> dict[str, Path]:
+    """{kind of run: its recipe}"""
+    text = f'[data]\ntext = "{base / "0.source"}"\nvocab_size = 260\nbatch_tokens = 128\nmax_length = 32\n'
+    model = '[model]\npreset = "tiny"\ndecoder_layers = 1\nd_model = 16\nheads = 1\nd_ff = 32\n'
+    pairs = f'[data]\nsource = "{base / "0.source"}"\ntarget = "{base / "0.target"}"\nbatch_tokens = 128\n'
+    averaged = 'final = "average"\naverage = 2\ncheckpoint_steps = 3\n'
+    others = {
+        "decoder": f'{text}{model}{OTHERS}{averaged}objective = "language-model"\n',
+        "adapter": f'{pairs}{OTHERS}start_from = "{base / "quantized"}"\nadapter = "lora"\n',
+    }
+    best = {"best": "loss", "patience": 100, "final": "moving-average", "moving_average": 0.9}
+    found = {}
+    for kind in ("train", "best", *others):
+        (folder / kind).mkdir()
+        if kind in others:
+            found[kind] = folder / kind / "recipe.toml"
+            found[kind].write_text(others[kind], encoding="utf-8")
+        else:
+            found[kind] = write_recipe(folder / kind, **TRAINING, **(best if kind == "best" else {}))
+    return found
 
 
 def cases(base: Path, folder: Path, count: int | None, seed: int) -> list[Case]:
-    given, whole = recipe(base, folder), folder / "whole"
-    ended = call(f"train {given} --out {whole} --steps {STEPS}", folder / "process")
-    if ended.status:
-        raise SystemExit(f"train: {ended.error}")
-    left = KILLS if count is None else count
-    sizes = [min(IN_ONE, left - begun) for begun in range(0, left, IN_ONE)]
-    run = partial(killed, recipe=given, whole=contents(whole), longest=ended.seconds)
-    return [
-        Case("train", f"{kills} kills, {seed}:{i}", partial(run, kills=kills, seed=f"{seed}:{i}"))
-        for i, kills in enumerate(sizes)
-    ]
+    left, made = KILLS if count is None else count, recipes(base, folder)
+    each = min(IN_ONE, -(-left // len(made)))
+    sizes = [min(each, left - begun) for begun in range(0, left, each)]
+    runs = {}
+    for kind, recipe in list(made.items())[: len(sizes)]:
+        whole = folder / kind / "whole"
+        ended = call(f"train {recipe} --out {whole} --steps {STEPS}", folder / "process")
+        if ended.status:
+            raise SystemExit(f"{kind}: {ended.error}")
+        runs[kind] = partial(killed, recipe=recipe, whole=contents(whole), longest=ended.seconds)
+    found = []
+    for i, kills in enumerate(sizes):
+        kind = list(runs)[i % len(runs)]
+        found.append(Case(kind, f"{kills} kills, {seed}:{i}", partial(runs[kind], kills=kills, seed=f"{seed}:{i}")))
+    return found
 
 
 def killed(folder: Path, recipe: Path, whole: dict[str, str], longest: float, kills: int, seed: str) -> Verdict:
@@ -62,22 +93,26 @@ def _one_run(folder: Path, run: Path, recipe: Path, random: Random, longest: flo
         resumed = (run / "run.json").exists()
         given = f"train --resume {run}" if resumed else f"train {recipe} --out {run} --steps {STEPS}"
         child = begin(given, folder / "process")
-        known = _wait(child, run, random.uniform(0, longest) if kills < most else None)
+        sent = random.choice(SIGNALS)
+        known = _wait(child, run, random.uniform(0, longest) if kills < most else None, sent)
         ended = finished(child)
-        if known is None or ended.status != -9:  # done before the kill came
+        if sent == signal.SIGINT and BEFORE in ended.error.splitlines()[-1:]:
+            continue
+        if known is None or ended.status not in BY_SIGNAL:  # done before the kill came
             return ("" if ended.status == 0 else complaint(ended) or f"refused: {ended.error[-300:]}"), kills
         kills += 1
         if fault := _lost(run, known):
             return fault, kills
 
 
-def _wait(child: Child, run: Path, seconds: float | None) -> int | None:
-    """Kill it after so long; the newest checkpoint that was complete right before. None: it is not to be killed."""
+def _wait(child: Child, run: Path, seconds: float | None, sent: int) -> int | None:
+    """Interrupt it after so long; the newest checkpoint that was complete right before. None: it is to end itself."""
     if seconds is None:
         return None
     time.sleep(seconds)
     known = newest_step(run)
-    child.end()
+    with suppress(ProcessLookupError):
+        os.kill(child.process, sent)
     return known
 
 
