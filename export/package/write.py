@@ -28,7 +28,7 @@ from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
 from export.targets.coreml.shape import FixedShape
 from export.targets.table import Target, target_of
-from mlx_transformer.spec.checkpoint import WEIGHTS, Checkpoint, weights_digest
+from mlx_transformer.spec.checkpoint import Checkpoint, digests
 from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
@@ -84,7 +84,7 @@ def export_onnx(
     opened, tokenizer = open_source(checkpoint)
     check_integers(opened, precisions)
     out = Path(out)
-    source = weights_digest(opened.folder)
+    source = _digests(opened)
     if out.suffix == ".onnx" and not out.is_dir():
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
     replace = force or _source(out) == source
@@ -137,7 +137,8 @@ def _write(
     texts[SPEC] = {
         "format": FORMAT,
         "config": config.to_dict(),
-        "source": {WEIGHTS: {"sha256": weights_digest(opened.folder)}},
+        "source": _digests(opened),
+        **_adapter(opened),
         "target": target.name,
         **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
@@ -189,9 +190,21 @@ def _default(precisions: Sequence[str]) -> str:
     return "float32" if "float32" in precisions else precisions[0]
 
 
-def _source(out: Path) -> str | None:
-    """The digest of the weights that an earlier export was made from."""
+def _adapter(opened: Checkpoint) -> dict[str, Any]:
+    if opened.adapter is None:
+        return {}
+    c = opened.adapter.config
+    facts = {"kind": c.kind, "rank": c.rank, "alpha": c.alpha, "linear_maps": len(c.targets)}
+    return {"adapter": {**facts, "beside_integers": len(opened.kept)}}
+
+
+def _digests(opened: Checkpoint) -> dict[str, dict[str, str]]:
+    return {name: {"sha256": digest} for name, digest in digests(opened).items()}
+
+
+def _source(out: Path) -> dict[str, dict[str, str]] | None:
+    """The digests of the weights that an earlier export was made from."""
     try:
-        return read_json(out / SPEC)["source"][WEIGHTS]["sha256"]
+        return read_json(out / SPEC)["source"]
     except (UserError, LookupError, TypeError):
         return None

@@ -28,6 +28,7 @@ from export.nn.primitives import extent
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.quantization import Scheme
 
+from .adapters import merged_on_load
 from .products import constant
 from .recipes import ROWS, Recipe, recipe_value
 
@@ -75,6 +76,7 @@ def _replace(
         q = add("BitwiseOr", q, add("BitShift", high, shift, direction="LEFT"))
     w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), biases)
     w = add("Reshape", w, add.constant(np.array([rows, width])))
+    w = merged_on_load(graph, add, w, path, checkpoint, whole, part)
     w.name, w.shape, w.type = name, parameter.shape, parameter.type
     replace_all_uses_with(parameter, w)
     graph.insert_before(graph[0], add.nodes)

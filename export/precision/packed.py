@@ -28,6 +28,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import Packed
 
+from .adapters import added_each_pass
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
 from .recipes import Recipe, recipe_value
 from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
@@ -91,6 +92,7 @@ def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint, activatio
     options = {"K": width, "N": rows, "bits": bits, "block_size": scheme.group_size}
     options["accuracy_level"] = ACTIVATIONS[activations]
     y = rewrite("MatMulNBits", linear.x, *blocks, domain=CONTRIB, **options)
+    y = added_each_pass(model, rewrite, linear, y, checkpoint)
     rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
 
 

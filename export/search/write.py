@@ -20,7 +20,7 @@ from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.spec.checkpoint import weights_digest
+from mlx_transformer.spec.checkpoint import digests
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_protobuf
@@ -72,7 +72,7 @@ def export_search(
     if out.suffix != ".onnx" or out.is_dir():
         raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
     opened, tokenizer = open_source(checkpoint)
-    source = weights_digest(opened.folder)
+    source = " ".join(digests(opened).values())
     if out.exists() and not force and _source(out) != source:
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text and tokenizer is None:

@@ -162,8 +162,8 @@ def _source(folder: Path) -> str | None:
         return None
     values: Any = read_json(folder / SPEC)
     try:
-        return next(iter(values["source"].values()))["sha256"]
-    except (LookupError, TypeError, AttributeError, StopIteration):
+        return " ".join(entry["sha256"] for entry in values["source"].values())
+    except (LookupError, TypeError, AttributeError):
         return None
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mlx_transformer.spec.errors import UserError
+
 from .arguments import Checkpoint, Force
 
 
@@ -57,10 +59,18 @@ def merge(
     requantize: Annotated[
         bool, typer.Option("--requantize", help="Round the matrices again that BASE has as integers.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep-adapter", help="Leave BASE's integers as they are, and put ADAPTER beside them.")
+    ] = False,
     force: Force = False,
 ) -> None:
     """Merge an adapter into its base: a checkpoint in float32, which every other command takes."""
-    from mlx_transformer.training.merge import merge_adapter
+    from mlx_transformer.training.merge import keep_adapter, merge_adapter
 
+    if keep and requantize:
+        raise UserError("--keep-adapter leaves the integers that --requantize makes anew: give one of them")
+    if keep:
+        print(f"{out}: {keep_adapter(base, adapter, out, force)}")
+        return
     rounding = merge_adapter(base, adapter, out, requantize, force)
     print(f"{out}: merged" + (f"; {rounding}" if rounding is not None else ""))

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from mlx_transformer.spec.adapter import read_adapter
-from mlx_transformer.spec.checkpoint import ADAPTER, CONFIG, open_checkpoint
+from mlx_transformer.spec.adapter import ADAPTER, read_adapter
+from mlx_transformer.spec.checkpoint import CONFIG, open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_json
@@ -74,7 +74,12 @@ def _checkpoint(path: Path) -> RenderableType:
     run = path / "run.json"
     if run.is_file():
         facts |= _run(run)
-    if any((folder / ADAPTER).is_file() for folder in (path, path / "adapter")):
+    if opened.adapter is not None:
+        facts |= _adapter(opened.folder)
+        facts["it is kept"] = (
+            f"beside {len(opened.kept)} matrices of integers, and merged into the others as they are read"
+        )
+    elif any((folder / ADAPTER).is_file() for folder in (path, path / "adapter")):
         facts |= _adapter(path)
     return Group(_table(facts), _config(opened.config), _files(opened.folder))
 
@@ -112,10 +117,22 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
             config = TransformerConfig.from_dict(values["config"])
         except UserError as error:
             raise UserError(f"{spec}: {error}; export the model again") from error
+        facts |= _kept(values)
         if (tokenizer := path / "tokenizer.json").exists():
             Tokenizer.load(tokenizer).check_fits(config, str(path))
     parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
     return Group(*parts, *_graphs(graph_facts(path)))
+
+
+def _kept(values: dict[str, Any]) -> dict[str, str]:
+    """Of the adapter that went into the graphs by itself."""
+    try:
+        adapter = values["adapter"]
+        said = f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}"
+        maps = f"{adapter['linear_maps']} linear maps, {adapter['beside_integers']} of them beside integers"
+        return {"adapter": f"{said}: {maps} in float32 and packed"}
+    except (LookupError, TypeError, ValueError):
+        return {}
 
 
 def _digests(folder: Path) -> str:

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, HALVES, TOKENIZER, WEIGHTS, read_tensors
+from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, HALVES, TOKENIZER, WEIGHTS
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import open_file, read_json, read_text
 from mlx_transformer.spec.huggingface import generation_config, tokenizer_config
+from mlx_transformer.spec.tensors import read_tensors
 from mlx_transformer.spec.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"

@@ -15,6 +15,7 @@ from mlx_transformer.spec.quantization import Scheme, described
 from mlx_transformer.spec.tokenizer import Tokenizer
 from mlx_transformer.spec.watch import Watch, unwatched
 
+from .lora import change_of
 from .model import Transformer
 from .quantize import Quantized, matrix, quantization_of, use_quantized_layers
 
@@ -48,7 +49,7 @@ def quantize(model: Transformer, scheme: Scheme) -> None:
 
 
 def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
-    """As `model.weights()`, with the values of quantised matrices in the table's shapes."""
+    """As `model.weights()`, with the values of quantised matrices in the table's shapes, adapters merged."""
     quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
     weights = {}
     for name, array in model.weights().items():
@@ -56,7 +57,8 @@ def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
         if path not in quantized or part == "bias":
             weights[name] = array
         elif part == "weight":
-            weights[name] = np.array(matrix(quantized[path]).astype(mx.float32))
+            weight, change = np.array(matrix(quantized[path]).astype(mx.float32)), change_of(quantized[path])
+            weights[name] = weight if change is None else change.of(weight).astype(np.float32)
     return weights
 
 

@@ -4,7 +4,7 @@
     DoRA    y = m / ||W + f B A|| (x W^T + f (x A^T) B^T) + b        norms of rows; equation 5
 
 f = alpha / R. The weight stays what it is, and where it is, so that a module keeps its parameters' names; integers stay
-integers. A trained adapter is merged into the weight before anything is exported (`spec/adapter.py`).
+integers. A trained adapter is merged into the weight (`spec/adapter.py`), or kept beside integers.
 
 Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 """
@@ -16,10 +16,12 @@ from functools import cache
 from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 
 from mlx_transformer.device import choices
-from mlx_transformer.spec.adapter import SMALLEST_NORM, AdapterConfig
+from mlx_transformer.spec.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, Change
+from mlx_transformer.spec.checkpoint import Checkpoint
 
 from .dropout import Dropout
 from .quantize import matrix
@@ -50,6 +52,29 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
         layer.__class__ = {"lora": _lora, "dora": _dora}[config.kind](kind)
 
 
+def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Put the adapter of the model's checkpoint beside those of its matrices that are integers; it isn't trained."""
+    modules, adapter = dict(model.named_modules()), checkpoint.adapter
+    for name in checkpoint.kept:
+        layer: Any = modules[name.removesuffix(".weight")]
+        change = None if adapter is None else adapter.change(name)
+        assert change is not None
+        layer.lora_a, layer.lora_b, layer.lora_factor = mx.array(change.a), mx.array(change.b), change.factor
+        layer.lora_dropout = Dropout(0.0)
+        gain = change.gain(checkpoint.packed(name).dequantised())
+        if change.magnitude is not None and gain is not None:
+            layer.magnitude, layer._gain = mx.array(change.magnitude), mx.array(gain.astype(np.float32))
+        layer.__class__ = (_lora if gain is None else _dora)(type(layer))
+
+
+def change_of(layer: Any) -> Change | None:
+    """What a layer's adapter does to its weight."""
+    if "lora_a" not in layer:
+        return None
+    parts = (np.array(layer[part].astype(mx.float32)) for part in (A, B, MAGNITUDE) if part in layer)
+    return Change(layer.lora_factor, *parts)
+
+
 def row_norms(layer: Any) -> mx.array:
     """||W + f B A|| of each row (O,), in float32: with B = 0 the very numbers of W alone."""
     update = layer.lora_b.astype(mx.float32) @ layer.lora_a.astype(mx.float32)
@@ -78,12 +103,18 @@ def _lora(kind: type[nn.Module]) -> type[nn.Module]:
 def _dora(kind: type[nn.Module]) -> type[nn.Module]:
     class DoRA(kind):
         def __call__(self: Any, x: mx.array) -> mx.array:
-            # Section 4.3: no gradient goes through the norm, which saves memory and costs no accuracy.
-            norms = mx.stop_gradient(mx.maximum(row_norms(self), SMALLEST_NORM))
-            y = (self.magnitude / norms).astype(x.dtype) * (_product(self, x) + _update(self, x))
+            y = _gain(self).astype(x.dtype) * (_product(self, x) + _update(self, x))
             return y + self.bias if "bias" in self else y
 
     return DoRA
+
+
+def _gain(layer: Any) -> mx.array:
+    """m / ||W + f B A|| (O,), known beforehand where nothing of it changes."""
+    if "_gain" in layer:
+        return layer._gain
+    # Section 4.3: no gradient goes through the norm, which saves memory and costs no accuracy.
+    return layer.magnitude / mx.stop_gradient(mx.maximum(row_norms(layer), SMALLEST_NORM))
 
 
 def _update(layer: Any, x: mx.array) -> mx.array:

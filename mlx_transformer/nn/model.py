@@ -37,6 +37,7 @@ from .attention import Attention, MakeAttention
 from .cache import Cache
 from .inputs import Ids, Tokens, as_ids, as_tokens, padding_before
 from .layers import Decoder, Encoder
+from .lora import keep_adapter
 from .masks import Mask, causal_padding_mask, padding_mask
 from .packing import document_mask, positions_in_documents
 from .positions import positions_after, positions_of
@@ -241,11 +242,14 @@ class Transformer(nn.Module):
         """The model of a checkpoint folder, in evaluation mode, read strictly; `UserError` if damaged. verify: see
         `open_checkpoint`.
 
-        Matrices that are stored quantised stay so, in MLX's quantised layers.
+        Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if the folder
+        has one.
         """
         checkpoint = open_checkpoint(folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
-        return cls._filled(checkpoint.config, weights, checkpoint.quantization)
+        model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
+        keep_adapter(model, checkpoint)
+        return model
 
     @classmethod
     def _filled(

@@ -7,13 +7,16 @@ means nothing. Of each target, a linear map with the weight W (O, D), there are 
     PATH.magnitude (O,), of DoRA alone        m U / ||U||                 DoRA: Liu et al. 2024, equation 5
 
 Norms are those of rows, one for each output, as in DoRA's code.
+
+Both files may lie in the folder of the base too: then that checkpoint is what has been trained, and matrices of it that
+are stored as integers stay so, for to merge them is to round them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from .checkpoint import ADAPTER, read_tensors
 from .config import TransformerConfig
 from .durable import replace_folder
 from .errors import UserError
 from .fields import Bounds, check_fields, unknown_keys
 from .files import read_json
+from .manifest import read_manifest
 from .parameters import parameter_shapes
+from .tensors import read_tensors
 
-ARRAYS = "adapter.safetensors"
+ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
 FORMAT = 1
 A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)
@@ -84,6 +88,32 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True)
+class Change:
+    """What an adapter does to one matrix W (O, D), computed in float64."""
+
+    factor: float
+    a: NDArray
+    b: NDArray
+    magnitude: NDArray | None = None
+
+    def of(self, weight: NDArray) -> NDArray[np.float64]:
+        """(O, D)"""
+        changed = self._sum(weight)
+        return changed if self.magnitude is None else changed * self._gain(changed)[:, None]
+
+    def gain(self, weight: NDArray) -> NDArray[np.float64] | None:
+        """(O,): what DoRA multiplies each row of the sum with; None for LoRA."""
+        return None if self.magnitude is None else self._gain(self._sum(weight))
+
+    def _sum(self, weight: NDArray) -> NDArray[np.float64]:
+        return weight.astype(np.float64) + self.factor * (self.b.astype(np.float64) @ self.a.astype(np.float64))
+
+    def _gain(self, changed: NDArray[np.float64]) -> NDArray[np.float64]:
+        assert self.magnitude is not None
+        return self.magnitude / np.maximum(np.linalg.norm(changed, axis=1), SMALLEST_NORM)
+
+
+@dataclass(frozen=True)
 class Adapter:
     config: AdapterConfig
     arrays: Mapping[str, NDArray]
@@ -91,15 +121,18 @@ class Adapter:
     def merged(self, name: str, weight: NDArray) -> NDArray:
         """The parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
         parameter is only stored in float32."""
+        change = self.change(name)
+        return weight.astype(np.float32, copy=False) if change is None else change.of(weight).astype(np.float32)
+
+    def change(self, name: str) -> Change | None:
+        """What it does to this parameter; None: nothing."""
         path = name.removesuffix(".weight")
         if path not in self._targets:
-            return weight.astype(np.float32, copy=False)
-        a, b = (self.arrays[f"{path}.{part}"].astype(np.float64) for part in (A, B))
-        changed = weight.astype(np.float64) + self.config.factor * (b @ a)
-        if self.config.kind == "dora":
-            norms = np.linalg.norm(changed, axis=1)
-            changed *= (self.arrays[f"{path}.{MAGNITUDE}"] / np.maximum(norms, SMALLEST_NORM))[:, None]
-        return changed.astype(np.float32)
+            return None
+        a, b, magnitude = (self.arrays.get(f"{path}.{part}") for part in (A, B, MAGNITUDE))
+        assert a is not None
+        assert b is not None
+        return Change(self.config.factor, a, b, magnitude)
 
     def check_fits(self, config: TransformerConfig, where: str) -> None:
         """`UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask for."""
@@ -120,9 +153,13 @@ class Adapter:
     def write(self, folder: Path) -> None:
         """Write the folder durably, in the place of an adapter that is there."""
         with replace_folder(folder, "adapter") as temporary:
-            (temporary / ADAPTER).write_text(self.json(), encoding="utf-8")
-            save_file({name: np.asarray(array, order="C") for name, array in self.arrays.items()}, temporary / ARRAYS)
-            (temporary / ARRAYS).chmod((temporary / ADAPTER).stat().st_mode & 0o777)  # it makes them private
+            self.save(temporary)
+
+    def save(self, folder: Path) -> None:
+        """Its two files."""
+        (folder / ADAPTER).write_text(self.json(), encoding="utf-8")
+        save_file({name: np.asarray(array, order="C") for name, array in self.arrays.items()}, folder / ARRAYS)
+        (folder / ARRAYS).chmod((folder / ADAPTER).stat().st_mode & 0o777)  # it makes them private
 
     @cached_property
     def _targets(self) -> frozenset[str]:
@@ -137,7 +174,29 @@ def read_adapter(folder: str | Path) -> Adapter:
     places = [place for place in (Path(folder) / "adapter", Path(folder)) if (place / ADAPTER).is_file()]
     if not places:
         raise UserError(f"{folder}: holds no adapter ({ADAPTER}, {ARRAYS}); train --adapter lora makes one")
-    folder = places[0]
+    return _read(places[0])
+
+
+def read_beside(folder: Path, weights: Callable[[], str]) -> Adapter | None:
+    """The adapter that a checkpoint's folder keeps beside its weights, whose SHA-256 `weights` gives; None if there is
+    none, or it is one of a run's checkpoints, whose weights have it in them.
+
+    `UserError` if it is damaged, or belongs to other weights.
+    """
+    if not (folder / ADAPTER).is_file():
+        return None
+    adapter = _read(folder)
+    if (base := adapter.config.base) == (digest := weights()):
+        return adapter
+    if ADAPTER in (read_manifest(folder) or {}):
+        return None
+    raise UserError(
+        f"{folder / ADAPTER}: belongs to weights of SHA-256 {base[:12]}..., those beside it have {digest[:12]}...; put "
+        "it beside the checkpoint that it was trained from"
+    )
+
+
+def _read(folder: Path) -> Adapter:
     values = read_json(folder / ADAPTER)
     try:
         version, digest, targets = (values.pop(key) for key in ("format", "arrays", "targets"))

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
 from .config import TransformerConfig, parse_object
 from .durable import check_free, previous, replace_folder
 from .errors import UserError
-from .files import open_file, read_json, read_text
+from .files import read_json, read_text
 from .manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
 from .memory import check_memory
 from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
+from .tensors import check_finite, open_tensors
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-ADAPTER = "adapter.json"  # of an adapter (`adapter.py`), which is none by itself
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -40,13 +39,26 @@ Tensors = Mapping[str, NDArray]
 class Checkpoint:
     """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory.
 
-    A quantised one reads as a float32 model whose matrices have the values that the integers stand for; `packed` and
-    `stored` show what the file holds. Reading raises `UserError` for numbers that are not finite.
+    A quantised one reads as a float32 model whose matrices have the values that the integers stand for, and one with an
+    adapter beside its weights as what was trained; `packed` and `stored` show what the file holds. Reading raises
+    `UserError` for numbers that are not finite.
     """
 
     folder: Path
     config: TransformerConfig
     quantization: Quantization = field(default_factory=dict)
+    adapter: Adapter | None = None
+    """Beside the weights, which it changes as they are read."""
+
+    @property
+    def base(self) -> Checkpoint:
+        """Without its adapter."""
+        return replace(self, adapter=None)
+
+    @property
+    def kept(self) -> list[str]:
+        """The matrices that the adapter changes and that are integers: both stay as they are, side by side."""
+        return [name for name in self.quantization if self.adapter is not None and self.adapter.change(name)]
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -68,23 +80,24 @@ class Checkpoint:
 
     def tensor(self, name: str) -> NDArray:
         """One parameter in the table's shape."""
-        with _open(self.folder / WEIGHTS) as file:
+        with open_tensors(self.folder / WEIGHTS) as file:
             return self._tensor(file, name)
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
         """(name, array) one by one, in the table's order."""
-        with _open(self.folder / WEIGHTS) as file:
+        with open_tensors(self.folder / WEIGHTS) as file:
             for name in self.names():
                 yield name, self._tensor(file, name)
 
     def packed(self, name: str) -> Packed:
-        """A quantised matrix as it is stored, its scales and biases in float32. `name` is one of `quantization`."""
-        with _open(self.folder / WEIGHTS) as file:
+        """A quantised matrix as it is stored, without an adapter's change, its scales and biases in float32. `name` is
+        one of `quantization`."""
+        with open_tensors(self.folder / WEIGHTS) as file:
             return self._packed(file, name)
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
-        """(name, array) as the file holds them, three tensors for each quantised matrix."""
-        with _open(self.folder / WEIGHTS) as file:
+        """(name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's sum."""
+        with open_tensors(self.folder / WEIGHTS) as file:
             for name in self.names():
                 if name in self.quantization:
                     packed = self._packed(file, name)
@@ -93,17 +106,23 @@ class Checkpoint:
                     yield name, self._tensor(file, name)
 
     def _tensor(self, file: Any, name: str) -> NDArray:
+        array = self._own(file, name)
+        if self.adapter is None or self.adapter.change(name) is None:
+            return array
+        return self.adapter.merged(name, array)
+
+    def _own(self, file: Any, name: str) -> NDArray:
         if name in self.quantization:
             return self._packed(file, name).dequantised()
         array = file.get_tensor(name)
-        _check_finite(self.folder / WEIGHTS, name, array)
+        check_finite(self.folder / WEIGHTS, name, array)
         return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
 
     def _packed(self, file: Any, name: str) -> Packed:
         words, *numbers = (file.get_tensor(stored) for stored in tensors_of(name))
         scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
         for stored, array in zip(tensors_of(name)[1:], (scales, biases), strict=True):
-            _check_finite(self.folder / WEIGHTS, stored, array)
+            check_finite(self.folder / WEIGHTS, stored, array)
         return Packed(words, scales, biases, self.quantization[name])
 
 
@@ -166,6 +185,12 @@ def weights_digest(folder: Path) -> str:
     return entries[WEIGHTS][0] if WEIGHTS in entries else sha256(folder / WEIGHTS)
 
 
+def digests(checkpoint: Checkpoint) -> dict[str, str]:
+    """{file: SHA-256} of what says which numbers the checkpoint has."""
+    found = {WEIGHTS: weights_digest(checkpoint.folder)}
+    return found if checkpoint.adapter is None else {**found, ARRAYS: sha256(checkpoint.folder / ARRAYS)}
+
+
 def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     """Open a checkpoint folder (or a run's folder, which holds one as `model`) and check everything in it.
 
@@ -174,7 +199,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     folder = resolve(folder)
     if verify:
         verify_files(folder, listed=(CONFIG, WEIGHTS))
-    with _open(folder / WEIGHTS) as file:
+    with open_tensors(folder / WEIGHTS) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
         types = {name: entry.get_dtype() for name, entry in slices.items()}
@@ -187,7 +212,10 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
         if kind not in allowed:
             allowed_types = ", ".join(sorted(allowed))
             raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights are of a type in {allowed_types}")
-    return Checkpoint(folder, config, quantization)
+    adapter = read_beside(folder, lambda: weights_digest(folder))
+    if adapter is not None:
+        adapter.check_fits(config, str(folder / ARRAYS))
+    return Checkpoint(folder, config, quantization, adapter)
 
 
 def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
@@ -224,31 +252,3 @@ def resolve(folder: str | Path) -> Path:
         )
     missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
     raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")
-
-
-def read_tensors(path: Path) -> dict[str, NDArray]:
-    """All arrays of one safetensors file, strictly parsed; `UserError` if it is damaged, or has a number that is not
-    finite."""
-    found = {}
-    with _open(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            try:
-                found[name] = file.get_tensor(name)
-            except (SafetensorError, TypeError) as error:  # a type that NumPy doesn't have
-                raise UserError(f"{path}: {name} cannot be read ({error})") from error
-            _check_finite(path, name, found[name])
-    return found
-
-
-def _check_finite(path: Path, name: str, array: NDArray) -> None:
-    if array.dtype.kind not in "iub" and not np.isfinite(array).all():
-        raise UserError(f"{path}: {name} is not finite: damaged; restore it from a copy")
-
-
-def _open(path: Path):
-    with open_file(path):  # a regular file
-        pass
-    try:
-        return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error})") from error

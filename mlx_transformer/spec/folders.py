@@ -18,7 +18,8 @@ def is_onnx_folder(path: str | Path) -> bool:
     if path.is_dir() and (any(path.glob("onnx/*.onnx")) or any(path.glob("*.onnx"))):
         return True
     # Not at the top: running an ONNX folder needs nothing of what reads weights.
-    from .checkpoint import ADAPTER, resolve
+    from .adapter import ADAPTER
+    from .checkpoint import resolve
 
     try:
         resolve(path)

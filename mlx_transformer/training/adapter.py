@@ -26,6 +26,11 @@ def chosen_adapter(options: TrainingOptions, base: Checkpoint) -> AdapterConfig 
     """What the recipe asks for. `UserError` if a pattern fits no linear map, or the rank is too large for one."""
     if options.adapter is None:
         return None
+    if base.adapter is not None:
+        raise UserError(
+            f"{base.folder}: has an adapter beside its weights already; train another one of the checkpoint that "
+            "it was made from, or merge this one first"
+        )
     maps = linear_maps(base.config)
     fitting = matching(maps, options.adapter_targets or TARGETS, "adapter_targets", what="linear map of a layer")
     config = AdapterConfig(

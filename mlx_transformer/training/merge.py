@@ -1,17 +1,21 @@
-"""An adapter merged into its base, as a checkpoint of its own: in float32, or with the base's integers again."""
+"""An adapter and its base as one checkpoint: merged in float32, rounded to integers again, or side by side."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copyfile
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.adapter import Adapter, read_adapter
+from mlx_transformer.spec.adapter import ARRAYS, Adapter, read_adapter
 from mlx_transformer.spec.checkpoint import (
+    CONFIG,
+    TOKENIZER,
+    WEIGHTS,
     Checkpoint,
     holds_checkpoint,
     open_checkpoint,
@@ -19,8 +23,9 @@ from mlx_transformer.spec.checkpoint import (
     weights_digest,
 )
 from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.durable import check_free
+from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.manifest import write_manifest
 from mlx_transformer.spec.quantization import Packed, tensors_of
 
 ROWS, LENGTH = 4, 16
@@ -60,21 +65,13 @@ def merge_adapter(
     adapter leaves alone the very same; returns what that cost. `out` is new or empty, or with `force` another
     checkpoint that is replaced. `UserError` if the adapter is damaged or belongs to other weights.
     """
-    opened = open_checkpoint(base)
-    for source in (opened.folder, Path(adapter)):
-        check_free(Path(out), "checkpoint", holds_checkpoint, force, source)
-    found = read_adapter(adapter)
-    if found.config.base != (digest := weights_digest(opened.folder)):
-        raise UserError(
-            f"{adapter}: belongs to weights of SHA-256 {found.config.base[:12]}..., those of {opened.folder} have "
-            f"{digest[:12]}...; give the checkpoint that it was trained from"
-        )
-    found.check_fits(opened.config, str(adapter))
+    opened, found = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
     merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
     if not requantize:
         save_checkpoint(out, opened.config, merged, text)
         return None
+    _check_quantised(replace(opened, adapter=found), "none can be rounded again: leave out --requantize")
     stored, rounded = _rounded(opened, found, merged)
     save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization)
     was = {name: opened.tensor(name) for name in rounded}
@@ -87,6 +84,47 @@ def merge_adapter(
     size = _rms(exact)
     error, change = (_rms({n: other[n] - exact[n] for n in exact}) / size for other in (rounded, was))
     return Rounding(len(exact), error, change, float(np.abs(logits - others).max()), float(logits.std()))
+
+
+def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: bool = False) -> str:
+    """Write a quantised base's files as they are and the adapter beside them: a checkpoint that is what was trained,
+    bit for bit. Returns what it is in words.
+
+    `out` and errors: as of `merge_adapter`; `UserError` too if nothing that the adapter changes is quantised.
+    """
+    opened, found = _opened(base, adapter, out, force)
+    opened.tokenizer_json()  # which says what is wrong with it
+    together = replace(opened, adapter=found)
+    _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
+    with replace_folder(Path(out), "checkpoint") as temporary:
+        for name in (CONFIG, WEIGHTS, TOKENIZER):
+            if (opened.folder / name).is_file():
+                copyfile(opened.folder / name, temporary / name)
+        found.save(temporary)
+        write_manifest(temporary)
+    sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
+    held = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)
+    return f"{found.config.kind} of rank {found.config.rank} beside {len(together.kept)} matrices of integers: {held}"
+
+
+def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool) -> tuple[Checkpoint, Adapter]:
+    """Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be written."""
+    opened = open_checkpoint(base).base
+    for source in (opened.folder, Path(adapter)):
+        check_free(Path(out), "checkpoint", holds_checkpoint, force, source)
+    found = read_adapter(adapter)
+    if found.config.base != (digest := weights_digest(opened.folder)):
+        raise UserError(
+            f"{adapter}: belongs to weights of SHA-256 {found.config.base[:12]}..., those of {opened.folder} have "
+            f"{digest[:12]}...; give the checkpoint that it was trained from"
+        )
+    found.check_fits(opened.config, str(adapter))
+    return opened, found
+
+
+def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:
+    if not checkpoint.kept:
+        raise UserError(f"{checkpoint.folder}: no matrix that the adapter changes is quantised; {advice}")
 
 
 def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weights, Weights]:
@@ -103,11 +141,6 @@ def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weigh
         )
         stored |= zip(tensors_of(name), (words, scales, biases), strict=True)
         values[name] = Packed(words, scales, biases, scheme).dequantised()
-    if not values:
-        raise UserError(
-            f"{base.folder}: no matrix that the adapter changes is quantised, so that none can be rounded again: "
-            "leave out requantize=True"
-        )
     return stored, values
 
 

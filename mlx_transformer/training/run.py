@@ -31,6 +31,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import clear_leftovers, flush, remove_folder, write_text
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_bytes, read_json
+from mlx_transformer.spec.tensors import read_tensors
 from mlx_transformer.spec.versions import versions
 
 from .boards import TENSORBOARD, WANDB_ID, Board, boards
@@ -216,7 +217,7 @@ class Run:
                 if not (path / checkpoint.MANIFEST).exists():
                     raise UserError(f"{path / checkpoint.MANIFEST} is missing")
                 opened = checkpoint.open_checkpoint(path)
-                contents = opened, checkpoint.read_tensors(path / OPTIMIZER), read_json(path / STATE)
+                contents = opened, read_tensors(path / OPTIMIZER), read_json(path / STATE)
             except (UserError, OSError) as error:
                 self.warn(f"{path.name} is damaged, trying the one before it ({error})")
                 damaged.append(path)

@@ -12,7 +12,7 @@ from mlx.utils import tree_unflatten
 
 from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.adapter import AdapterConfig
-from mlx_transformer.spec.checkpoint import open_checkpoint, resolve, weights_digest
+from mlx_transformer.spec.checkpoint import digests, open_checkpoint, resolve
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
@@ -37,7 +37,10 @@ class Start:
     @property
     def record(self) -> dict[str, Any]:
         """For run.json: the digest of the weights that it starts from."""
-        return {} if self.checkpoint is None else {"start": {"weights": weights_digest(self.checkpoint)}}
+        if self.checkpoint is None:
+            return {}
+        weights, *adapter = digests(open_checkpoint(self.checkpoint, verify=False)).values()
+        return {"start": {"weights": weights, **({"adapter": adapter[0]} if adapter else {})}}
 
     def model(self) -> Transformer:
         """With its first weights, in float32 (but integers under an adapter); MLX's random state decides fresh ones."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.quantize import quantization_of
-from mlx_transformer.spec.adapter import ARRAYS, Adapter, AdapterConfig, read_adapter
-from mlx_transformer.spec.checkpoint import ADAPTER, open_checkpoint, save_checkpoint
+from mlx_transformer.spec.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig, read_adapter
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.quantization import Packed, tensors_of
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from export.precision.adapters import A, B
 from export.targets.coreml.shape import part_of
 from export.targets.names import (
     DECODER_COREML,
@@ -127,7 +128,9 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     outputs = next(record["outputs"] for record in records if record["type"] == "outputs")
     edges = [([i[0] for i in p["inputs"]], [o[0] for o in p["outputs"]]) for p in primitives]
     reached = _reached([output[0] for output in outputs], edges)
-    return _count((p["name"] for p in primitives), MLX_COUNTS), {name for name, i in keywords if i in reached}
+    products, softmaxes = _count((p["name"] for p in primitives), MLX_COUNTS)
+    products -= sum(name.rpartition(".")[2] in (A, B) for name in weights)  # each is multiplied with once
+    return (products, softmaxes), {name for name, i in keywords if i in reached}
 
 
 def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
@@ -143,7 +146,7 @@ def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
         graph = onnx.load(engine.files[name], load_external_data=False).graph
         nodes = list(_all_nodes(graph))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
-        total[0] -= _further_parts(nodes)
+        total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
         reached = _reached([output.name for output in graph.output], outer)
         used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
@@ -161,6 +164,13 @@ def _further_parts(nodes: list[onnx.NodeProto]) -> int:
     turned = {node.output[0]: part_of(node.input[0]) for node in nodes if node.op_type == "Transpose"}
     parts = [turned.get(node.input[1]) for node in nodes if node.op_type == "MatMul"]
     return sum(part is not None and part[1] > 0 for part in parts)
+
+
+def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
+    """How many products are those of an adapter beside integers."""
+    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Cast"}
+    read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
+    return sum(any(name.rpartition(".")[2] in (A, B) for name in names) for names in read)
 
 
 def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -> set[str]:

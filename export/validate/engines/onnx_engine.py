@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 
-from .stored import RoundTrip, matrices, matrix_of, restored
+from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
 from .taps import add_taps
 
 if TYPE_CHECKING:
@@ -123,9 +122,8 @@ class OnnxEngine:
                 if tensor.name in table or tensor.name.rpartition(".")[0] in table
             }
             tensors = joined(tensors, 0)
-            for name in table.keys() & tensors.keys():
-                wide = tensors[name].dtype.name == "bfloat16"
-                yield path.name, name, tensors[name].astype(np.float32) if wide else tensors[name]
+            for name, held in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
+                yield path.name, name, held.astype(np.float32) if held.dtype.name == "bfloat16" else held
             for name, array, round_trip in restored(tensors, table):
                 where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
                 self._round_trips[where, name] = round_trip
@@ -133,13 +131,15 @@ class OnnxEngine:
             for name, kind, array in matrices(tensors, table):
                 where = path.name if kind == "blocks" else f"{path.name}, table"
                 if self.checkpoint is not None:
-                    self._round_trips[where, name] = partial(matrix_of, self.checkpoint.packed(name))
+                    self._round_trips[where, name] = read_beside(self.checkpoint, name)
                 yield where, name, array
             computed = {output for node in model.graph.node for output in node.output}
             for name, parts in ({name: [name] for name in computed} | parts_of(computed)).items():
                 if name in table:
-                    arrays = [self.open(path, constant_part(model, part)).run([part], {})[0] for part in parts]
-                    yield path.name, name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+                    array = np.concatenate([self.open(path, constant_part(model, p)).run([p], {})[0] for p in parts])
+                    if self.checkpoint is not None and name in self.checkpoint.kept:
+                        self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
+                    yield path.name, name, array
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
         """What a file must hold of this parameter of the checkpoint."""

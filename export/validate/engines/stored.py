@@ -7,13 +7,16 @@ give float32 matrices (O, D) that must agree bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from export.precision.adapters import GAIN, A, B, branch, change_of, merged
 from export.precision.int8 import IN_STEPS
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
+from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.quantization import Packed
 
 RoundTrip = Callable[[NDArray], NDArray]
@@ -99,15 +102,45 @@ SCALES = {
 def matrices(
     tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it) of those in `names`, parameters
-    with their shapes."""
+    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged) of those in
+    `names`, parameters with their shapes."""
     for tensor, data in tensors.items():
         name, _, kind = tensor.rpartition(".")
         if name in names and kind in ("blocks", "rows"):
             rows, width = names[name]
             bits, scales = data.size * 8 // (rows * width), tensors[f"{name}.scales"]
             zeros = from_bytes(tensors[f"{name}.zeros"].reshape(rows, -1), bits)[:, : scales.shape[1]]
-            yield name, kind, _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
+            matrix = _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
+            yield name, kind, merged(name, matrix, tensors)
+
+
+def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
+    """What the operators and an adapter's branch beside them have to make of a quantised matrix."""
+    packed, change = checkpoint.packed(name), change_of(checkpoint, name)
+    if change is None:
+        return partial(matrix_of, packed)
+    dense = packed.dequantised()
+    parts = zip((A, B, GAIN), branch(change, dense), strict=False)
+    stored = {f"{name}.{kind}": array for kind, array in parts}
+    return lambda _: merged(name, matrix_of(packed, dense), stored)
+
+
+def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
+    """What a graph has to compute of integers and the adapter beside them: the parameter. A number of `got` may lie on
+    the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads there."""
+    change, weight = change_of(checkpoint, name), checkpoint.packed(name).dequantised()
+    assert change is not None
+    size = np.abs(weight) + change.factor * (np.abs(change.b).astype(np.float64) @ np.abs(change.a))
+    gain = change.gain(weight)
+    error = size * (1 if gain is None else np.abs(gain)[:, None]) * (len(change.a) + 8) * 2.0**-53
+    exact = change.of(weight)
+    low, high = ((exact + sign * error).astype(np.float32) for sign in (-1, 1))
+
+    def round_trip(dense: NDArray) -> NDArray:
+        same = got.shape == dense.shape and got.dtype == dense.dtype
+        return np.where((low <= got) & (got <= high), got, dense) if same else dense
+
+    return round_trip
 
 
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:

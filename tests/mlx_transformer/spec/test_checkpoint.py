@@ -14,11 +14,12 @@ from safetensors.numpy import save_file
 from small_checkpoint import CONFIG, TOKENIZER, contents, refusal, saved, weights
 
 from mlx_transformer.spec import checkpoint, durable
-from mlx_transformer.spec.checkpoint import open_checkpoint, read_tensors, save_checkpoint
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import is_onnx_folder
 from mlx_transformer.spec.manifest import verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.tensors import read_tensors
 
 
 @pytest.fixture

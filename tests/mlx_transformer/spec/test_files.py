@@ -9,10 +9,10 @@ import pytest
 
 from mlx_transformer.data import corpus
 from mlx_transformer.data.corpus import read_lines
-from mlx_transformer.spec.checkpoint import read_tensors
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_protobuf, read_text
 from mlx_transformer.spec.manifest import sha256
+from mlx_transformer.spec.tensors import read_tensors
 from mlx_transformer.spec.tokenizer import Tokenizer
 from mlx_transformer.training.recipe import load_recipe
 

@@ -5,31 +5,20 @@ import shutil
 
 import numpy as np
 import pytest
+from adapter_models import made
 from quantized_models import wide
 from small_models import configs, random_weights
 
 from mlx_transformer.cli import main
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import quantize_checkpoint
-from mlx_transformer.spec.adapter import ARRAYS, Adapter, AdapterConfig, linear_maps, read_adapter
-from mlx_transformer.spec.checkpoint import ADAPTER, open_checkpoint, save_checkpoint, weights_digest
+from mlx_transformer.spec.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
+from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.quantization import Scheme, tensors_of
-from mlx_transformer.training.merge import merge_adapter
+from mlx_transformer.training.merge import keep_adapter, merge_adapter
 
 KINDS = ["lora", "dora"]
-
-
-def made(base, kind="lora", targets=None, size=0.1, **options):
-    """An adapter of a checkpoint with random arrays."""
-    config = open_checkpoint(base).config
-    values = {"rank": 3, "alpha": 6.0, "base": weights_digest(base), **options}
-    described = AdapterConfig(kind=kind, targets=tuple(targets or linear_maps(config)), **values)
-    rng = np.random.default_rng(3)
-    shapes = described.shapes(config)
-    arrays = {name: (size * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
-    arrays |= {name: np.abs(array) + 1 for name, array in arrays.items() if name.endswith(".magnitude")}
-    return Adapter(described, arrays)
 
 
 @pytest.fixture
@@ -104,12 +93,88 @@ def test_integers_become_float32_or_integers_again(base, kind, tmp_path, capsys)
     assert f"differ by at most {np.abs(found[0] - found[1]).max():.3g} " in said
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_kept_beside_integers(base, kind, tmp_path, capsys):
+    """The base's files to the byte; read as the merged model; only there is it a checkpoint that is merged as well."""
+    integers, kept = tmp_path / "integers", tmp_path / "kept"
+    adapter = made(integers, kind)
+    adapter.write(tmp_path / "adapter")
+    main(["merge", str(integers), str(tmp_path / "adapter"), "--keep-adapter", "--out", str(kept)])
+    opened = open_checkpoint(kept)
+    assert f"{kind} of rank 3 beside {len(opened.kept)} matrices of integers" in capsys.readouterr().out
+    for name in ("config.json", "model.safetensors"):
+        assert (kept / name).read_bytes() == (integers / name).read_bytes()
+    merge_adapter(integers, tmp_path / "adapter", tmp_path / "float32")
+    merged = dict(open_checkpoint(tmp_path / "float32").tensors())
+    assert all(merged[name].tobytes() == weight.tobytes() for name, weight in opened.tensors())
+    assert all(opened.tensor(name).tobytes() == merged[name].tobytes() for name in opened.kept)
+    assert set(opened.kept) == {f"{path}.weight" for path in linear_maps(wide())} & opened.quantization.keys()
+    assert 0 < len(opened.kept) < len(linear_maps(wide()))  # down_proj is too narrow for the groups, and merged
+
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 40, (4, 16)) for _ in range(2)]
+    merge_adapter(integers, tmp_path / "adapter", tmp_path / "again", requantize=True)
+    found = {name: np.array(Transformer.load(tmp_path / name)(*ids)) for name in ("float32", "kept", "again")}
+    near, far = (np.abs(found[name] - found["float32"]).max() for name in ("kept", "again"))
+    assert near < 1e-3 * far
+
+    main(["info", str(kept)])
+    assert "beside" in capsys.readouterr().out
+    merge_adapter(kept, kept, tmp_path / "later")  # its own adapter, into its own base
+    later = dict(open_checkpoint(tmp_path / "later").tensors())
+    assert all(later[name].tobytes() == weight.tobytes() for name, weight in merged.items())
+    with pytest.raises(UserError, match="is quantised already"):
+        quantize_checkpoint(kept, tmp_path / "twice", Scheme(128, 4))
+    flags = ["--source", "x", "--target", "y", "--steps", "1", "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--from", str(kept), "--adapter", "lora", *flags])
+    assert "has an adapter beside its weights already; train another one of the checkpoint" in capsys.readouterr().err
+    flags = ["--keep-adapter", "--requantize", "--out", str(tmp_path / "both")]
+    with pytest.raises(SystemExit, match="2"):
+        main(["merge", str(integers), str(tmp_path / "adapter"), *flags])
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_an_adapter_beside_other_weights_is_refused(base, tmp_path):
+    """By digest, also where somebody has put the files there."""
+    integers = tmp_path / "integers"
+    made(integers).write(tmp_path / "adapter")
+    keep_adapter(integers, tmp_path / "adapter", tmp_path / "kept")
+    for name in ("manifest.json", "model.safetensors", "config.json"):
+        (tmp_path / "kept" / name).unlink()
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(base / name, tmp_path / "kept")
+    with pytest.raises(UserError, match=r"kept/adapter\.json: belongs to weights of SHA-256 .*, those beside it have"):
+        open_checkpoint(tmp_path / "kept")
+    for name in ("adapter.json", "adapter.safetensors"):
+        shutil.copy(tmp_path / "adapter" / name, integers)
+    assert open_checkpoint(integers).adapter is not None
+
+
+@pytest.mark.parametrize("name", [ADAPTER, ARRAYS])
+def test_damage_beside_the_weights_is_found(base, name, tmp_path):
+    made(tmp_path / "integers").write(tmp_path / "adapter")
+    keep_adapter(tmp_path / "integers", tmp_path / "adapter", tmp_path / "kept")
+    data = bytearray((tmp_path / "kept" / name).read_bytes())
+    data[-9] ^= 4
+    (tmp_path / "kept" / name).write_bytes(data)
+    with pytest.raises(UserError, match=f"{name}: damaged"):
+        open_checkpoint(tmp_path / "kept")
+    (tmp_path / "kept" / name).unlink()
+    with pytest.raises(UserError, match=f"{name}: listed in manifest.json but missing"):
+        open_checkpoint(tmp_path / "kept")
+
+
 def test_what_cannot_be_merged(base, tmp_path):
     made(base).write(tmp_path / "adapter")
     with pytest.raises(UserError, match=r"adapter: belongs to weights of SHA-256 .* those of .*integers have"):
         merge_adapter(tmp_path / "integers", tmp_path / "adapter", tmp_path / "out")
-    with pytest.raises(UserError, match="no matrix that the adapter changes is quantised"):
+    with pytest.raises(UserError, match="no matrix that the adapter changes is quantised; none can be rounded"):
         merge_adapter(base, tmp_path / "adapter", tmp_path / "out", requantize=True)
+    with pytest.raises(UserError, match="no matrix that the adapter changes is quantised; merging it rounds nothing"):
+        keep_adapter(base, tmp_path / "adapter", tmp_path / "out")
+    with pytest.raises(UserError, match=r"adapter: belongs to weights of SHA-256 .* those of .*integers have"):
+        keep_adapter(tmp_path / "integers", tmp_path / "adapter", tmp_path / "out")
     with pytest.raises(UserError, match=r"base: holds no adapter \(adapter\.json, adapter\.safetensors\)"):
         merge_adapter(base, base, tmp_path / "out")
     with pytest.raises(UserError, match=r"adapter: is an adapter; merge it into its base first"):

@@ -1,0 +1,41 @@
+"""Arrays of safetensors files, strictly parsed: damage is a `UserError` that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from .errors import UserError
+from .files import open_file
+
+
+def open_tensors(path: Path):
+    """The opened file, whose arrays are read one by one."""
+    with open_file(path):  # a regular file
+        pass
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def read_tensors(path: Path) -> dict[str, NDArray]:
+    """All arrays of one file; `UserError` too if one has a number that is not finite."""
+    found = {}
+    with open_tensors(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            try:
+                found[name] = file.get_tensor(name)
+            except (SafetensorError, TypeError) as error:  # a type that NumPy doesn't have
+                raise UserError(f"{path}: {name} cannot be read ({error})") from error
+            check_finite(path, name, found[name])
+    return found
+
+
+def check_finite(path: Path, name: str, array: NDArray) -> None:
+    if array.dtype.kind not in "iub" and not np.isfinite(array).all():
+        raise UserError(f"{path}: {name} is not finite: damaged; restore it from a copy")
