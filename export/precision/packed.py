@@ -45,6 +45,8 @@ def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
     folder, quantized = checkpoint.folder, checkpoint.quantization
     if again := [name for name in precisions if PRECISIONS[name].rounds_blocks and quantized]:
         raise UserError(f"{folder}: is quantised; {again[0]} would round again: packed keeps its integers")
+    if halves := [n for n in precisions if PRECISIONS[n].form == "floats" and PRECISIONS[n].bits == 16 and quantized]:
+        raise UserError(f"{folder}: is quantised; {halves[0]} takes more room than its integers: float32 or packed")
     if "packed" in precisions and not quantized:
         raise UserError(f"{folder}: isn't quantised; packed is for what mlx-transformer quantize writes")
     if "packed" in precisions and all(zero_points(checkpoint.packed(name)) is None for name in quantized):

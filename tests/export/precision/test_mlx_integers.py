@@ -115,6 +115,9 @@ def test_integers_are_not_rounded_again(model):
     for precision in ("int4", "int8-weights"):
         with pytest.raises(UserError, match=f"{precision} would round again"):
             check_integers(quantised, ["float32", precision])
+    for precision in ("float16", "bfloat16"):
+        with pytest.raises(UserError, match=f"{precision} takes more room than its integers: float32 or packed"):
+            check_integers(quantised, [precision])
 
 
 @pytest.mark.parametrize("bits", BITS)
