@@ -34,17 +34,24 @@ SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cros
 
 @dataclass
 class Texts:
-    """The text of each token that occurs, by id."""
+    """The text of each token that occurs, by number: its id, or of a source's own vocabulary that and the number of the
+    target's tokens."""
 
     tokenizer: Tokenizer
     found: dict[int, str] = field(default_factory=dict)
 
-    def add(self, ids: Iterable[int]) -> list[int]:
+    def add(self, ids: Iterable[int], side: str = "target") -> list[int]:
+        """The numbers of these ids."""
+        own = side == "source" and self.tokenizer.separate
+        tokenizer, first = (self.tokenizer.source, self.tokenizer.vocab_size) if own else (self.tokenizer, 0)
         listed = [int(id) for id in ids]
         for id in listed:
-            if id not in self.found:
-                self.found[id] = token_text(self.tokenizer, id)
-        return listed
+            if first + id not in self.found:
+                self.found[first + id] = token_text(tokenizer, id)
+        return [first + id for id in listed]
+
+    def words(self, ids: Sequence[int], side: str) -> list[int | None]:
+        return words_of(self.tokenizer.source if side == "source" else self.tokenizer, ids)
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
@@ -74,7 +81,7 @@ def content(models: Sequence[Opened], sentence: Sentence, traces: Sequence[Trace
         "given": sentence.given,
         "score": None if sentence.score is None else rounded([sentence.score])[0],
         "sides": {
-            side: {"ids": texts.add(ids), "words": words_of(first.tokenizer, ids)}
+            side: {"ids": texts.add(ids, side), "words": texts.words(ids, side)}
             for side, ids in (("source", sentence.source), ("target", sentence.target))
             if ids
         },

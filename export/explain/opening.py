@@ -16,6 +16,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import is_onnx_folder
 from mlx_transformer.spec.manifest import verify_files
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer_files import tokenizer_path
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")
 FOR_FOLDERS = ("onnxruntime",)
@@ -66,14 +67,14 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
         for place in (folder, folder / "onnx"):
             if verify and place.is_dir():
                 verify_files(place)
-        engine, path = open_engine(chosen, None, folder, threads), folder / "tokenizer.json"
+        engine, path = open_engine(chosen, None, folder, threads), tokenizer_path(folder)
     else:
         if threads is not None:
             raise UserError(f"{folder}: is a checkpoint; --threads is for ONNX folders")
         checkpoint = open_checkpoint(folder, verify)
-        engine, path = open_engine(chosen, checkpoint, None), checkpoint.folder / "tokenizer.json"
+        engine, path = open_engine(chosen, checkpoint, None), checkpoint.tokenizer_path
     config: TransformerConfig = engine.config  # type: ignore[attr-defined]
-    tokenizer = Tokenizer.load(path) if path.is_file() else None
+    tokenizer = None if path is None else Tokenizer.load(path)
     architecture = config.architecture
     tokenizer = fitting_tokenizer(config, tokenizer, str(folder), architecture, USES[architecture])
     return Opened(folder, chosen, engine, config, tokenizer)

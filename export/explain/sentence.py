@@ -75,7 +75,7 @@ def _filled(model: Opened, text: str, target: str | None) -> Sentence:
 
 
 def _translated(model: Opened, text: str, target: str | None, options: Options) -> Sentence:
-    source = model.tokenizer.encode(text)
+    source = model.tokenizer.source.encode(text)
     _check_length(model, source, "sentence")
     bos = model.config.bos_id
     if target is not None:

@@ -153,7 +153,7 @@ def judge(
 
     wide = OnnxTransformer(plain)
     tokenizer = wide.translator.tokenizer
-    rows = tokenizer.encode_batch(text.source)
+    rows = tokenizer.source.encode_batch(text.source)
 
     def translated(model: OnnxTransformer, name: str, finished: int) -> list[list[int]]:
         return model.generate(rows, done=lambda share: watch((finished + share) / (1 + len(precisions)), name))

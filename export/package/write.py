@@ -1,7 +1,8 @@
 """The folder that consumers load, written from a checkpoint with NumPy alone.
 
     OUT/config.json, generation_config.json            for Optimum and transformers.js (`consumers.py`)
-    OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer
+    OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; if it has one for each
+                                                       language, source_tokenizer.json and target_tokenizer.json
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
     OUT/manifest.json                                  digests of these files
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
@@ -35,6 +36,7 @@ from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC
 from mlx_transformer.spec.huggingface import tokenizer_config
 from mlx_transformer.spec.manifest import write_manifest
+from mlx_transformer.spec.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.spec.versions import versions
 from mlx_transformer.spec.watch import Watch, unwatched
 
@@ -93,6 +95,8 @@ def export_onnx(
     if (written := chosen.for_model(opened.config)) is not chosen:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
         told(f"{files}: written as target {written.name} has it: {chosen.supports(opened.config)}")
+    if tokenizer is not None and len(files := tokenizer_files(tokenizer)) > 1:
+        told(f"{' and '.join(files)}: Optimum and transformers.js, which expect one {JOINT}, can be given ids alone")
     judged = [name for name in precisions if name in LIMITS]
     text = gate_text(opened, judged, gate_source, gate_reference, told)
     with replace_folder(out, "ONNX folder") as folder:
@@ -131,9 +135,10 @@ def _write(
     for precision in precisions:
         external += _write_graphs(opened, graphs, external_threshold, target, shape, precision, activations)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
-    if tokenizer is not None:
-        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-        texts["tokenizer_config.json"] = tokenizer_config(config, tokenizer)
+    for name, text in ({} if tokenizer is None else tokenizer_files(tokenizer)).items():
+        (folder / name).write_text(text, encoding="utf-8")
+        if name == JOINT:
+            texts["tokenizer_config.json"] = tokenizer_config(config, text)
     texts[SPEC] = {
         "format": FORMAT,
         "config": config.to_dict(),

@@ -42,12 +42,13 @@ from mlx_transformer.spec.files import read_json
 from mlx_transformer.spec.folders import SPEC, is_onnx_folder
 from mlx_transformer.spec.manifest import read_manifest, verify_files
 from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.spec.tokenizer_files import NAMES, tokenizer_path
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""
 
 
-READ = (SPEC, "config.json", "tokenizer.json")
+READ = (SPEC, "config.json", *NAMES)
 """What is read of the files beside the graphs' folder."""
 
 
@@ -96,8 +97,8 @@ class OnnxFolder:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        path = self.path / "tokenizer.json"
-        return path if path.is_file() else None
+        """What `Tokenizer.load` takes."""
+        return tokenizer_path(self.path)
 
     @property
     def weights(self) -> Path | None:

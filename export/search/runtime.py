@@ -191,7 +191,7 @@ class SearchModel:
                 long: list[int] = []
                 _, rows = self.translator.rows([line], overlong, first_line + i, long.append)
                 if long:
-                    new = [self.translator.tokenizer.decode(row).rstrip(REPLACEMENT) for row in rows]
+                    new = [self.translator.tokenizer.source.decode(row).rstrip(REPLACEMENT) for row in rows]
                     if on_overlong is not None:
                         on_overlong(first_line + i)
             owners += [i] * len(new)

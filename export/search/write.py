@@ -24,6 +24,7 @@ from mlx_transformer.spec.checkpoint import digests
 from mlx_transformer.spec.durable import replace_files
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_protobuf
+from mlx_transformer.spec.tokenizer_files import side_texts
 from mlx_transformer.spec.watch import Watch, unwatched
 
 from .graph import search_model
@@ -77,6 +78,11 @@ def export_search(
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text and tokenizer is None:
         raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
+    if text and tokenizer is not None and side_texts(tokenizer) is not None:
+        raise UserError(
+            f"{opened.folder}: has a vocabulary for each language; text in a graph is of a joint one: export "
+            "without text"
+        )
     check_integers(opened, [precision])
     model = search_model(opened.config, target, tokenizer if text else None)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.

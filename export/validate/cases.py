@@ -133,11 +133,11 @@ def grid(
 
 
 def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
-    """SENTENCES as ids, each ending with eos; empty without a tokenizer."""
+    """SENTENCES as ids of the source's vocabulary, each ending with eos; empty without a tokenizer."""
     if path is None:
         return []
     vocabulary = min(config.vocab_size, config.source_vocab_size)
-    return [[i for i in row if i < vocabulary] for row in Tokenizer.load(path).encode_batch(SENTENCES)]
+    return [[i for i in row if i < vocabulary] for row in Tokenizer.load(path).source.encode_batch(SENTENCES)]
 
 
 def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Generator) -> Bits:

@@ -15,10 +15,11 @@ from export.search.interface import CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZ
 from export.targets.names import DECODER_MERGED, ENCODER
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import parse_json, read_json, read_protobuf, read_text
+from mlx_transformer.spec.files import parse_json, read_json, read_protobuf
 from mlx_transformer.spec.folders import SPEC
 from mlx_transformer.spec.manifest import read_manifest, verify_file, verify_files
 from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
+from mlx_transformer.spec.tokenizer_files import read_tokenizer, side_texts
 
 GRAPHS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 WASM_ALONE = ("int8", "bfloat16")
@@ -88,7 +89,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
             verify_files(opened.place, used)
             listed = read_manifest(path) or {}
             verify_files(path, [name for name in (SPEC, "tokenizer.json") if name in listed])
-        tokenizer = read_text(opened.tokenizer_path)
+        tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
         details = _source(path), graphs, webgpu, opened.precision == "float16", _caches(files["decoder"])
         found.append(SiteModel(opened.precision, "steps", opened.config, tokenizer, *details))
@@ -170,6 +171,8 @@ def _source(folder: Path) -> str | None:
 def _check_tokenizer(path: Path, text: str) -> None:
     """`UserError` unless the page's tokenizer computes what this one does."""
     Tokenizer(text, f"{path}: tokenizer")
+    if side_texts(text) is not None:
+        raise UserError(f"{path}: has a vocabulary for each language; a page takes models with a joint one")
     values = parse_json(text, f"{path}: damaged tokenizer", "export it again")
     model, before = values["model"], (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
     parts = [{key: value for key, value in part.items() if key != "trim_offsets"} for part in before]

@@ -71,6 +71,8 @@ def open_trained(folder: Path) -> Trained:
         raise UserError(
             f"{folder}: these rows look at an encoder-decoder with a tokenizer.json; give such a checkpoint"
         )
+    if tokenizer.separate:
+        raise UserError(f"{folder}: has a vocabulary for each language; these rows look at a joint one")
     return Trained(folder, model, tokenizer)
 
 

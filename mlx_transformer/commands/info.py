@@ -21,6 +21,7 @@ from mlx_transformer.spec.manifest import MANIFEST, verify_file, verify_files
 from mlx_transformer.spec.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.spec.quantization import described
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer_files import tokenizer_path
 
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
@@ -68,7 +69,8 @@ def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
-    opened.tokenizer_json()  # which says what is wrong with it
+    if (text := opened.tokenizer_json()) is not None:  # which says what is wrong with it
+        facts |= _vocabularies(Tokenizer(text))
     if opened.quantization:
         facts["quantised"] = described(opened.quantization, quantizable_shapes(opened.config))
     run = path / "run.json"
@@ -118,10 +120,18 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
         except UserError as error:
             raise UserError(f"{spec}: {error}; export the model again") from error
         facts |= _kept(values)
-        if (tokenizer := path / "tokenizer.json").exists():
-            Tokenizer.load(tokenizer).check_fits(config, str(path))
+        if (place := tokenizer_path(path)) is not None:
+            tokenizer = Tokenizer.load(place)
+            tokenizer.check_fits(config, str(path))
+            facts |= _vocabularies(tokenizer)
     parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
     return Group(*parts, *_graphs(graph_facts(path)))
+
+
+def _vocabularies(tokenizer: Tokenizer) -> dict[str, str]:
+    if not tokenizer.separate:
+        return {}
+    return {"vocabularies": f"source {tokenizer.source.vocab_size:,} tokens, target {tokenizer.vocab_size:,}"}
 
 
 def _kept(values: dict[str, Any]) -> dict[str, str]:

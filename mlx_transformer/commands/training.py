@@ -103,6 +103,9 @@ def train(
     valid_pairs: Annotated[str | None, typer.Option(help="One file of both for validation.")] = None,
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
+    separate_vocabularies: Annotated[
+        bool, typer.Option("--separate-vocabularies", help="A vocabulary for each language in place of a joint one.")
+    ] = False,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Target tokens a batch.", show_default="500 to 2000, by the size of the text")
     ] = None,
@@ -215,7 +218,8 @@ def train(
     files |= {"pairs": pairs, "valid_pairs": valid_pairs, "languages": languages}
     files |= {"text": text, "valid_text": valid_text}
     flags = {
-        "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files},
+        "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files}
+        | {"separate_vocabularies": separate_vocabularies or None},
         "model": {"preset": preset, "dropout": dropout},
         "training": {"objective": objective, "steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}

@@ -117,7 +117,11 @@ def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
     tokenizer = _tokenizer(served)
     if tokenizer is not None:
         most = _translator(served).config.max_positions
-        long = [i for i, ids in enumerate(tokenizer.encode_batch(lines), 1) if lines[i - 1].strip() and len(ids) > most]
+        long = [
+            i
+            for i, ids in enumerate(tokenizer.source.encode_batch(lines), 1)
+            if lines[i - 1].strip() and len(ids) > most
+        ]
     return long
 
 
@@ -137,7 +141,7 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
     if not hasattr(served.translator, "log_probabilities"):
         return None
     tokenizer, most = _translator(served).tokenizer, _translator(served).config.max_positions
-    pairs = list(zip(tokenizer.encode_batch(source), tokenizer.encode_batch(target), strict=True))
+    pairs = list(zip(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target), strict=True))
     fits = [i for i, pair in enumerate(pairs) if source[i].strip() and max(map(len, pair)) <= most]
     values = served.translator.log_probabilities([pairs[i][0] for i in fits], [pairs[i][1] for i in fits])
     found: list[float | None] = [None] * len(pairs)

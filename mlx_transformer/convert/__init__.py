@@ -12,6 +12,7 @@ from pathlib import Path
 from mlx_transformer.spec.checkpoint import holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.spec.durable import check_free
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.tokenizer_files import side_texts
 
 from . import marian
 from .huggingface import read_folder, read_tokenizer, write_folder
@@ -47,5 +48,9 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "maria
     opened = open_checkpoint(checkpoint)
     check_free(Path(out), "Hugging Face folder", holds_theirs, force, opened.folder)
     tokenizer = opened.tokenizer_json()
+    if tokenizer is not None and side_texts(tokenizer) is not None:
+        raise UserError(
+            f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
+        )
     config, weights = FAMILIES[family].write(opened)
     return write_folder(Path(out), opened.config, config, weights, tokenizer)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, HALVES, TOKENIZER, WEIGHTS
+from mlx_transformer.spec.checkpoint import CONFIG, FLOATS, HALVES, WEIGHTS
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.durable import replace_folder
 from mlx_transformer.spec.errors import UserError
@@ -22,6 +22,7 @@ from mlx_transformer.spec.files import open_file, read_json, read_text
 from mlx_transformer.spec.huggingface import generation_config, tokenizer_config
 from mlx_transformer.spec.tensors import read_tensors
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer_files import JOINT as TOKENIZER
 
 GENERATION = "generation_config.json"
 

@@ -30,7 +30,7 @@ class BpeDropout:
     """Segments text at random by the merges of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, dropout: float):
-        specification = tokenizer.to_json()
+        specification = tokenizer.own_json()
         model = json.loads(specification)["model"]
         self._ids: dict[str, int] = model["vocab"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
@@ -73,8 +73,10 @@ class DroppedPairs(Examples):
     def __init__(
         self, source: list[str], target: list[str], tokenizer: Tokenizer, dropout: float, max_length: int, seed: int
     ):
-        self._texts, self._seed, self._bpe = (source, target), seed, BpeDropout(tokenizer, dropout)
-        self._plain: tuple[Ragged, Ragged] = encoded(tokenizer, source), encoded(tokenizer, target)
+        self._texts, self._seed, self._dropout = (source, target), seed, dropout
+        own = BpeDropout(tokenizer, dropout)
+        self._bpe = BpeDropout(tokenizer.source, dropout) if tokenizer.separate else own, own
+        self._plain: tuple[Ragged, Ragged] = encoded(tokenizer.source, source), encoded(tokenizer, target)
         self.source_lengths, self.target_lengths = (self._bounds(side.lengths, max_length) for side in self._plain)
 
     def rows(self, members: NDArray, epoch: int) -> tuple[Rows, Rows]:
@@ -87,13 +89,13 @@ class DroppedPairs(Examples):
 
     def _row(self, side: int, i: int, bound: int, random: Iterator[float]) -> NDArray:
         for _ in range(TRIES):
-            ids = self._bpe.ids(self._texts[side][i], random)
+            ids = self._bpe[side].ids(self._texts[side][i], random)
             if len(ids) <= bound:
                 return np.array(ids, np.int32)
         return self._plain[side][i]
 
     def _bounds(self, lengths: NDArray, max_length: int) -> NDArray:
-        bounds = np.ceil(lengths * (1 + 4 * self._bpe.dropout)).astype(np.int32) + 4
+        bounds = np.ceil(lengths * (1 + 4 * self._dropout)).astype(np.int32) + 4
         return np.maximum(lengths, np.minimum(bounds, max_length))
 
 

@@ -89,7 +89,8 @@ class TokenCache:
 
     def tokens(self, corpora: list[PairFiles], tokenizer: Tokenizer, counts: list[int]) -> list[Ragged]:
         """Source and target ids of the usable pairs of all corpora, one after another. counts: of these pairs."""
-        dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= WIDE else np.int32)
+        largest = max(tokenizer.source.vocab_size, tokenizer.vocab_size)
+        dtype = np.dtype(np.uint16 if largest <= WIDE else np.int32)
         folders = [self._tokens(*each, tokenizer, dtype) for each in zip(corpora, counts, strict=True)]
         by_side = ([(folder / f"{side}.ids", lengths[side]) for folder, lengths in folders] for side in SIDES)
         return [ragged_files(files, dtype) for files in by_side]
@@ -117,11 +118,11 @@ def encoded(tokenizer: Tokenizer, texts: list[str]) -> Ragged:
 
 def _write(folder: Path, corpus: PairFiles, count: int, tokenizer: Tokenizer, dtype: np.dtype) -> None:
     files = {(side, what): (folder / f"{side}.{what}").open("wb") for side in SIDES for what in ("ids", "lengths")}
-    done, tokens = 0, dict.fromkeys(SIDES, 0)
+    done, tokens, tokenizers = 0, dict.fromkeys(SIDES, 0), (tokenizer.source, tokenizer)
     with quiet_progress("tokens") as report:
         for part in corpus.usable_parts():
-            for side, texts in zip(SIDES, part[:2], strict=True):
-                sequences = ragged(tokenizer.encode_batch(texts))
+            for side, texts, its in zip(SIDES, part[:2], tokenizers, strict=True):
+                sequences = ragged(its.encode_batch(texts))
                 total = int(sequences.lengths.sum(dtype=np.int64))
                 files[side, "lengths"].write(sequences.lengths.tobytes())
                 files[side, "ids"].write(sequences.read(0, total).astype(dtype).tobytes())

@@ -44,15 +44,16 @@ class TrainingText:
     def digests(self) -> dict[str, str]:
         return self.text.digests
 
-    @property
-    def lines(self) -> Iterator[str]:
-        """Of both languages."""
+    def lines(self, sides: Sequence[int], count: int | None = None) -> Iterator[str]:
+        """Of sources (0), targets (1) or both; of so many pairs at random, or of all."""
+        if count is not None:
+            return (pair[side] for pair in self.some_pairs(count) for side in sides)
         if isinstance(self.text, ParallelText):
-            return chain(self.text.source, self.text.target)
-        return (line for part in self.text.lines() for side in part for line in side)
+            return chain.from_iterable((self.text.source, self.text.target)[side] for side in sides)
+        return (line for part in self.text.lines() for side in sides for line in part[side])
 
-    def some_lines(self, count: int) -> Iterator[str]:
-        """Of `count` pairs at random, both languages."""
+    def some_pairs(self, count: int) -> Iterator[tuple[str, str]]:
+        """`count` pairs at random."""
         chosen = np.zeros(len(self), dtype=bool)
         random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, 2))))
         chosen[random.permutation(len(self))[:count]] = True
@@ -60,19 +61,22 @@ class TrainingText:
         parts = [(self.text.source, self.text.target)] if isinstance(self.text, ParallelText) else self.text.lines()
         for source, target in parts:
             for i in np.flatnonzero(chosen[begin : begin + len(source)]).tolist():
-                yield source[i]
-                yield target[i]
+                yield source[i], target[i]
             begin += len(source)
 
-    def tokenizer(self, vocab_size: int, count: int | None) -> Tokenizer:
-        """One joint vocabulary of all lines, or of those of `count` pairs; of text on disk it is learned once."""
+    def tokenizer(self, vocab_size: int, count: int | None, separate: bool = False) -> Tokenizer:
+        """One joint vocabulary of all lines, or of those of `count` pairs, or `separate` ones of the two languages; of
+        text on disk it is learned once."""
 
         def learned() -> Tokenizer:
-            return Tokenizer.train(self.lines if count is None else self.some_lines(count), vocab_size)
+            if separate:
+                return Tokenizer.pair(*(Tokenizer.train(self.lines([side], count), vocab_size) for side in (0, 1)))
+            return Tokenizer.train(self.lines([0, 1], count), vocab_size)
 
         if isinstance(self.text, ParallelText):
             return learned()
         depends_on = {"vocabulary": self.text.identity, "size": vocab_size, "lines": count and [count, self.seed]}
+        depends_on |= {"separate": True} if separate else {}
         return Tokenizer(self.text.cache.fact(depends_on, lambda: learned().to_json()), "tokenizer of the cache")
 
     def examples(self, tokenizer: Tokenizer, max_length: int) -> Examples:
@@ -83,7 +87,7 @@ class TrainingText:
             text = self.text
             pairs = DroppedPairs(text.source, text.target, tokenizer, self.bpe_dropout, max_length, self.seed)
         else:
-            pairs = Pairs(encoded(tokenizer, self.text.source), encoded(tokenizer, self.text.target))
+            pairs = Pairs(encoded(tokenizer.source, self.text.source), encoded(tokenizer, self.text.target))
         return pairs if self.weights is None else Mixture(pairs, self.sizes, self.weights, max_length, self.seed)
 
 

@@ -45,7 +45,7 @@ class Alignment:
 
 def align(tokenizer: Tokenizer, weights: NDArray, source: Sequence[int], target: Sequence[int]) -> Alignment:
     """weights (T, S): row i is that from which token i of the target was chosen."""
-    words = words_of(tokenizer, source), words_of(tokenizer, target)
+    words = words_of(tokenizer.source, source), words_of(tokenizer, target)
     counts = (1 + max((word for word in side if word is not None), default=-1) for side in words)
     return Alignment(word_links(weights, *words), *counts)
 

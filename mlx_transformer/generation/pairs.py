@@ -88,7 +88,7 @@ def _ids(
     tokenizer: Tokenizer, source: Sequence[str], target: Sequence[str], begin: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     part = slice(begin, begin + PART_LINES)
-    return zip(tokenizer.encode_batch(source[part]), tokenizer.encode_batch(target[part]), strict=True)
+    return zip(tokenizer.source.encode_batch(source[part]), tokenizer.encode_batch(target[part]), strict=True)
 
 
 def _as_text(values: np.ndarray | None) -> str:

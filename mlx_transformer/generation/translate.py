@@ -97,7 +97,7 @@ class Translator:
         if overlong not in get_args(Overlong):
             raise UserError(f"overlong={overlong!r} is not one of {', '.join(get_args(Overlong))}")
         owners, rows = [], []
-        for i, ids in enumerate(self.tokenizer.encode_batch(lines)):
+        for i, ids in enumerate(self.tokenizer.source.encode_batch(lines)):
             if lines[i].strip():
                 if on_overlong is not None and len(ids) > self.config.max_positions:
                     on_overlong(first_line + i)
@@ -167,7 +167,7 @@ class Translator:
         else:
             cut = int(middle)
         halves = [text[:cut].strip(), text[cut:].strip()]
-        for half, half_ids in zip(halves, self.tokenizer.encode_batch(halves), strict=True):
+        for half, half_ids in zip(halves, self.tokenizer.source.encode_batch(halves), strict=True):
             if half:
                 yield from self._pieces(half, half_ids)
 

@@ -13,6 +13,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import quantizable_shapes
 from mlx_transformer.spec.quantization import Scheme, described
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer_files import tokenizer_path
 from mlx_transformer.spec.watch import Watch, unwatched
 
 from .lora import change_of
@@ -29,8 +30,8 @@ def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenize
     Files are compared with their digests (`verify`) and the weights with the config; `UserError` says what is damaged.
     """
     folder = resolve(folder)
-    path = folder / "tokenizer.json"
-    return Transformer.load(folder, verify), Tokenizer.load(path) if path.exists() else None
+    path = tokenizer_path(folder)
+    return Transformer.load(folder, verify), None if path is None else Tokenizer.load(path)
 
 
 def quantize(model: Transformer, scheme: Scheme) -> None:

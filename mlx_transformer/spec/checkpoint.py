@@ -1,4 +1,4 @@
-"""A checkpoint is a folder: config.json, model.safetensors, tokenizer.json (if any) and manifest.json with digests.
+"""A checkpoint is a folder: config.json, model.safetensors, its tokenizer (if any) and manifest.json with digests.
 
 Written durably (`durable.py`): a kill at any moment leaves the old folder or the new one. Read with NumPy alone, tensor
 by tensor, so that a reader never needs the whole model in memory twice. No pickle anywhere. Matrices may be stored
@@ -27,8 +27,9 @@ from .memory import check_memory
 from .parameters import check_parameters, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
 from .tensors import check_finite, open_tensors
+from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
 HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
 
@@ -62,17 +63,17 @@ class Checkpoint:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        path = self.folder / TOKENIZER
-        return path if path.exists() else None
+        """What `Tokenizer.load` takes."""
+        return tokenizer_path(self.folder)
 
     def tokenizer_json(self) -> str | None:
-        """The text of tokenizer.json, if there is one; `UserError` if it is damaged or doesn't fit the model."""
-        if self.tokenizer_path is None:
+        """The text of the tokenizer, if there is one; `UserError` if it is damaged or doesn't fit the model."""
+        if (path := self.tokenizer_path) is None:
             return None
         from .tokenizer import Tokenizer  # most who read weights need no text
 
-        text = read_text(self.tokenizer_path)
-        Tokenizer(text, str(self.tokenizer_path)).check_fits(self.config, str(self.folder))
+        text = read_tokenizer(path)
+        Tokenizer(text, str(path)).check_fits(self.config, str(self.folder))
         return text
 
     def names(self) -> list[str]:
@@ -150,7 +151,7 @@ def save_checkpoint(
     described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
     with replace_folder(folder, "checkpoint") as temporary:
         written = {CONFIG: json.dumps(described, indent=2) + "\n", **(texts or {})}
-        written |= {TOKENIZER: tokenizer_json} if tokenizer_json else {}
+        written |= tokenizer_files(tokenizer_json) if tokenizer_json else {}
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():

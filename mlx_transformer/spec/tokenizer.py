@@ -1,4 +1,4 @@
-"""Text to token ids and back, exactly: joint byte-level BPE in a plain `tokenizer.json`.
+"""Text to token ids and back, exactly: byte-level BPE in a plain `tokenizer.json`, joint or one for each language.
 
 Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8 bytes
 (Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
@@ -20,8 +20,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from .errors import UserError
-from .files import parse_json, read_text
+from .files import parse_json
 from .process import is_panic
+from .tokenizer_files import JOINT, join_texts, read_tokenizer, side_texts, tokenizer_path
 
 if TYPE_CHECKING:
     from .config import TransformerConfig
@@ -47,10 +48,22 @@ FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
 class Tokenizer:
-    """Joint BPE vocabulary of both languages. Build one with `train` or `load`."""
+    """Joint BPE vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
+
+    What the encoder of a translator reads is tokenized by `source`; all else here is of the target, or of both.
+    """
+
+    source: "Tokenizer"
+    """Of the source language: itself, where the vocabulary is joint."""
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
-        """`specification` is the text of a `tokenizer.json`, `origin` its name in error messages (UserError)."""
+        """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
+        `origin` its name in error messages (UserError)."""
+        sides = side_texts(specification, origin)
+        self.source = self
+        if sides is not None:
+            specification = sides["target"]
+            self.source = Tokenizer(sides["source"], f"{origin}: source")
         self._specification = _parse(specification, origin)
         try:
             self._backend = tokenizers.Tokenizer.from_str(specification)
@@ -100,22 +113,36 @@ class Tokenizer:
         return cls(backend.to_str(), origin="trained tokenizer")
 
     @classmethod
+    def pair(cls, source: "Tokenizer", target: "Tokenizer") -> "Tokenizer":
+        """One vocabulary for each language."""
+        return cls(join_texts(source.own_json(), target.own_json()), origin="tokenizers")
+
+    @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, or the one in a folder. UserError when it is missing, broken or not like ours."""
+        """Read a `tokenizer.json`, or the one or two in a folder. UserError when it is missing, broken or not ours."""
         path = Path(path)
         if path.is_dir():
-            path = path / "tokenizer.json"
+            path = tokenizer_path(path) or path / JOINT
         if not path.exists():
             raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one")
-        return cls(read_text(path), origin=str(path))
+        return cls(read_tokenizer(path), origin=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json` to `path` (a file name). The bytes depend on the tokenizer alone."""
         Path(path).write_bytes(self.to_json().encode())
 
     def to_json(self) -> str:
-        """The text of the `tokenizer.json` that `save` writes."""
+        """The text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""
+        return join_texts(self.source.own_json(), self.own_json()) if self.separate else self.own_json()
+
+    def own_json(self) -> str:
+        """The text of one `tokenizer.json`; of two vocabularies, the target's."""
         return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
+
+    @property
+    def separate(self) -> bool:
+        """Whether source and target have a vocabulary each."""
+        return self.source is not self
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for lone surrogates."""
@@ -179,6 +206,13 @@ class Tokenizer:
     def check_fits(self, config: "TransformerConfig", where: str) -> None:
         """`UserError` unless a model of this config can take the ids; `where` names the model."""
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
+        if self.separate:
+            check_separate(config, where)
+            smallest = config.vocab_size
+            if (size := self.source.vocab_size) > config.source_vocab_size:
+                raise UserError(
+                    f"{where}: source tokenizer of {size} tokens, but the model has {config.source_vocab_size}"
+                )
         if self.vocab_size > smallest:
             raise UserError(f"{where}: tokenizer of {self.vocab_size} tokens, but the model has {smallest}")
         if special != (config.pad_id, config.bos_id, config.eos_id):
@@ -187,8 +221,21 @@ class Tokenizer:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON: equal exactly when two tokenizers are the same."""
-        canonical = json.dumps(self._specification, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        specification = {"source": self.source._specification, "target": self._specification}
+        chosen = specification if self.separate else self._specification
+        canonical = json.dumps(chosen, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def check_separate(config: "TransformerConfig", where: str) -> None:
+    """`UserError` unless a model of this config can have a vocabulary for each language."""
+    if config.architecture != "encoder-decoder":
+        raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
+    if config.tie_embeddings == "all":
+        raise UserError(
+            f"{where}: tie_embeddings='all' is one table for both languages, which have a vocabulary each: choose "
+            "target-output or none"
+        )
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:

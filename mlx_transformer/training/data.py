@@ -92,12 +92,13 @@ def _documents(options: DataOptions, seed: int) -> RunData:
 
 
 def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
-    """One joint vocabulary over both languages (section 5.1) or of all documents, or the one that is given."""
+    """One joint vocabulary over both languages (section 5.1), one of each, or one of all documents; or what is
+    given."""
     options, text = recipe.data, data.train
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
     if isinstance(text, TrainingText):
-        return text.tokenizer(options.vocab_size, options.vocab_lines)
+        return text.tokenizer(options.vocab_size, options.vocab_lines, options.separate_vocabularies)
     if options.vocab_lines is not None:
         order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((recipe.training.seed, 2))))
         text = text.select(sorted(order.permutation(len(text))[: options.vocab_lines].tolist()))

@@ -14,7 +14,6 @@ from mlx_transformer.nn import Transformer
 from mlx_transformer.spec.adapter import ARRAYS, Adapter, read_adapter
 from mlx_transformer.spec.checkpoint import (
     CONFIG,
-    TOKENIZER,
     WEIGHTS,
     Checkpoint,
     holds_checkpoint,
@@ -27,6 +26,7 @@ from mlx_transformer.spec.durable import check_free, replace_folder
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import write_manifest
 from mlx_transformer.spec.quantization import Packed, tensors_of
+from mlx_transformer.spec.tokenizer_files import NAMES
 
 ROWS, LENGTH = 4, 16
 """Random sequences by which two models are compared, and their tokens."""
@@ -97,7 +97,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
     together = replace(opened, adapter=found)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(Path(out), "checkpoint") as temporary:
-        for name in (CONFIG, WEIGHTS, TOKENIZER):
+        for name in (CONFIG, WEIGHTS, *NAMES):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         found.save(temporary)

@@ -70,11 +70,14 @@ class DataOptions:
     train_pairs: Tokens = 60_000
     """Pairs of the built-in corpus to compose."""
     vocab_size: Annotated[int, Bounds(at_least=MIN_VOCAB_SIZE, at_most=2**20)] = 8000
-    """Tokens of the joint vocabulary, which is made of the training text."""
+    """Tokens of the joint vocabulary, which is made of the training text; of separate ones, of each."""
+    separate_vocabularies: bool = False
+    """A vocabulary for each language, and so tables of embeddings of their own, in place of a joint one."""
     vocab_lines: Some | None = None
     """Learn the vocabulary from so many lines of each language, chosen at random; unset: from all."""
     tokenizer: str | None = None
-    """A vocabulary that is there: a tokenizer.json of this program, or a folder that has one."""
+    """A vocabulary that is there: a tokenizer.json of this program, or a folder that has one, or one for each language
+    as source_tokenizer.json and target_tokenizer.json."""
     bpe_dropout: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     """Probability that a merge of BPE is left out, anew in each epoch, in the training text alone; needs the text in
     memory."""

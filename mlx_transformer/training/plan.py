@@ -27,7 +27,10 @@ def plan_lines(
     batches: int,
 ) -> Iterator[str]:
     """What is trained, for how long and how; `batches` are the steps of an epoch, each of `batch_tokens`."""
-    sizes = f"vocabulary {config.vocab_size:,}, {parameter_count(config):,} parameters"
+    vocabularies = f"vocabulary {config.vocab_size:,}"
+    if config.has_encoder and config.has_decoder and config.tie_embeddings != "all":
+        vocabularies = f"vocabularies {config.source_vocab_size:,} and {config.vocab_size:,}"
+    sizes = f"{vocabularies}, {parameter_count(config):,} parameters"
     yield f"training on {text} for validation; {sizes}"
     steps = planned_steps(options, batches)
     lengths = [] if steps is None else [f"{steps:,} steps ({steps / batches:,.1f} epochs)"]

@@ -60,10 +60,14 @@ class Recipe:
     def objective(self) -> Objective:
         return OBJECTIVES[self.training.objective]
 
-    def config(self, vocab_size: int) -> TransformerConfig:
-        """Of a model that starts from fresh weights; `UserError` if [model] has no sense."""
+    def config(self, vocab_size: int, source_vocab_size: int | None = None) -> TransformerConfig:
+        """Of a model that starts from fresh weights; source_vocab_size: of the source's own vocabulary, where it has
+        one. `UserError` if [model] has no sense."""
         architecture = self.objective.architecture
-        fitting = {"architecture": architecture, **SHAPES.get(architecture, {}), **self.model}
+        fitting = {"architecture": architecture, **SHAPES.get(architecture, {})}
+        if source_vocab_size is not None:
+            fitting |= {"source_vocab_size": source_vocab_size, "tie_embeddings": "target-output"}
+        fitting |= self.model
         return TransformerConfig.preset(self.preset, vocab_size, **fitting)
 
     def recorded(self, batch_tokens: int) -> Recipe:
@@ -202,8 +206,9 @@ def _problems(recipe: Recipe) -> Iterator[str]:
         yield from document_problems(d, t)
     else:
         yield from text_problems(d)
-    if t.start_from is not None and d.tokenizer is not None:
-        yield "data.tokenizer: start_from keeps the checkpoint's model and vocabulary: leave it out"
+    for name in ("tokenizer", "separate_vocabularies"):
+        if t.start_from is not None and getattr(d, name):
+            yield f"data.{name}: start_from keeps the checkpoint's model and vocabulary: leave it out"
     if all(getattr(t, name) is None for name in LENGTHS):
         yield "say how long to train: epochs, steps or minutes"
     if t.learning_rate is not None and t.learning_rate_scale != 1:
@@ -265,10 +270,15 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
         return
     try:
         vocab_size = max(MIN_VOCAB_SIZE, recipe.data.vocab_size)
-        config = recipe.config(vocab_size)
+        config = recipe.config(vocab_size, vocab_size if recipe.data.separate_vocabularies else None)
     except UserError as error:
         yield f"[model] {error}"
         return
+    if recipe.data.separate_vocabularies and config.tie_embeddings == "all":
+        yield (
+            "model.tie_embeddings = 'all' is one table for both languages, separate_vocabularies make two: choose "
+            "target-output or none"
+        )
     if config.positions == "learned" and recipe.data.max_length > config.max_positions:
         yield (
             f"data.max_length = {recipe.data.max_length} is more than model.max_positions = {config.max_positions}, "

@@ -25,8 +25,9 @@ def document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
         yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
     if d.max_length < 2:
         yield "max_length: a document needs two tokens"
-    if d.bpe_dropout or d.cache is not None:
-        yield f"{'bpe_dropout' if d.bpe_dropout else 'cache'} is for translation: leave it out"
+    names = ("bpe_dropout", "cache", "separate_vocabularies")
+    if others := [name for name in names if getattr(d, name) != getattr(DataOptions, name)]:
+        yield f"{others[0]} is for translation: leave it out"
     yield from _vocabulary_problems(d)
 
 
@@ -62,6 +63,8 @@ def text_problems(d: DataOptions) -> Iterator[str]:
 def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
     if d.tokenizer is not None and (d.vocab_size != DataOptions.vocab_size or d.vocab_lines is not None):
         yield "tokenizer is a vocabulary that is there: leave out vocab_size and vocab_lines"
+    if d.tokenizer is not None and d.separate_vocabularies:
+        yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
 
 
 def _file_problems(files: DataOptions | CorpusOptions, where: str) -> Iterator[str]:

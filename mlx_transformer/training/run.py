@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
 
 OUT/run.json              recipe, model config, versions, digests of the data
-OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run
+OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (of each language: two files)
 OUT/clock.txt             of a run by minutes: when each step began
 OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
@@ -32,6 +32,7 @@ from mlx_transformer.spec.durable import clear_leftovers, flush, remove_folder, 
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.files import read_bytes, read_json
 from mlx_transformer.spec.tensors import read_tensors
+from mlx_transformer.spec.tokenizer_files import NAMES
 from mlx_transformer.spec.versions import versions
 
 from .boards import TENSORBOARD, WANDB_ID, Board, boards
@@ -42,7 +43,7 @@ LARGEST_LOG = 1 << 30  # bytes
 OF_VALIDATION = '{"kind": "valid"', '{"kind": "samples"'
 STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
 PARTS = (
-    "tokenizer.json",
+    *NAMES,
     METRICS,
     TENSORBOARD,
     WANDB_ID,

@@ -68,9 +68,13 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     """`known`: of the run, where it is resumed. `UserError` if the checkpoint can't be trained or has no vocabulary."""
     if recipe.training.start_from is None:
         tokenizer = known or train_tokenizer(data, recipe)
-        made = Start(recipe.config(tokenizer.vocab_size), tokenizer)
+        config = recipe.config(tokenizer.vocab_size, tokenizer.source.vocab_size if tokenizer.separate else None)
+        tokenizer.check_fits(config, "recipe")
+        made = Start(config, tokenizer)
     else:
         made = _from_checkpoint(Path(recipe.training.start_from), recipe)
+    if made.tokenizer.separate and recipe.objective.reads == "documents":
+        raise UserError(f"{recipe.training.objective}: needs one vocabulary; this one has two, source and target")
     if made.adapter is None:  # which needs little more than the weights
         check_fits(made.config)
     return made

@@ -21,6 +21,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count
 from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.spec.tokenizer_files import tokenizer_files, tokenizer_path
 
 from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
 from .assembly import assembled
@@ -70,9 +71,8 @@ class Trainer:
         check_start(recipe)
         self.out = out
         self.data = data or load_data(recipe)
-        saved = out / "tokenizer.json"
-        known = resume and saved.exists()
-        self.start = start(recipe, self.data, Tokenizer.load(saved) if known else None)
+        known = tokenizer_path(out) if resume else None
+        self.start = start(recipe, self.data, None if known is None else Tokenizer.load(known))
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
         self.reporter: Reporter | Silent = Reporter("training") if group.leads else Silent()
         text = EncodedText(self.data.train, self.tokenizer, recipe)
@@ -96,8 +96,9 @@ class Trainer:
         else:
             self.files = Follower(out)
         try:
-            if not known and group.leads:
-                write_text(saved, self.tokenizer.to_json())
+            if known is None and group.leads:
+                for name, written in tokenizer_files(self.tokenizer.to_json()).items():
+                    write_text(out / name, written)
             with group.watched():
                 self._prepare(resume)
         except BaseException:

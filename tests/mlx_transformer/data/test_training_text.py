@@ -58,8 +58,9 @@ def test_on_disk_all_is_as_in_memory(plain, others, tmp_path, set_aside, several
         assert (aside, left_out) == (valid, dropped)
         assert (text.sizes, text.digests, len(text)) == (memory.sizes, memory.digests, len(memory))
         assert contents(text) == contents(memory)
-        assert sorted(text.lines) == sorted(memory.lines)
-        assert list(text.some_lines(20)) == list(memory.some_lines(20))
+        assert sorted(text.lines([0, 1])) == sorted(memory.lines([0, 1]))
+        assert list(text.lines([1])) == list(memory.lines([1])) == [line for _, line in contents(memory)]
+        assert list(text.lines([0, 1], 20)) == list(memory.lines([0, 1], 20))
         for count in (None, 50):
             tokenizer = memory.tokenizer(300, count)
             assert text.tokenizer(300, count).to_json() == tokenizer.to_json()
@@ -100,12 +101,13 @@ def test_large_text_stays_on_disk_unless_bpe_dropout_needs_it(plain, tmp_path, m
 
 def test_some_lines_are_of_so_many_pairs(plain):
     text = load_training([plain], None, seed=1, set_aside=False)[0]
-    lines = list(text.some_lines(30))
+    lines = list(text.lines([0, 1], 30))
     assert len(lines) == 60
     assert set(zip(lines[::2], lines[1::2], strict=True)) <= set(contents(text))
     other = load_training([plain], None, seed=2, set_aside=False)[0]
-    assert list(other.some_lines(30)) != lines
-    assert sorted(text.some_lines(10**6)) == sorted(text.lines)
+    assert list(other.lines([0, 1], 30)) != lines
+    assert sorted(text.lines([0, 1], 10**6)) == sorted(text.lines([0, 1]))
+    assert list(text.lines([1], 30)) == lines[1::2]
 
 
 @pytest.mark.parametrize("cache", [False, True])
