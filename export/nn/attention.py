@@ -89,6 +89,22 @@ class Attention(nn.Module):
             k, v = past.extend(op, k, v)
         return attention(op, q, k, v, mask, self.scale)
 
+    @scoped
+    def weights(
+        self,
+        op: Op,
+        x: ir.Value,
+        k: ir.Value,
+        mask: Mask = None,
+        rotation: Rotation = None,
+        rows: ir.Value | None = None,
+    ) -> ir.Value:
+        """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys.
+
+        What `attend` has computed already is not computed again: equal nodes of a graph become one.
+        """
+        return attention_weights(op, self.queries(op, x, rotation, rows), k, mask, self.scale)
+
 
 MakeAttention = Callable[[TransformerConfig], Attention]
 """The class itself, or what a target has in its place."""

@@ -63,6 +63,9 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
 
+    shows_weights = False
+    """Whether the weights of its attention to the encoder's output are tapped as well: cross_attention.weights."""
+
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
@@ -115,8 +118,11 @@ class DecoderLayer(nn.Module):
 
     def attend_cross(self, op: Op, x: ir.Value, cross: KeyValues, mask: Mask, tap: Tap) -> ir.Value:
         k, v = cross
-        y = self.cross_attention.attend(op, x, k, v, mask, rows=op.Shape(mask, start=0, end=1))
+        rows = op.Shape(mask, start=0, end=1)
+        y = self.cross_attention.attend(op, x, k, v, mask, rows=rows)
         tap("cross_attention", y)
+        if self.shows_weights:
+            tap("cross_attention.weights", self.cross_attention.weights(op, x, k, mask, rows=rows))
         return y
 
     def transform(self, op: Op, x: ir.Value, tap: Tap) -> ir.Value:

@@ -27,7 +27,9 @@ from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
+from export.targets.attention import shown_layer
 from export.targets.coreml.shape import FixedShape
+from export.targets.names import CROSS_ATTENTION
 from export.targets.table import Target, target_of
 from mlx_transformer.spec.checkpoint import Checkpoint, digests
 from mlx_transformer.spec.durable import check_free, replace_folder
@@ -57,6 +59,8 @@ def export_onnx(
     precision: str | Sequence[str] = "float32",
     activations: str | None = None,
     fixed_shape: str | None = None,
+    attention: bool = False,
+    attention_layer: int | None = None,
     external_threshold: int = 1024,
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
@@ -69,7 +73,9 @@ def export_onnx(
 
     `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `activations`: what weights in
     blocks are multiplied with, "int8" (default) or "float32" (`precision.ACTIVATIONS`). `fixed_shape`: for target
-    coreml, such as "1x64x64" (`coreml/shape.py`). `out` is new, or replaced if it is empty or an earlier export of the
+    coreml, such as "1x64x64" (`coreml/shape.py`). `attention`: the decoders also return how much each position reads of
+    each source token, `cross_attention`, of `attention_layer` (from 0; default: the one that aligns best), the mean of
+    its heads. `out` is new, or replaced if it is empty or an earlier export of the
     same weights, with `force` one of others; it appears only when it is complete. Tensors of more than
     `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a
     folder that holds something else, a full disk).
@@ -92,6 +98,7 @@ def export_onnx(
     replace = force or _source(out) == source
     check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replace, opened.folder)
     chosen.shape_of(fixed_shape, opened.config)
+    shown = shown_layer(opened.config, attention, attention_layer)
     if (written := chosen.for_model(opened.config)) is not chosen:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
         told(f"{files}: written as target {written.name} has it: {chosen.supports(opened.config)}")
@@ -100,7 +107,7 @@ def export_onnx(
     judged = [name for name in precisions if name in LIMITS]
     text = gate_text(opened, judged, gate_source, gate_reference, told)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, external_threshold)
+        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, shown, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
                 _write(opened, tokenizer, Path(plain), target_of("portable"), ["float32", *judged], activations)
@@ -124,6 +131,7 @@ def _write(
     precisions: Sequence[str],
     activations: str,
     fixed_shape: str | None = None,
+    shown: int | None = None,
     external_threshold: int = 1024,
 ) -> None:
     """Fill an empty folder."""
@@ -133,7 +141,7 @@ def _write(
     graphs.mkdir()
     external = []
     for precision in precisions:
-        external += _write_graphs(opened, graphs, external_threshold, target, shape, precision, activations)
+        external += _write_graphs(opened, graphs, external_threshold, target, shape, shown, precision, activations)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
     for name, text in ({} if tokenizer is None else tokenizer_files(tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -147,6 +155,7 @@ def _write(
         "target": target.name,
         **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
+        **({} if shown is None else {CROSS_ATTENTION: {"layer": shown}}),
         "precisions": {
             name: {"suffix": PRECISIONS[name].suffix, **_blocks(name, target, activations)} for name in precisions
         },
@@ -169,6 +178,7 @@ def _write_graphs(
     external_threshold: int,
     target: Target,
     shape: FixedShape | None,
+    shown: int | None,
     precision: str,
     activations: str,
 ) -> list[str]:
@@ -176,7 +186,7 @@ def _write_graphs(
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, names in target.data_files(checkpoint.config).items():
-        models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape) for name in names}
+        models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape, shown) for name in names}
         for model in models.values():
             change(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":

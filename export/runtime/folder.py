@@ -24,6 +24,7 @@ from export.precision.table import (
 )
 from export.targets.coreml.shape import FixedShape
 from export.targets.names import (
+    CROSS_ATTENTION,
     DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
@@ -63,6 +64,8 @@ class OnnxFolder:
     activations: str | None = None
     """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if the folder
     doesn't say."""
+    attention_layer: int | None = None
+    """Of which layer the decoders return the cross-attention; None: they don't."""
     standard: bool = False
     """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
 
@@ -142,7 +145,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         )
     place = path / "onnx" if (path / "onnx").is_dir() else path
     precision = _precision(place, precision)
-    config, activations, standard = _described(path, precision)
+    config, attention_layer, activations, standard = _described(path, precision)
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     present = files.keys()
@@ -160,7 +163,8 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     missing = [f"{name}{suffix}.onnx" for name in needed if name not in present]
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
-    return OnnxFolder(path, config, {name: files[name] for name in needed}, precision, activations, standard)
+    graphs = {name: files[name] for name in needed}
+    return OnnxFolder(path, config, graphs, precision, activations, attention_layer, standard)
 
 
 def precisions(path: str | Path) -> list[str]:
@@ -201,17 +205,28 @@ def _precision(place: Path, requested: str | None) -> str:
     return available[0] if len(available) == 1 else "float32"
 
 
-def _described(path: Path, precision: str) -> tuple[TransformerConfig, str | None, bool]:
-    """The config, and of this precision the activations and whether its blocks are read by standard operators."""
+def _described(path: Path, precision: str) -> tuple[TransformerConfig, int | None, str | None, bool]:
+    """The config, the layer whose cross-attention is returned, and of this precision the activations and whether its
+    blocks are read by standard operators."""
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
             values = read_json(file)
             try:
-                return _of_fixed_shape(values), *_blocks(values, precision)
+                config = _of_fixed_shape(values)
+                return config, _attention_layer(values, config), *_blocks(values, precision)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
-    return _from_marian(file, read_json(file)), None, False
+    return _from_marian(file, read_json(file)), None, None, False
+
+
+def _attention_layer(values: dict[str, Any], config: TransformerConfig) -> int | None:
+    if CROSS_ATTENTION not in values:
+        return None
+    layer = values[CROSS_ATTENTION]["layer"]
+    if layer not in range(config.decoder_layers):
+        raise ValueError(f"there is no decoder layer {layer!r}")
+    return int(layer)
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:

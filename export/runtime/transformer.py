@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
 
+NO_ATTENTION = "returns no attention: export it with --attention"
+
+
 class OnnxTransformer:
     """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one.
 
@@ -134,12 +137,18 @@ class OnnxTransformer:
 
     @cached_property
     def translator(self) -> Translator:
+        from mlx_transformer.generation.alignment import cross_weights_by
         from mlx_transformer.generation.translate import Translator
         from mlx_transformer.spec.tokenizer import Tokenizer
 
         path = self.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
-        return Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
+        translator = Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
+        if self.folder.attention_layer is not None:
+            translator.cross_weights = cross_weights_by(
+                lambda ids, real, read: self.graphs.attention(ids, real.astype(np.int64), read), self.config
+            )
+        return translator
 
     def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""
@@ -157,6 +166,15 @@ class OnnxTransformer:
         graphs = self._of(EncoderGraphs, CausalGraphs)
         ids = self._ids(ids, self.config.vocab_size)
         return graphs.logits(ids, _mask(mask, ids))
+
+    def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
+        """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
+        is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. Of folders exported with attention.
+        """
+        if self.folder.attention_layer is None:
+            raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
+        ids, target_ids = self._ids(ids, self.config.source_vocab_size), self._ids(target_ids, self.config.vocab_size)
+        return self.graphs.attention(ids, _mask(mask, ids), target_ids)
 
     def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
         """A cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""

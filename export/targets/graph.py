@@ -62,12 +62,7 @@ class GraphBuilder:
 
     def model(self) -> ir.Model:
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="mlx-transformer")
-        wide = [node for node in model.graph.all_nodes() if FULL_PRECISION in node.meta]
-        for node in wide:  # another operator, as long as equal ones are made one
-            node.overload = FULL_PRECISION
-        CommonSubexpressionEliminationPass()(model)
-        for node in wide:
-            node.overload = ""
+        merge_equal(model)
         RemoveUnusedNodesPass()(model)
         _check_names(model)
         for node in model.graph.all_nodes():
@@ -76,6 +71,16 @@ class GraphBuilder:
                 if not value.is_graph_output():
                     value.shape = value.type = None
         return model
+
+
+def merge_equal(model: ir.Model) -> None:
+    """Make nodes one that compute the same from the same values."""
+    wide = [node for node in model.graph.all_nodes() if FULL_PRECISION in node.meta]
+    for node in wide:  # another operator, as long as equal ones are made one
+        node.overload = FULL_PRECISION
+    CommonSubexpressionEliminationPass()(model)
+    for node in wide:
+        node.overload = ""
 
 
 def _check_names(model: ir.Model) -> None:

@@ -15,6 +15,12 @@ ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
 
+CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, DECODER_COREML)
+"""Decoders over an encoder's output, of an encoder-decoder."""
+
+CROSS_ATTENTION = "cross_attention"
+"""Their optional output: of one layer, from where in the source each token's row was read (rows, T, S)."""
+
 GRAPHS = (
     *(ENCODER, DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, MODEL),
     *(ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML),

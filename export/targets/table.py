@@ -18,11 +18,12 @@ from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .graph import GraphBuilder
-from .names import DECODER_MERGED, ENCODER, MODEL
+from .names import CROSS_DECODERS, DECODER_MERGED, ENCODER, MODEL
 from .portable import graphs
 
 Builders = Mapping[str, Mapping[str, Callable[..., GraphBuilder]]]
-"""By architecture, then by the graph's name; of fixed shape they take (config, shape), else config."""
+"""By architecture, then by the graph's name; of fixed shape they take (config, shape), else config; those of
+`CROSS_DECODERS` also `attention`."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,14 @@ class Target:
         names = self.graph_names(config)
         return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
-    def build(self, config: TransformerConfig, name: str, shape: FixedShape | None = None) -> ir.Model:
-        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
+    def build(
+        self, config: TransformerConfig, name: str, shape: FixedShape | None = None, attention: int | None = None
+    ) -> ir.Model:
+        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`. attention: the layer
+        whose cross-attention the decoders return too (`targets/attention.py`)."""
         make = self.for_model(config).builders[config.architecture][name]
-        return (make(config) if shape is None else make(config, shape)).model()
+        shown = {} if attention is None or name not in CROSS_DECODERS else {"attention": attention}
+        return (make(config, **shown) if shape is None else make(config, shape, **shown)).model()
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
         """The fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets one."""

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from export.targets.names import CROSS_ATTENTION
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
+
+from .points import tap_names
 
 if TYPE_CHECKING:
     from export.reference import Reference
@@ -83,7 +86,7 @@ class Case:
 
     def valid(self, tap: str) -> Bits:
         """(B,L): the positions of a tap that count. Targets are causal and unpadded: each of theirs counts."""
-        decoder = self.target_ids is not None and (tap == "logits" or tap.startswith("decoder."))
+        decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
     def rows(self) -> list[list[int]]:
@@ -96,6 +99,28 @@ def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
     taps: dict[str, Array] = {}
     reference(case.ids, case.target_ids, case.mask, tap=taps.__setitem__)
     return taps
+
+
+def weights_name(layer: int) -> str:
+    """The point that is the weights of this decoder layer's cross-attention."""
+    return f"decoder.layers.{layer}.cross_attention.weights"
+
+
+def reference_outputs(reference: Reference, case: Case, layer: int | None) -> dict[str, Array]:
+    """Every tap, and last the output `cross_attention` of this layer, by a reference that shows its inner points; None:
+    taps alone."""
+    if layer is None:
+        return reference_taps(reference, case)
+    taps: dict[str, Array] = {}
+    wanted = {*tap_names(reference.config), weights_name(layer)}
+
+    def keep(name: str, value: Array) -> None:
+        if name in wanted:
+            taps[name] = value
+
+    reference(case.ids, case.target_ids, case.mask, tap=keep)
+    weights = taps.pop(weights_name(layer))
+    return {**taps, CROSS_ATTENTION: weights.mean(axis=1)}
 
 
 def fresh_seed() -> int:

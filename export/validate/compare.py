@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from export.precision.table import arithmetic
 from export.reference import Reference
 from export.runtime.folder import precisions
+from export.targets.names import CROSS_ATTENTION
 from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.versions import versions
 from mlx_transformer.spec.watch import Watch, unwatched
 
-from .cases import Case, fresh_seed, grid, reference_taps, tokenised
+from .cases import Case, fresh_seed, grid, reference_outputs, tokenised
 from .checks.agreement import Agreement
+from .checks.attention import attention_layer, attention_of
 from .checks.free_running import FAILED, Words, attempt, free_running, most_positions, words_of
 from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import FAR, SecondLook
@@ -185,16 +187,20 @@ def _against(
     watch: Watch,
 ) -> tuple[list[Point], list[Tokens]]:
     """Runtimes of one network against its reference."""
-    truth64, truth32 = Reference(c, weights), Reference(c, weights, np.float32)
+    shown = attention_layer(engines)
+    truth64, truth32 = (
+        Reference(c, weights, kind, inner_points=shown is not None) for kind in (np.float64, np.float32)
+    )
     samples: list[Sample] = []
     natural: list[Natural] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case)
+        truths = _truths(truth64, truth32, case, shown)
+        taps = [name for name in truths if name != CROSS_ATTENTION]
         natural.append(truths["logits"].natural)
         for engine in engines:
-            for path, tap, got, why in _outputs(engine, case, truths):
+            for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, shown)]:
                 truth = truths[tap] if is_exact(engine) else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
                 if tap == "logits":
@@ -202,7 +208,7 @@ def _against(
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: _limit(engine, natural) for engine in engines}
     inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
-    points = _judged(samples, SecondLook(c, weights))
+    points = _judged(samples, SecondLook(c, weights, shown))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
 
 
@@ -214,17 +220,17 @@ def _culprits(
     for engine in engines:
         point = report.first_over_budget(engine.name)
         failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
-        if point is not None and not failed and isolable(engine):
+        if point is not None and not failed and point.tap != CROSS_ATTENTION and isolable(engine):
             position = next(iter(point.worst.deviation.index[1:]), None)
             yield isolate(engine, held[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
-    """Every tap of one input as the reference sees it, in the order of the data."""
-    single = reference_taps(truth32, case)
+def _truths(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
+    """Every tap of one input as the reference sees it, in the order of the data. shown: see `reference_outputs`."""
+    single = reference_outputs(truth32, case, shown)
     return {
         name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
-        for name, t64 in reference_taps(truth64, case).items()
+        for name, t64 in reference_outputs(truth64, case, shown).items()
     }
 
 

@@ -50,6 +50,12 @@ def export(
     fixed_shape: Annotated[
         str | None, typer.Option(help="Of target coreml: ROWSxSOURCExTARGET, such as 1x64x64.")
     ] = None,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="Return from which source tokens each token was written, too.")
+    ] = False,
+    attention_layer: Annotated[
+        int | None, typer.Option(help="Of which decoder layer, from 0.", show_default="the one that aligns best")
+    ] = None,
     gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
     gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
     accept_loss: Annotated[
@@ -71,6 +77,9 @@ def export(
     one_file = search or text
     if one_file and (fixed_shape is not None or len(precisions) > 1):
         raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
+    shown = {"attention": attention, "attention_layer": attention_layer}
+    if one_file and any(value not in (False, None) for value in shown.values()):
+        raise UserError("--attention is for folders: leave out --search and --text")
     lines: list[str] = []
     more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": lines.append}
     more |= {"gate_source": gate_source, "gate_reference": gate_reference, "accept_loss": accept_loss}
@@ -79,7 +88,9 @@ def export(
             if one_file:
                 export_search(checkpoint, out, precision=precisions[0], text=text, watch=watch, **more)
             else:
-                export_onnx(checkpoint, out, precision=precisions, fixed_shape=fixed_shape, watch=watch, **more)
+                export_onnx(
+                    checkpoint, out, precision=precisions, fixed_shape=fixed_shape, watch=watch, **shown, **more
+                )
     finally:
         print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
     if one_file:

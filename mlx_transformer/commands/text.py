@@ -58,10 +58,11 @@ def translate(
         raise UserError(f"{model}: is one file, which shows nothing from within; --alignment needs a folder")
     translator = open_translator(model, runtime)
     if where.alignment:
-        from export.explain.aligning import cross_weights
-
         inner = getattr(translator, "translator", translator)
-        inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
+        if inner.cross_weights is None:  # nothing that the model returns
+            from export.explain.aligning import cross_weights
+
+            inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     translate_stream(translator, text=text or (), model_facts=model_facts, **vars(where), **options)
 
 

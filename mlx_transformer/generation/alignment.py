@@ -27,6 +27,13 @@ CrossWeights = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], list
 """Sources, and what was written of each (without eos) -> weights (T, S) of each pair, the heads' mean."""
 
 
+CrossAttention = Callable[[NDArray, NDArray, NDArray], NDArray]
+"""Padded sources (B, S), where their tokens are (B, S), targets (B, T) -> the heads' mean of the weights (B, T, S)."""
+
+TOGETHER = 16
+"""Pairs computed together."""
+
+
 @dataclass(frozen=True)
 class Alignment:
     """Links of one translation, and how many words there are on both sides."""
@@ -48,6 +55,31 @@ def align(tokenizer: Tokenizer, weights: NDArray, source: Sequence[int], target:
     words = words_of(tokenizer.source, source), words_of(tokenizer, target)
     counts = (1 + max((word for word in side if word is not None), default=-1) for side in words)
     return Alignment(word_links(weights, *words), *counts)
+
+
+def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> CrossWeights:
+    """What aligns, by a model that reads each translation once, all its tokens at once."""
+
+    def padded(rows: Sequence[Sequence[int]], fill: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        lengths = np.array([len(row) for row in rows])
+        real = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.full(real.shape, fill, np.int64)
+        ids[real] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+        return ids, real
+
+    def weights(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[NDArray]:
+        found: list[NDArray] = [np.zeros((0, len(source)), np.float32) for source in sources]
+        # Neighbours in length are computed together; nothing is written of an empty one.
+        order = sorted((i for i, row in enumerate(targets) if row), key=lambda i: (len(sources[i]), len(targets[i])))
+        for first in range(0, len(order), TOGETHER):
+            rows = order[first : first + TOGETHER]
+            source = padded([sources[i] for i in rows], config.pad_id)
+            read, _ = padded([[config.bos_id, *targets[i][:-1]] for i in rows], config.eos_id)
+            for i, each in zip(rows, attention(*source, read), strict=True):
+                found[i] = each[: len(targets[i]), : len(sources[i])]
+        return found
+
+    return weights
 
 
 def alignment_layer(config: TransformerConfig) -> int:

@@ -90,9 +90,11 @@ class Attention(nn.Module):
             return self.dropout(attention_weights(q, k, mask, self.scale)) @ share_heads(v, self.heads)
         return attention(q, k, v, mask, self.scale)
 
-    def weights(self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None) -> mx.array:
+    def weights(
+        self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None, rows: int | None = None
+    ) -> mx.array:
         """Attention weights of each head, for display: (B, H, T, S), each row a distribution over the keys."""
-        return attention_weights(self.queries(x, rotation), k, mask, self.scale)
+        return attention_weights(self.queries(x, rotation, rows), k, mask, self.scale)
 
 
 MakeAttention = Callable[[TransformerConfig], Attention]

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "taps")
 
 ONLY_MLX = {
-    "attention.Attention.weights": "for display",
     "attention.share_heads": "a fused kernel shares heads by itself; the graph multiplies by over_shared_heads",
     "cache.Cache.arrays": "MLX is lazy",
     "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
@@ -93,6 +92,7 @@ BODIES = {
     "cache.LayerCache.__init__": "a graph's cache is its inputs",
     "cache.LayerCache.extend": "buffers in place, against Concat",
     "layers.Decoder.cross_keys_values": "see DecoderLayer.cross_keys_values",
+    "layers.DecoderLayer.attend_cross": "a graph's weights are an output; MLX's are computed beside a pass",
     "masks.causal_mask": "masks are added to the scores",
     "masks.causal_padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",
     "masks.padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",

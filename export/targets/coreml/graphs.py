@@ -25,6 +25,7 @@ from export.nn.model import Transformer
 from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
 from export.nn.taps import within
+from export.targets.attention import Watch
 from export.targets.graph import IR_VERSION, GraphBuilder
 from export.targets.names import DECODER_COREML, ENCODER_COREML
 from mlx_transformer.spec.config import TransformerConfig
@@ -116,7 +117,7 @@ def encoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder
     return g
 
 
-def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder:
+def decoder_coreml(config: TransformerConfig, shape: FixedShape, attention: int | None = None) -> GraphBuilder:
     """
     input_ids (B, 1) ----------------------------------> embedding --> Decoder --> classifier --> logits (B, 1, V)
     position_ids (B, 1) --------------------------> positions, mask --^  ^  ^ \\--> present.N.decoder.{key,value}
@@ -124,7 +125,8 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder
     past_key_values.N.encoder.{key,value} (B, K, S, d), encoder_attention_mask (B, S)
 
     A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}. What lies behind a row's position in a
-    buffer is not seen. Writing at a position again replaces what it held.
+    buffer is not seen. Writing at a position again replaces what it held. attention: the layer whose cross_attention
+    (B, 1, S) is an output too.
     """
     g = CoreMLGraphBuilder(DECODER_COREML)
     model, rows, length = Transformer(config), shape.rows, shape.target
@@ -144,14 +146,16 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder
     if cross is not None:
         cross_mask = padding_mask(g.op, g.integers("encoder_attention_mask", rows, shape.source))
     cache = CoreMLCache(layers, positions, mask, cross, cross_mask)
-    logits = model.step(g.op, input_ids, cache, tap=g.tap)
+    watch = Watch(model, attention, g.tap)
+    logits = model.step(g.op, input_ids, cache, tap=watch.tap)
     g.output("logits", logits, rows, 1, config.vocab_size)
     for i, layer in enumerate(layers):
         g.put_keys_values(f"present.{i}{part}", layer.held(), cache_shape(config), rows, length)
+    watch.put(g, input_ids, rows, 1, shape.source)
     return g
 
 
-BUILDERS: dict[str, dict[str, Callable[[TransformerConfig, FixedShape], GraphBuilder]]] = {
+BUILDERS: dict[str, dict[str, Callable[..., GraphBuilder]]] = {
     "encoder-decoder": {ENCODER_COREML: encoder_coreml, DECODER_COREML: decoder_coreml},
     "decoder": {DECODER_COREML: decoder_coreml},
     "encoder": {ENCODER_COREML: encoder_coreml},
@@ -190,7 +194,7 @@ def fold_shapes(graph: ir.Graph, named: Sequence[ir.Value]) -> None:
     optimizer.fold_constants(model)
     LiftConstantsToInitializersPass(lift_all_constants=True)(model)
     for node in list(graph):
-        if node.op_type == "Reshape":
+        if node.op_type == "Reshape" and not node.outputs[0].is_graph_output():
             before, after = node.inputs[0], node.outputs[0]
             if before is not None and before.shape is not None and before.shape == after.shape:
                 ir.convenience.replace_all_uses_with(after, before, replace_graph_outputs=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import DECODER_COREML, ENCODER_COREML
+from export.targets.names import CROSS_ATTENTION, DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import EncoderGraphs, Feeds, NamedSession, Session
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
@@ -88,13 +88,14 @@ class CoreMLDecoder:
         self.graph, self.state = graph, state
         """`state`: everything with R rows, by the names of the graph's inputs; position_ids are the next ones."""
 
-    def step(self, ids: NDArray) -> NDArray:
+    def step(self, ids: NDArray, output: str = "logits") -> NDArray:
+        """Last tokens (R,) -> an output (R, ...) after them."""
         feeds = {**self.state, "input_ids": ids[:, None].astype(np.int64)}
-        outputs = self.graph.portions(feeds, self.graph.steps)
-        logits = outputs.pop("logits")[:, -1]
+        outputs = self.graph.portions(feeds, [output, *self.graph.presents])
+        wanted = outputs.pop(output)[:, -1]
         self.state |= {name.replace("present.", "past_key_values.", 1): x for name, x in outputs.items()}
         self.state["position_ids"] = self.state["position_ids"] + 1
-        return logits
+        return wanted
 
     def repeat(self, times: int) -> None:
         self.keep(np.repeat(np.arange(len(self.state["position_ids"])), times))
@@ -122,6 +123,16 @@ class CoreMLModel:
         if self.encoder is None:
             raise UserError("a decoder alone encodes nothing")
         return self.encoder.encode(ids, mask)
+
+    def attention(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray:
+        """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        tokens = mask.astype(bool)
+        decoder = self.begin([row[is_token] for row, is_token in zip(ids, tokens, strict=True)])
+        weights = np.stack([decoder.step(column, CROSS_ATTENTION) for column in target_ids.T], axis=1)
+        placed = np.zeros((*target_ids.shape, ids.shape[1]), np.float32)
+        for i, is_token in enumerate(tokens):  # in the graph a source's tokens come first
+            placed[i][:, is_token] = weights[i, :, : is_token.sum()]
+        return placed
 
     def start(self, rows: Sequence[NDArray]) -> tuple[CoreMLDecoder, NDArray]:
         """The decoder, and the logits (R, V) after the start token, or after each prompt."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from export.nn.primitives import Op, branch
+from export.targets.attention import Watch
 from export.targets.graph import GraphBuilder
 from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.top_k import largest, top_k
@@ -59,7 +60,7 @@ def encoder_cpu(config: TransformerConfig) -> GraphBuilder:
     return g
 
 
-def decoder_cpu(config: TransformerConfig) -> GraphBuilder:
+def decoder_cpu(config: TransformerConfig, attention: int | None = None) -> GraphBuilder:
     """
     input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
     past_length (1) --> position --^  ^  ^  ^                    \\--> candidate_{scores,tokens}
@@ -67,7 +68,8 @@ def decoder_cpu(config: TransformerConfig) -> GraphBuilder:
     beam_width (1), cache_indirection ---+
     source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
+    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`. attention: the layer whose
+    cross_attention (R, S) is an output too.
     """
     g = CpuGraphBuilder(DECODER_CPU)
     input_ids = g.ids("input_ids", ROWS)
@@ -82,13 +84,16 @@ def decoder_cpu(config: TransformerConfig) -> GraphBuilder:
         layers.append(InPlace(*buffers, past_length, beam_width, cache_indirection))
         cross.append(g.keys_values(f"cross.{i}", shape, SENTENCES, SOURCE))
     cache = CpuCache(layers, past_length, cross, source_mask)
-    logits = CpuTransformer(config).step(g.op, input_ids, cache, tap=g.tap)
+    model = CpuTransformer(config)
+    watch = Watch(model, attention, g.tap)
+    logits = model.step(g.op, input_ids, cache, tap=watch.tap)
     scores, tokens = chooser(logits)
     g.output("candidate_scores", scores, "choices", "candidates")
     g.output("candidate_tokens", tokens, "choices", "candidates", type=INT64)
     g.output("logits", logits, ROWS, config.vocab_size)
     for i, layer in enumerate(layers):
         g.put_keys_values(f"present.{i}", layer.held(), shape, ROWS, POSITIONS)
+    watch.put(g, input_ids, ROWS, SOURCE)
     return g
 
 

@@ -22,8 +22,8 @@ from export.nn.cache import Cache, CacheShape, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer
 from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
-from export.nn.positions import PositionIds, distances
-from export.nn.primitives import Op, extent, table
+from export.nn.positions import PositionIds, Rotation, distances
+from export.nn.primitives import Op, extent, scoped, table
 from export.nn.taps import Tap, no_tap, within
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -174,6 +174,25 @@ class CpuAttention(Attention):
         by_sentence = op.Concat(op.Shape(mask, end=1), [-1, self.heads * self.shape.key_width], axis=0)
         q = op.Reshape(as_operand(op, q, self.shape), by_sentence)
         return self.from_operand(op, op.MultiHeadAttention(q, k, v, None, mask, scale=1.0, **self.settings))
+
+    @scoped
+    def weights(
+        self,
+        op: Op,
+        x: ir.Value,
+        k: ir.Value,
+        mask: Mask = None,
+        rotation: Rotation = None,
+        rows: ir.Value | None = None,
+    ) -> ir.Value:
+        """Of rows over their sentence's keys (B, H, S, d), as `over_source`: (B, H, T, S). Beside the operator, which
+        keeps its own to itself."""
+        assert mask is not None
+        q = as_operand(op, self.queries(op, x, rotation), self.shape)
+        each = [self.heads, self.shape.key_width]
+        q = typed(op.Reshape(q, op.Concat(op.Shape(mask, end=1), [-1, *each], axis=0)), *each, rank=4)
+        scores = op.MatMul(op.Transpose(q, perm=[0, 2, 1, 3]), op.Transpose(k, perm=[0, 1, 3, 2]))
+        return op.Softmax(op.Add(scores, padding_mask(op, mask)), axis=-1)
 
     @property
     def settings(self) -> dict[str, Any]:

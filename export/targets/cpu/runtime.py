@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.targets.names import CROSS_ATTENTION
 from export.targets.portable.runtime import padded_sources
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
@@ -97,6 +98,11 @@ class CpuModel:
     def logits(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Teacher-forced logits (B, T, V) of targets (B, T)."""
         decoder = self.begin(ids, mask)
+        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+
+    def attention(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
+        """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        decoder = self.begin(ids, mask, (CROSS_ATTENTION,))
         return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
 
     def _encode(self, outputs: list[str], ids: NDArray, mask: NDArray) -> Sequence[Any]:
@@ -215,6 +221,7 @@ class CpuDecoder:
             "logits": ((rows, config.vocab_size), np.float32),
             "candidate_scores": (choices, np.float32),
             "candidate_tokens": (choices, np.int64),
+            CROSS_ATTENTION: ((rows, self.source_mask.shape[1]), np.float32),
         }
         self.results = tuple(np.empty(*made[name]) for name in self.outputs)
         inputs = {

@@ -5,7 +5,8 @@
     encoder           model
 
 Shapes: B batch, S source, T target tokens of this run, P past ones, N layers, K key-value heads, d_k and d_v one head's
-widths, D model, V vocabulary. Ids and masks are int64, everything else float32.
+widths, D model, V vocabulary. Ids and masks are int64, everything else float32. `attention`: the layer whose
+cross_attention (B, T, S) is an output too (`targets/attention.py`); None: no such output.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import onnx_ir as ir
 from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
 from export.nn.model import Transformer
 from export.nn.primitives import Op
+from export.targets.attention import Watch
 from export.targets.graph import BATCH, GraphBuilder
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -42,7 +44,7 @@ def encoder_model(config: TransformerConfig) -> GraphBuilder:
     return g
 
 
-def decoder_model(config: TransformerConfig) -> GraphBuilder:
+def decoder_model(config: TransformerConfig, attention: int | None = None) -> GraphBuilder:
     """
     input_ids (B, T) ------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     encoder_attention_mask (B, S) ------> mask -----------^  \\--> present.N.decoder.{key,value} (B, K, T, d)
@@ -51,19 +53,21 @@ def decoder_model(config: TransformerConfig) -> GraphBuilder:
     """
     g = GraphBuilder("decoder_model")
     model = Transformer(config)
+    watch = Watch(model, attention, g.tap)
     encoder_attention_mask = g.ids("encoder_attention_mask", BATCH, SOURCE)
     input_ids = g.ids("input_ids", BATCH, TARGET)
     memory = g.floats("encoder_hidden_states", BATCH, SOURCE, config.d_model)
     cross = model.decoder.cross_keys_values(g.op, memory)
     layers = [LayerCache() for _ in range(config.decoder_layers)]
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
-    g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
+    g.output("logits", model.step(g.op, input_ids, cache, tap=watch.tap), BATCH, TARGET, config.vocab_size)
     _presents(g, config, ".decoder", [layer.held() for layer in layers], TARGET)
     _presents(g, config, ".encoder", cross, SOURCE)
+    watch.put(g, input_ids, BATCH, TARGET, SOURCE)
     return g
 
 
-def decoder_with_past_model(config: TransformerConfig) -> GraphBuilder:
+def decoder_with_past_model(config: TransformerConfig, attention: int | None = None) -> GraphBuilder:
     """
     input_ids (B, T) -----------------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     encoder_attention_mask (B', S) -----------------------> mask --------^  ^ \\--> present.N.decoder.{key,value}
@@ -77,13 +81,16 @@ def decoder_with_past_model(config: TransformerConfig) -> GraphBuilder:
     input_ids = g.ids("input_ids", BATCH, TARGET)
     layers, cross = _pasts(g, config, SENTENCES)
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
-    logits = Transformer(config).step(g.op, input_ids, cache, tap=g.tap)
+    model = Transformer(config)
+    watch = Watch(model, attention, g.tap)
+    logits = model.step(g.op, input_ids, cache, tap=watch.tap)
     g.output("logits", logits, BATCH, TARGET, config.vocab_size)
     _presents(g, config, ".decoder", [layer.held() for layer in layers], TOTAL)
+    watch.put(g, input_ids, BATCH, TARGET, SOURCE)
     return g
 
 
-def decoder_model_merged(config: TransformerConfig) -> GraphBuilder:
+def decoder_model_merged(config: TransformerConfig, attention: int | None = None) -> GraphBuilder:
     """
     input_ids (B, T) -----------------------------------> embedding --> Decoder --> classifier --> logits (B, T, V)
     encoder_attention_mask (B, S) ------------------------> mask --------^  ^ \\--> present.N.decoder.{key,value}
@@ -96,6 +103,7 @@ def decoder_model_merged(config: TransformerConfig) -> GraphBuilder:
     """
     g = GraphBuilder("decoder_model_merged")
     model = Transformer(config)
+    watch = Watch(model, attention, g.tap)
     encoder_attention_mask = g.ids("encoder_attention_mask", BATCH, SOURCE)
     input_ids = g.ids("input_ids", BATCH, TARGET)
     memory = g.floats("encoder_hidden_states", BATCH, SOURCE, config.d_model)
@@ -112,9 +120,10 @@ def decoder_model_merged(config: TransformerConfig) -> GraphBuilder:
     flat = g.op.If(use_cache_branch, then_branch=reuse, else_branch=compute, _outputs=count)
     cross = [(flat[2 * i], flat[2 * i + 1]) for i in range(config.decoder_layers)]
     cache = Cache(g.op, layers, cross, encoder_attention_mask)
-    g.output("logits", model.step(g.op, input_ids, cache, tap=g.tap), BATCH, TARGET, config.vocab_size)
+    g.output("logits", model.step(g.op, input_ids, cache, tap=watch.tap), BATCH, TARGET, config.vocab_size)
     _presents(g, config, ".decoder", [layer.held() for layer in layers], TOTAL)
     _presents(g, config, ".encoder", cross, SOURCE)
+    watch.put(g, input_ids, BATCH, TARGET, SOURCE)
     return g
 
 
@@ -158,7 +167,7 @@ def encoder_only_model(config: TransformerConfig) -> GraphBuilder:
     return g
 
 
-BUILDERS: dict[str, Callable[[TransformerConfig], GraphBuilder]] = {
+BUILDERS: dict[str, Callable[..., GraphBuilder]] = {
     "encoder_model": encoder_model,
     "decoder_model": decoder_model,
     "decoder_with_past_model": decoder_with_past_model,

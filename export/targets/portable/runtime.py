@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
+from export.targets.names import CROSS_ATTENTION, DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -63,7 +63,8 @@ class NamedSession:
 
     def _check(self, name: str, x: Any) -> None:
         axes = 4 if name in self.presents else 3
-        if axes == 3 and name not in ("logits", "last_hidden_state"):  # a part of one, or of a fixed shape
+        whole = ("logits", "last_hidden_state", CROSS_ATTENTION)
+        if axes == 3 and name not in whole:  # a part of one, or of a fixed shape
             return
         if getattr(x, "ndim", 0) != axes or x.dtype.kind not in "fV":  # V: bfloat16
             raise UserError(f"{self.where}: its output {name} is no tensor of {axes} axes; export the model again")
@@ -160,6 +161,10 @@ class EncoderDecoderGraphs:
 
     def decode(self, ids: NDArray, hidden: NDArray, mask: NDArray) -> NDArray:
         return self._begin(["logits"], ids, hidden, mask)["logits"]
+
+    def attention(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray:
+        """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        return self._begin([CROSS_ATTENTION], target_ids, self.encode(ids, mask), mask)[CROSS_ATTENTION]
 
     def begin(self, hidden: NDArray, mask: NDArray) -> OnnxCache:
         return OnnxCache({"encoder_hidden_states": hidden, "encoder_attention_mask": mask}, self.shared)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from export.reference import Reference
-from export.validate.cases import Case, reference_taps
+from export.validate.cases import Case, reference_outputs
 from export.validate.rule import Natural
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -35,8 +35,10 @@ class Reordered(Reference):
     thousand keys is several times as exact.
     """
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], dtype: DTypeLike) -> None:
-        super().__init__(config, weights, dtype)
+    def __init__(
+        self, config: TransformerConfig, weights: Mapping[str, Array], dtype: DTypeLike, inner_points: bool = False
+    ) -> None:
+        super().__init__(config, weights, dtype, inner_points)
         self._rng = np.random.default_rng(0)
 
     def _product(self, x: Array, weight: str) -> Array:
@@ -52,8 +54,9 @@ class Reordered(Reference):
 class SecondLook:
     """float32's own error at every tap of a case, from `DRAWS` draws. Each case is drawn once, when first asked for."""
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array]) -> None:
-        self._config, self._weights = config, weights
+    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], shown: int | None = None) -> None:
+        """shown: see `reference_outputs`."""
+        self._config, self._weights, self._shown = config, weights, shown
         self._errors: dict[str, dict[str, Natural]] = {}
 
     def __call__(self, case: Case, tap: str) -> Natural:
@@ -62,14 +65,15 @@ class SecondLook:
         return self._errors[case.name][tap]
 
     def _drawn(self, case: Case) -> dict[str, Natural]:
-        truth = reference_taps(Reference(self._config, self._weights), case)
+        reference = Reference(self._config, self._weights, inner_points=self._shown is not None)
+        truth = reference_outputs(reference, case, self._shown)
         draws: dict[str, list[Natural]] = {name: [] for name in truth}
         for _ in range(DRAWS):
-            for name, t32 in reference_taps(self._reordered, case).items():
+            for name, t32 in reference_outputs(self._reordered, case, self._shown).items():
                 t64 = truth[name][case.valid(name)]
                 draws[name].append(Natural.of(t32[case.valid(name)] - t64, t64))
         return {name: Natural.drawn(errors) for name, errors in draws.items()}
 
     @cached_property
     def _reordered(self) -> Reordered:
-        return Reordered(self._config, self._weights, np.float32)
+        return Reordered(self._config, self._weights, np.float32, self._shown is not None)

@@ -20,6 +20,7 @@ import onnx
 from export.precision.adapters import A, B
 from export.targets.coreml.shape import part_of
 from export.targets.names import (
+    CROSS_ATTENTION,
     DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
@@ -144,13 +145,24 @@ def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     total, used = np.zeros(2, int), set()
     for name in names:
         graph = onnx.load(engine.files[name], load_external_data=False).graph
-        nodes = list(_all_nodes(graph))
+        nodes = list(_all_nodes(_without_attention(graph)))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
         reached = _reached([output.name for output in graph.output], outer)
         used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
     return (int(total[0]), int(total[1])), used
+
+
+def _without_attention(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """The graph without what is computed for the output `cross_attention` alone, beside an operator that keeps its
+    weights to itself."""
+    outputs = [output.name for output in graph.output]
+    if CROSS_ATTENTION not in outputs:
+        return graph
+    edges = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
+    reached = _reached([name for name in outputs if name != CROSS_ATTENTION], edges)
+    return onnx.GraphProto(node=[node for node in graph.node if reached & {*node.output}])
 
 
 def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tuple[int, int]:

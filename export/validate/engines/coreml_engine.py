@@ -18,6 +18,7 @@ from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSess
 from export.targets.names import DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
+from export.validate.findings import PLAIN
 from export.validate.points import tap_names
 
 from .onnx_engine import NoCachedPath, OnnxEngine
@@ -81,6 +82,12 @@ class CoreMLEngine(NoCachedPath, OnnxEngine):
             keys = source if encoder or "cross_attention" in name else target
             taps[name] = np.concatenate(runs, axis=2)[:, :, : source if encoder else target, :keys]
         return taps
+
+    def attention(self, case: Case) -> dict[str, Array]:
+        """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
+        assert isinstance(self.graphs, CoreMLModel)
+        assert case.target_ids is not None
+        return {PLAIN: self.graphs.attention(case.ids, case.source_real, case.target_ids)}
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
         return self.graphs

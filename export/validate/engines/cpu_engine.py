@@ -18,9 +18,10 @@ import onnx
 from numpy.typing import NDArray
 
 from export.targets.cpu.runtime import CpuModel
-from export.targets.names import DECODER_CPU, ENCODER_CPU
+from export.targets.names import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
+from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
 from mlx_transformer.generation.search import generate
@@ -134,6 +135,13 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         cross = self.graphs.begin(case.ids, case.source_real.astype(np.int64)).cross
         points |= {point: self._observed[value][0] for point, value in shown.items()}
         return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
+
+    def attention(self, case: Case) -> dict[str, Array]:
+        """Each step's row, of the graph as it translates."""
+        self._observed = {}
+        decoder = TappedCpuSession(self.sessions[DECODER_CPU], [CROSS_ATTENTION], self._observe)
+        self._logits(self._over({**self.sessions, DECODER_CPU: decoder}), case)
+        return {PLAIN: np.stack(self._observed[CROSS_ATTENTION], axis=1)}
 
     def _attention(self, inside: Sequence[str]) -> Attention:
         models = {graph: onnx.load(path, load_external_data=False) for graph, path in self.files.items()}

@@ -9,7 +9,7 @@ Shapes: B batch, L tokens of a pass, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,10 @@ from onnx import numpy_helper
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
-from export.targets.names import DECODER_FIRST, DECODER_MERGED, ENCODER
+from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case
+from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
 from export.validate.rule import stored_as
@@ -34,7 +35,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_shapes
 
 from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
-from .taps import add_taps
+from .taps import add_taps, constant_part, initializers
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel
@@ -94,6 +95,7 @@ class OnnxEngine:
         """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
+        self.attention_layer = self.folder.attention_layer
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
         self.config = self.folder.config
         if checkpoint is not None:
@@ -171,6 +173,19 @@ class OnnxEngine:
             taps[path] = self._taps_of(lambda model=model: _cached(model, case, memory))
         return taps
 
+    def attention(self, case: Case) -> dict[str, Array]:
+        """The output `cross_attention` (B, T, S) of the untapped graphs, by the way they were run."""
+        memory = self._memory(case)
+
+        def watched(names: Iterable[str]) -> dict[str, Any]:
+            graphs = [name for name in names if name in CROSS_DECODERS]
+            return {name: TappedSession(self.sessions[name], [CROSS_ATTENTION], self._observe) for name in graphs}
+
+        runs = {PLAIN: lambda: _logits(self._model(watched(self._full_pass())), case, memory)}
+        for path, only in self._ways().items():
+            runs[path] = lambda only=only: _cached(self._model(watched(only), only), case, memory)
+        return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
+
     def _memory(self, case: Case) -> Array | None:
         """The output of the untapped encoder for a case, computed once for all that read it."""
         if case.target_ids is None:
@@ -233,30 +248,6 @@ class OnnxEngine:
 
     def _observe(self, name: str, value: Array) -> None:
         self._observed.setdefault(name, []).append(value)
-
-
-def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The initializers of a graph and of the graphs within it."""
-    yield from graph.initializer
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        if attribute.HasField("g"):
-            yield from initializers(attribute.g)
-
-
-def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The part of a graph that computes this value, which doesn't depend on any input."""
-    maker = {output: node for node in model.graph.node for output in node.output}
-    needed, open_values = {name}, [name]
-    while open_values:
-        inputs = set(maker[value].input if (value := open_values.pop()) in maker else ()) - needed
-        needed |= inputs
-        open_values += inputs
-    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    part.graph.name = name
-    part.graph.node.extend(node for node in model.graph.node if needed & {*node.output})
-    part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
-    part.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    return part
 
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:

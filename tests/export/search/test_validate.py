@@ -18,7 +18,7 @@ from export.__main__ import main
 from export.search.interface import CONFIG
 from export.search.runtime import SearchModel
 from export.validate import compare
-from export.validate.engines.onnx_engine import initializers
+from export.validate.engines.taps import initializers
 from export.validate.report.html import page
 from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import save_checkpoint

@@ -1,0 +1,64 @@
+"""The optional output `cross_attention` of a decoder's graph: how much each position reads of each source token.
+
+Shapes: R rows, B sentences that they share, H heads, T positions of this run, S source.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import onnx_ir as ir
+
+from export.nn.layers import DecoderLayer
+from export.nn.model import Transformer
+from export.nn.primitives import Op, scope
+from export.nn.taps import Tap
+from mlx_transformer.generation.alignment import alignment_layer
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.errors import UserError
+
+from .graph import IR_VERSION, GraphBuilder, merge_equal
+from .names import CROSS_ATTENTION
+
+
+def shown_layer(config: TransformerConfig, attention: bool, layer: int | None) -> int | None:
+    """The layer whose weights are returned, by default that which aligns best; None without `attention`. `UserError`
+    for a model without cross-attention, and for a layer that it hasn't."""
+    if not attention and layer is None:
+        return None
+    if config.architecture != "encoder-decoder":
+        raise UserError(f"attention: architecture={config.architecture!r} has no source to attend to; leave it out")
+    if layer is not None and not 0 <= layer < config.decoder_layers:
+        raise UserError(f"attention_layer={layer}: the decoder has layers 0 to {config.decoder_layers - 1}")
+    return alignment_layer(config) if layer is None else layer
+
+
+class Watch:
+    """The weights of one layer's cross-attention, of a step that is built with `tap`; none without a layer."""
+
+    def __init__(self, model: Transformer, layer: int | None, tap: Tap):
+        self._tap, self._name = tap, f"decoder.layers.{layer}.cross_attention.weights"
+        self._weights: ir.Value | None = None
+        if layer is not None:
+            cast(DecoderLayer, model.decoder.layers[layer]).shows_weights = True
+
+    def tap(self, name: str, value: ir.Value) -> None:
+        if name == self._name:
+            self._weights = value
+        else:
+            self._tap(name, value)
+
+    def mean(self, op: Op, ids: ir.Value) -> ir.Value | None:
+        """The mean over the heads, in rows as the ids (R, T) or (R,) have them: (R, T, S) or (R, S)."""
+        if self._weights is None:
+            return None
+        with scope(op, CROSS_ATTENTION, "Mean"):
+            mean = op.ReduceMean(self._weights, [1], keepdims=0)  # (B, R/B*T, S)
+            return op.Reshape(mean, op.Concat(op.Shape(ids), [-1], axis=0))
+
+    def put(self, g: GraphBuilder, ids: ir.Value, *axes: str | int) -> None:
+        """The output, if there is one. To be called when all others are there."""
+        mean = self.mean(g.op, ids)
+        if mean is not None:
+            g.output(CROSS_ATTENTION, mean, *axes)
+            merge_equal(ir.Model(g.graph, ir_version=IR_VERSION))  # before a target changes one of two equal nodes

@@ -1,0 +1,38 @@
+"""The optional output `cross_attention` of exported graphs, judged as every tensor is, and MLX's in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.targets.names import CROSS_ATTENTION
+from export.validate.cases import Case, weights_name
+from export.validate.engines.protocol import Engine
+from export.validate.findings import TAPPED
+
+from .free_running import attempt
+
+Array = NDArray
+
+
+def attention_layer(engines: Iterable[Engine]) -> int | None:
+    """The layer whose weights the graphs return; None: they don't."""
+    layers = [layer for engine in engines if (layer := getattr(engine, "attention_layer", None)) is not None]
+    return layers[0] if layers else None
+
+
+def attention_of(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:
+    """(path, tap, tensor, why there is none): what graphs return on each way of running them; of another runtime the
+    mean of what it computes inside."""
+    if layer is None or getattr(engine, "logits_only", False) or getattr(engine, "search_only", False):
+        return
+    if hasattr(engine, "attention_layer"):
+        values, why = attempt(lambda: engine.attention(case))  # type: ignore[attr-defined]
+        for path, value in {"plain": None}.items() if values is None else values.items():
+            yield path, CROSS_ATTENTION, value, why
+        return
+    name = weights_name(layer)
+    value, why = attempt(lambda: np.mean(engine.points(case, [name])[name], axis=1))
+    yield TAPPED, CROSS_ATTENTION, value, why
