@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,9 +108,15 @@ class OnnxTransformer:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
         return generate(self.graphs, ids, prefix, **options)  # type: ignore[arg-type] - an encoder alone is refused there
 
-    def search(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
-        """The n best outputs of each input with their scores."""
-        return search(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+    def search(
+        self, ids: Ids, prefix: Ids | None = None, *, attention: bool = False, **options: Any
+    ) -> list[list[Hypothesis]]:
+        """The n best outputs of each input with their scores. attention: and each with its own, for which it is read
+        once more; of folders exported with attention."""
+        if attention:
+            self._check_attention()
+        found = search(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+        return self._with_attention(ids, found) if attention else found
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
         """One translation for each line, in order; an empty line stays empty. options: as for `generate`."""
@@ -137,17 +144,13 @@ class OnnxTransformer:
 
     @cached_property
     def translator(self) -> Translator:
-        from mlx_transformer.generation.alignment import cross_weights_by
         from mlx_transformer.generation.translate import Translator
         from mlx_transformer.spec.tokenizer import Tokenizer
 
         path = self.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
         translator = Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
-        if self.folder.attention_layer is not None:
-            translator.cross_weights = cross_weights_by(
-                lambda ids, real, read: self.graphs.attention(ids, real.astype(np.int64), read), self.config
-            )
+        translator.shows_attention = self.folder.attention_layer is not None
         return translator
 
     def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
@@ -171,8 +174,7 @@ class OnnxTransformer:
         """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
         is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. Of folders exported with attention.
         """
-        if self.folder.attention_layer is None:
-            raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
+        self._check_attention()
         ids, target_ids = self._ids(ids, self.config.source_vocab_size), self._ids(target_ids, self.config.vocab_size)
         return self.graphs.attention(ids, _mask(mask, ids), target_ids)
 
@@ -187,6 +189,20 @@ class OnnxTransformer:
     def step(self, ids: Any, cache: OnnxCache) -> NDArray[np.float32]:
         """Logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
         return self._of(EncoderDecoderGraphs, CausalGraphs).step(self._ids(ids, self.config.vocab_size), cache)
+
+    def _with_attention(self, ids: Ids, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        from mlx_transformer.generation.alignment import cross_weights_by  # not at the top, as the translator
+
+        weights = cross_weights_by(
+            lambda source, real, read: self.graphs.attention(source, real.astype(np.int64), read), self.config
+        )
+        sources = [row for row, hypotheses in zip(ids, found, strict=True) for _ in hypotheses]
+        each = iter(weights(sources, [h.ids for hypotheses in found for h in hypotheses]))
+        return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in found]
+
+    def _check_attention(self) -> None:
+        if self.folder.attention_layer is None:
+            raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
 
     def _of(self, *kinds: type) -> Any:
         if not isinstance(self.graphs, kinds):

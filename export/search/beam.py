@@ -117,52 +117,65 @@ class Beam:
         beaten = op.GreaterOrEqual(worst, op.Div(op.ReduceMax(live, [1], keepdims=0), ahead))
         return op.And(op.Greater(worst, DEAD), op.Or(self.early_stopping, beaten))
 
-    def results(self, op: Op, state: State, history: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths, scores.
+    def results(
+        self, op: Op, state: State, history: ir.Value, read: ir.Value | None = None
+    ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
+        """The n best of each sentence: ids (B, n, T) without start token and eos, pad after the end; lengths, scores;
+        and of each token what was read to choose it (B, n, T, S), 0 after the end.
 
-        history: chosen candidates of each step (T, B, K).
+        history: chosen candidates of each step (T, B, K). read: what each hypothesis read at it (T, B, K, S), or None.
         """
         c, per_step = self.config, op.Mul(self.beam, self.config.vocab_size)
         n = op.Reshape(op.Min(self.options.n_best, self.beam), [1])
         scores, ends = (op.Slice(state[name], [0], n, [1]) for name in ("scores", "ends"))  # (B, n)
         step, end = op.Div(ends, per_step), op.Mod(ends, per_step)
         last = op.Mod(end, c.vocab_size)
-        paths = op.Transpose(_paths(op, history, step, op.Div(end, c.vocab_size), last, c.vocab_size), perm=[1, 2, 0])
+        slots, tokens = _paths(op, history, step, op.Div(end, c.vocab_size), last, c.vocab_size, read is not None)
+        paths = op.Transpose(tokens, perm=[1, 2, 0])
         # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
         lengths = op.Add(step, op.Where(op.Equal(last, c.eos_id), 0, 1))
         lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # fewer than n were possible
         is_token = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
         ids = op.Where(is_token, paths, c.pad_id)
-        return op.Slice(ids, [0], op.Reshape(op.ReduceMax(lengths, keepdims=0), [1]), [2]), lengths, scores
+        longest = op.Reshape(op.ReduceMax(lengths, keepdims=0), [1])
+        rows = None
+        if read is not None:
+            rows = op.GatherND(read, op.Unsqueeze(slots, [3]), batch_dims=2)  # (T, B, n, S)
+            rows = op.Where(op.Unsqueeze(is_token, [3]), op.Transpose(rows, perm=[1, 2, 0, 3]), 0.0)
+            rows = op.Slice(rows, [0], longest, [2])
+        return op.Slice(ids, [0], longest, [2]), lengths, scores, rows
 
 
-def _paths(op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: int) -> ir.Value:
+def _paths(
+    op: Op, history: ir.Value, step: ir.Value, slot: ir.Value, last: ir.Value, v: int, with_slots: bool
+) -> tuple[ir.Value | None, ir.Value]:
     """Tokens (T, B, n) of the hypotheses that ended at `step` with `last`, after slot `slot` (all B, n): back from the
-    end, one parent a step."""
+    end, one parent a step. `with_slots`: and the hypotheses before each step that they were chosen after, alike."""
 
     def body(op: Op, slot: ir.Value, chosen: ir.Value, t: ir.Value) -> list[ir.Value]:
         with scope(op, "paths", "Paths"):
             before, candidate = op.Less(t, step), op.GatherElements(chosen, slot, axis=1)
-            return [op.Where(before, op.Div(candidate, v), slot), op.Where(before, op.Mod(candidate, v), last)]
+            parent, token = op.Where(before, op.Div(candidate, v), slot), op.Where(before, op.Mod(candidate, v), last)
+            return [parent, token, *([op.Identity(parent)] if with_slots else [])]
 
     integer = ir.TensorType(ir.DataType.INT64)
     axes = {"slot": (BATCH, "n_best"), "chosen": (BATCH, "beam"), "t": ()}
     inputs = [ir.Value(name=f"paths.{name}", type=integer, shape=ir.Shape(shape)) for name, shape in axes.items()]
-    both = ("parent", "token")
-    outputs = [ir.Value(name=f"paths.{name}", type=integer, shape=ir.Shape(axes["slot"])) for name in both]
+    names = ("parent", "token", *(["slot before"] if with_slots else []))
+    outputs = [ir.Value(name=f"paths.{name}", type=integer, shape=ir.Shape(axes["slot"])) for name in names]
     graph = op.builder.subgraph(body, inputs, outputs, name="back")
     steps = op.Range(0, size(op, history, 0), 1)
-    _, tokens = op.Scan(
+    _, tokens, *slots = op.Scan(
         slot,
         history,
         steps,
         body=graph,
         num_scan_inputs=2,
         scan_input_directions=[1, 1],
-        scan_output_directions=[1],
-        _outputs=2,
+        scan_output_directions=[1] * (len(names) - 1),
+        _outputs=len(names),
     )
-    return tokens
+    return (slots[0] if slots else None), tokens
 
 
 def bans(config: TransformerConfig) -> np.ndarray:

@@ -21,6 +21,8 @@ from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, distances
 from export.nn.primitives import Op, size
+from export.nn.taps import no_tap
+from export.targets.attention import Watch
 from export.targets.graph import BATCH
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -63,11 +65,21 @@ class TreeCache(Cache):
 class TreeDecoder:
     """`steps.Decoder` in standard operators."""
 
-    def __init__(self, op: Op, config: TransformerConfig, input_ids: ir.Value, tokens: ir.Value, beam: ir.Value):
-        """Encodes the source. input_ids, tokens (B, S); beam: K (scalar)."""
+    def __init__(
+        self,
+        op: Op,
+        config: TransformerConfig,
+        input_ids: ir.Value,
+        tokens: ir.Value,
+        beam: ir.Value,
+        attention: int | None = None,
+    ):
+        """Encodes the source. input_ids, tokens (B, S); beam: K (scalar); attention: the layer that is shown."""
         self.config, self.model, self.beam = config, Transformer(config), beam
         self.shape = cache_shape(config)
         self.cross, self.tokens = self._encode(op, input_ids, tokens)
+        self.watch = Watch(self.model, attention, no_tap)
+        self.shown = None if attention is None else op.Shape(input_ids, start=1)
         self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
         slot = op.Range(0, beam, 1)
@@ -98,12 +110,12 @@ class TreeDecoder:
                 caches[f"cache.{i}.{name}"] = Carried(self._zeros(op, [heads, 0, width]), ir.DataType.FLOAT, axes)
         return caches
 
-    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
         layers = [LayerCache(k, v) for k, v in self.pairs(state)]
         cross_mask, index = padding_mask(op, self.tokens), op.Reshape(t, [1, 1])
         cache = TreeCache(layers, self.cross, cross_mask, state["mask"], index, self.beam)
-        logits = self.model.step(op, ids, cache)
-        return logits, cache.state(state)
+        logits = self.model.step(op, ids, cache, tap=self.watch.tap)
+        return logits, cache.state(state), self.watch.mean(op, ids)
 
     def pairs(self, state: State) -> Iterator[KeyValues]:
         """Each layer's keys and values of the past."""

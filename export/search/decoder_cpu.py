@@ -48,9 +48,9 @@ class CpuTreeDecoder(TreeDecoder):
         memory = self.model.encode_rows(op, input_ids)
         return self.model.cross_keys_values(op, memory), sources.mask
 
-    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
         by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)
         layers = [Appended(k, v, by_sentence) for k, v in self.pairs(state)]
         cache = TreeCache(layers, self.cross, self.tokens, state["mask"], op.Reshape(t, [1]), self.beam)
-        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache), by_sentence)
-        return logits, cache.state(state)
+        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache, tap=self.watch.tap), by_sentence)
+        return logits, cache.state(state), self.watch.mean(op, ids)

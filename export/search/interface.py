@@ -17,6 +17,8 @@ ACTIVATIONS = "mlx_transformer.activations"
 """Likewise: one of `precision.ACTIVATIONS`, where the precision leaves the choice."""
 TOKENIZER = "mlx_transformer.tokenizer"
 """Likewise: the tokenizer.json of a model that has one, by which whoever runs the file handles text and long lines."""
+ATTENTION = "mlx_transformer.cross_attention"
+"""Likewise: the decoder layer whose cross-attention is an output, where one is."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
 

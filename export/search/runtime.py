@@ -17,6 +17,7 @@ import numpy as np
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
+from export.targets.names import CROSS_ATTENTION
 from export.targets.portable.runtime import padded_sources
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
@@ -34,7 +35,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.manifest import verify_file
 
-from .interface import ACTIVATIONS, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
+from .interface import ACTIVATIONS, ATTENTION, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
@@ -77,6 +78,7 @@ class SearchModel:
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = _opened(self.path, threads, providers, "float32")
         self.takes_text = "text" in {entry.name for entry in self.session.get_inputs()}
+        self.has_attention = ATTENTION in metadata
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
         except UserError as error:
@@ -93,12 +95,14 @@ class SearchModel:
         return chosen is not None and chosen.depends_on_batch and self.metadata.get(ACTIVATIONS) != "float32"
 
     def search(
-        self, ids: Ids, *, done: Done | None = None, share: Share = ALONE, **options: Any
+        self, ids: Ids, *, attention: bool = False, done: Done | None = None, share: Share = ALONE, **options: Any
     ) -> list[list[Hypothesis]]:
-        """The `n_best` best outputs of each input, best first. done: told the share that is finished. share: for a
-        server's batches. options: the fields of `Options`."""
+        """The `n_best` best outputs of each input, best first. attention: each with its own. done: told the share that
+        is finished. share: for a server's batches. options: the fields of `Options`."""
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
+        if attention and not self.has_attention:
+            raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
         rows = check_ids(ids, self.config.source_vocab_size)
         limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
@@ -108,7 +112,8 @@ class SearchModel:
         lengths = np.array([len(row) for row in rows], int)
         indices = batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen)
         for index in reported(indices, len, len(rows), done):
-            hypotheses = self._run(places[index], [rows[i] for i in index], limits[index], chosen, share)
+            feeds = {**feeds_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
+            hypotheses = self._run([rows[i] for i in index], feeds, share, attention)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
         for i, best in enumerate(results):
@@ -165,7 +170,9 @@ class SearchModel:
         if TOKENIZER not in self.metadata:
             raise UserError(f"{self.path}: takes ids, and holds no tokenizer: call generate, or export the model again")
         tokenizer = Tokenizer(self.metadata[TOKENIZER])
-        return Translator(self.config, tokenizer, self.search, str(self.path), self.generate)
+        translator = Translator(self.config, tokenizer, self.search, str(self.path), self.generate)
+        translator.shows_attention = self.has_attention
+        return translator
 
     def pieces(
         self,
@@ -243,20 +250,22 @@ class SearchModel:
             raise UserError(f"{error}; a sentence may be too long for it") from None
 
     def _run(
-        self, places: np.ndarray, rows: list[np.ndarray], limits: np.ndarray, options: Options, share: Share
+        self, rows: list[np.ndarray], feeds: dict[str, np.ndarray], share: Share, attention: bool
     ) -> list[list[Hypothesis]]:
         ids, mask = padded_sources(rows, self.config)
-        feeds = {"input_ids": ids, "attention_mask": mask, **feeds_of(options), "rows": places}
-        feeds["max_new_tokens"] = limits
-        sequences, lengths, scores = self._outputs(["sequences", "lengths", "scores"], feeds, share)
-        return [
-            [
-                Hypothesis(row[:length].tolist(), float(score))
-                for row, length, score in zip(*sentence, strict=True)
-                if not score <= DEAD  # not a number stays in, to be reported
-            ]
-            for sentence in zip(sequences, lengths, scores, strict=True)
-        ]
+        names = ["sequences", "lengths", "scores", *([CROSS_ATTENTION] if attention else [])]
+        tensors = self._outputs(names, {"input_ids": ids, "attention_mask": mask, **feeds}, share)
+        results = []
+        for source, *sentence in zip(rows, *tensors, strict=True):
+            shown = [x[:, : len(source)] for x in sentence[3]] if attention else [None] * len(sentence[0])
+            results.append(
+                [
+                    Hypothesis(ids[:length].tolist(), float(score), attention=None if x is None else x[:length])
+                    for ids, length, score, x in zip(*sentence[:3], shown, strict=True)
+                    if not score <= DEAD  # not a number stays in, to be reported
+                ]
+            )
+        return results
 
 
 def _places(share: Share, count: int) -> np.ndarray:

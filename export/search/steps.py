@@ -2,13 +2,14 @@
 sentences are finished; drop the finished ones on the way. `generation/steps.py` is the same on the host.
 
 Shapes: B sentences, b those of a phase, K hypotheses of a sentence, h those before a step (1 before the first, then K),
-V vocabulary, T steps.
+V vocabulary, T steps, S source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import onnx_ir as ir
@@ -40,6 +41,9 @@ State = dict[str, ir.Value]
 class Decoder(Protocol):
     """A batch in decoding, made of any operators. What it reads of the source comes from outside the loop."""
 
+    shown: ir.Value | None
+    """S (1,), where a step also says what it read of the source; None: it doesn't."""
+
     def initial(self, op: Op) -> dict[str, Carried]:
         """The caches before the first token, outside the loop."""
         ...
@@ -48,8 +52,9 @@ class Decoder(Protocol):
         """The same decoder for the sentences `index` (b,) of the batch alone."""
         ...
 
-    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State]:
-        """Last tokens (b, h), number t (scalar) of them -> logits (b, h, V) of the next ones, the caches after it."""
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
+        """Last tokens (b, h), number t (scalar) of them -> logits (b, h, V) of the next ones, the caches after it, and
+        how much was read of each source token (b, h, S), if that is `shown`."""
         ...
 
     def reorder(self, op: Op, state: State, parents: ir.Value) -> State:
@@ -81,8 +86,12 @@ class Strategy(Protocol):
         ...
 
 
-def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, ir.Value]:
-    """Decode to the end: the results of the strategy (B, K) by name, and what was written down at each step (T, B, K).
+WRITTEN, READ = "written", "read"
+"""What is kept of each step: what the strategy wrote down (T, B, K), and what was read of the source (T, B, K, S)."""
+
+
+def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, State]:
+    """Decode to the end: the results of the strategy (B, K) by name, and what is kept of each step.
 
     index (b,), t0, caches, ids, ... --> phase: steps with these b sentences --> results of theirs, at their places
           ^                                                |                     written down (T, B, K)
@@ -96,7 +105,7 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, ir.Value]:
     carried = {
         "index": Carried(op.Range(0, count, 1), integer, ("phase",)),
         "t": Carried(op.Sub(count, count), integer, ()),
-        "written": Carried(op.Expand(0, op.Concat([0], op.Shape(none), axis=0)), integer, ("steps", BATCH, "beam")),
+        **(nothing := _nothing_kept(op, none, decoder.shown)),
         **{f"all.{name}": replace(states[name], axes=(BATCH, "beam")) for name in strategy.result_names},
         **states,
     }
@@ -105,24 +114,40 @@ def run(op: Op, decoder: Decoder, strategy: Strategy) -> tuple[State, ir.Value]:
         index = values["index"]
         before = {name: replace(entry, start=values[name]) for name, entry in states.items()}
         remaining = decoder.at(op, index), strategy.at(op, index)
-        after, written = _phase(op, *remaining, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
+        after, kept = _phase(op, *remaining, before, tuple(caches), values["t"], strategy.steps, size(op, index, 0))
         place = op.Unsqueeze(index, [1])
         results = {f"all.{n}": op.ScatterND(values[f"all.{n}"], place, after[n]) for n in strategy.result_names}
-        # Each sentence's column of what was written, or for those no longer here a column of zeros behind the last.
+        # Each sentence's column of what is kept, or for those no longer here a column of zeros behind the last.
         b = op.Shape(index)
         column = op.ScatterElements(op.Expand(b, strategy.size), index, op.Range(0, op.Squeeze(b, [0]), 1))
-        spread = op.Gather(op.Pad(written, [0, 0, 0, 0, 1, 0]), column, axis=1)
+        spread = {name: op.Gather(op.Pad(x, _one_more(nothing[name])), column, axis=1) for name, x in kept.items()}
         keep = op.Squeeze(op.NonZero(after["open"]), [0])
         going = {name: op.Gather(after[name], keep, axis=0) for name in states}
         moved = {
             "index": op.Gather(index, keep),
-            "t": op.Add(values["t"], size(op, written, 0)),
-            "written": op.Concat(values["written"], spread, axis=0),
+            "t": op.Add(values["t"], size(op, kept[WRITTEN], 0)),
+            **{name: op.Concat(values[name], x, axis=0) for name, x in spread.items()},
         }
         return op.Cast(op.Size(keep), to=ir.DataType.BOOL), {**moved, **results, **going}, []
 
     results, _ = _loop(op, "phases", strategy.steps, carried, body)
-    return {name: results[f"all.{name}"] for name in strategy.result_names}, results["written"]
+    return {name: results[f"all.{name}"] for name in strategy.result_names}, {name: results[name] for name in nothing}
+
+
+def _nothing_kept(op: Op, none: ir.Value, source: ir.Value | None) -> dict[str, Carried]:
+    """What is kept of no step at all. none: any (B, K); source: S (1,), where what was read of it is kept too."""
+    empty, axes = op.Concat([0], op.Shape(none), axis=0), ("steps", BATCH, "beam")
+    kept = {WRITTEN: Carried(op.Expand(0, empty), ir.DataType.INT64, axes)}
+    if source is not None:
+        zeros = op.Expand(0.0, op.Concat(empty, source, axis=0))
+        kept[READ] = Carried(zeros, ir.DataType.FLOAT, (*axes, "source"))
+    return kept
+
+
+def _one_more(kept: Carried) -> list[int]:
+    """Pad's widths: one more column on the axis of sentences."""
+    rank = len(kept.axes)
+    return [0] * rank + [0, 1] + [0] * (rank - 2)
 
 
 def _phase(
@@ -134,8 +159,8 @@ def _phase(
     t0: ir.Value,
     steps: ir.Value,
     count: ir.Value,
-) -> tuple[State, ir.Value]:
-    """Steps from number t0 on, until some of the b = `count` sentences are worth dropping; what was written (T, b, K).
+) -> tuple[State, State]:
+    """Steps from number t0 on, until some of the b = `count` sentences are worth dropping; what is kept of each step.
 
     t --------------------------------+-------------+
     ids, caches --> decoder.step --> logits --> strategy.choose --> ids, parents --> decoder.reorder --> caches
@@ -147,15 +172,19 @@ def _phase(
     def body(op: Op, values: State) -> tuple[ir.Value, State, list[ir.Value]]:
         t = op.Add(t0, values["iteration"])
         held = {name: values[name] for name in caches}
-        logits, decoded = decoder.step(op, values["ids"], held, t)
+        logits, decoded, read = decoder.step(op, values["ids"], held, t)
         rest = {name: values[name] for name in carried if name not in caches}
         chosen, parents, written = strategy.choose(op, logits, rest, t)
         decoded = decoder.reorder(op, decoded, parents)
         open_count = op.ReduceSum(op.Cast(chosen["open"], to=ir.DataType.INT64), keepdims=0)
-        return op.Greater(open_count, enough), {**chosen, **decoded}, [written]
+        kept = [written]
+        if read is not None:  # the first step has one hypothesis: as many as the others have
+            kept.append(op.Expand(read, op.Concat(op.Shape(written), [1], axis=0)))
+        return op.Greater(open_count, enough), {**chosen, **decoded}, kept
 
-    after, (written,) = _loop(op, STEPS, op.Sub(steps, t0), carried, body, ["written"])
-    return after, written
+    types = {WRITTEN: ir.DataType.INT64} | ({} if decoder.shown is None else {READ: ir.DataType.FLOAT})
+    after, kept = _loop(op, STEPS, op.Sub(steps, t0), carried, body, types)
+    return after, dict(zip(types, kept, strict=True))
 
 
 Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]
@@ -163,9 +192,14 @@ Body = Callable[[Op, State], tuple[ir.Value, State, list[ir.Value]]]
 
 
 def _loop(
-    op: Op, name: str, most: ir.Value, carried: Mapping[str, Carried], body: Body, stacked: Sequence[str] = ()
+    op: Op,
+    name: str,
+    most: ir.Value,
+    carried: Mapping[str, Carried],
+    body: Body,
+    stacked: Mapping[str, ir.DataType] = MappingProxyType({}),
 ) -> tuple[State, list[ir.Value]]:
-    """At most so many iterations: the last values of what was carried, and what was stacked (int64)."""
+    """At most so many iterations: the last values of what was carried, and what was stacked, of these types."""
 
     def traced(op: Op, iteration: ir.Value, _: ir.Value, *values: ir.Value) -> list[ir.Value]:
         with scope(op, name, "Loop"):
@@ -178,7 +212,7 @@ def _loop(
         *(_value(f"{name}.{key}", entry.dtype, entry.axes) for key, entry in carried.items()),
     ]
     types = {"continue": ir.DataType.BOOL, **{key: entry.dtype for key, entry in carried.items()}}
-    types |= {f"stacked.{key}": ir.DataType.INT64 for key in stacked}
+    types |= {f"stacked.{key}": dtype for key, dtype in stacked.items()}
     outputs = [ir.Value(name=f"{name}.{key}.next", type=ir.TensorType(dtype)) for key, dtype in types.items()]
     graph = op.builder.subgraph(traced, inputs, outputs, name=name)
     starts = [entry.start for entry in carried.values()]

@@ -19,6 +19,7 @@ from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
+from export.targets.attention import shown_layer
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.spec.checkpoint import digests
 from mlx_transformer.spec.durable import replace_files
@@ -28,7 +29,7 @@ from mlx_transformer.spec.tokenizer_files import side_texts
 from mlx_transformer.spec.watch import Watch, unwatched
 
 from .graph import search_model
-from .interface import ACTIVATIONS, PRECISION, SOURCE, TOKENIZER
+from .interface import ACTIVATIONS, ATTENTION, PRECISION, SOURCE, TOKENIZER
 from .placement import move_inside
 from .steps import STEPS
 
@@ -46,6 +47,8 @@ def export_search(
     activations: str | None = None,
     text: bool = False,
     external: bool = False,
+    attention: bool = False,
+    attention_layer: int | None = None,
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
     force: bool = False,
@@ -57,9 +60,10 @@ def export_search(
 
     target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster there.
     activations: as in `export_onnx`. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever
-    runs the file registers. external: weights in a second file, OUT_data; always so for weights of more than 2 GB. A
-    file made of the same weights is replaced when the new one is complete, any other only with `force`. Lower
-    precisions are judged as by `export_onnx`, on a package of the same, and `accept_loss` is as there.
+    runs the file registers. attention, attention_layer: as in `export_onnx`, of each token of the hypotheses returned;
+    not with text, whose tokens nobody sees. external: weights in a second file, OUT_data; always so for weights of more
+    than 2 GB. A file made of the same weights is replaced when the new one is complete, any other only with `force`.
+    Lower precisions are judged as by `export_onnx`, on a package of the same, and `accept_loss` is as there.
     Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
     """
     chosen = target_of(target)
@@ -84,10 +88,15 @@ def export_search(
             "without text"
         )
     check_integers(opened, [precision])
-    model = search_model(opened.config, target, tokenizer if text else None)
+    shown = shown_layer(opened.config, attention, attention_layer)
+    if text and shown is not None:
+        raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --text")
+    model = search_model(opened.config, target, tokenizer if text else None, shown)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     change(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
+    if shown is not None:
+        model.metadata_props[ATTENTION] = str(shown)
     if tokenizer is not None:
         model.metadata_props[TOKENIZER] = tokenizer
     if precision in IN_BLOCKS:

@@ -77,20 +77,16 @@ def export(
     one_file = search or text
     if one_file and (fixed_shape is not None or len(precisions) > 1):
         raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
-    shown = {"attention": attention, "attention_layer": attention_layer}
-    if one_file and any(value not in (False, None) for value in shown.values()):
-        raise UserError("--attention is for folders: leave out --search and --text")
     lines: list[str] = []
     more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": lines.append}
+    more |= {"attention": attention, "attention_layer": attention_layer}
     more |= {"gate_source": gate_source, "gate_reference": gate_reference, "accept_loss": accept_loss}
     try:
         with quiet_progress("export") as watch:
             if one_file:
                 export_search(checkpoint, out, precision=precisions[0], text=text, watch=watch, **more)
             else:
-                export_onnx(
-                    checkpoint, out, precision=precisions, fixed_shape=fixed_shape, watch=watch, **shown, **more
-                )
+                export_onnx(checkpoint, out, precision=precisions, fixed_shape=fixed_shape, watch=watch, **more)
     finally:
         print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
     if one_file:

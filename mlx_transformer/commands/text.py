@@ -54,12 +54,12 @@ def translate(
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
         return {"model": fingerprint(model), **runs, **versions()}
 
-    if where.alignment and model.is_file():
-        raise UserError(f"{model}: is one file, which shows nothing from within; --alignment needs a folder")
     translator = open_translator(model, runtime)
     if where.alignment:
         inner = getattr(translator, "translator", translator)
-        if inner.cross_weights is None:  # nothing that the model returns
+        if not inner.shows_attention:
+            if model.is_file():
+                raise UserError(f"{model}: returns no attention; export it with --search --attention")
             from export.explain.aligning import cross_weights
 
             inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)

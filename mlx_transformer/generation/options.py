@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -30,6 +31,8 @@ class Hypothesis:
 
     ids: list[int]
     score: float
+    attention: NDArray[np.float32] | None = field(default=None, compare=False, repr=False, kw_only=True)
+    """How much of each source token was read to choose each of them (T, S), from a search that was asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,10 @@ class Translator:
         matter. `UserError` if it cannot translate text."""
         tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
+        self.shows_attention = False
+        """Whether `search(ids, attention=True)` gives the attention of its hypotheses."""
         self.cross_weights: CrossWeights | None = None
-        """What aligns; set by who wants alignments."""
+        """What aligns where it doesn't; set by who wants alignments."""
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty. options: the fields of `Options`."""
@@ -71,14 +73,16 @@ class Translator:
         **options: Any,
     ) -> list[list[Translation]]:
         """The `n_best` translations of each line, best first; not `scored`: only the order of the scores is right.
-        `aligned`: each with its alignment, by `cross_weights`.
+        `aligned`: each with its alignment.
 
         `first_line` is the number of the first line in messages, `on_overlong` is told the numbers of those that are
         too long. Raises `UserError` for such a line under the policy "error", and for wrong options.
         """
         lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
-        if scored or self.generate is None or options.get("n_best", 1) != 1:
+        if aligned and self.shows_attention:
+            found = self.search(rows, attention=True, **options)
+        elif scored or self.generate is None or options.get("n_best", 1) != 1:
             found = self.search(rows, **options)
         else:
             found = [[Hypothesis(ids, 0.0)] for ids in self.generate(rows, **options)]
@@ -123,11 +127,14 @@ class Translator:
         return join(lines, owners, pieces)
 
     def _alignments(self, rows: Sequence[list[int]], found: list[list[Hypothesis]]) -> list[list[Alignment]]:
-        if self.cross_weights is None:
-            raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
         sources = [row for row, hypotheses in zip(rows, found, strict=True) for _ in hypotheses]
-        targets = [h.ids for hypotheses in found for h in hypotheses]
-        weights = iter(self.cross_weights(sources, targets))
+        outputs = [h for hypotheses in found for h in hypotheses]
+        shown = [h.attention for h in outputs if h.attention is not None]
+        if len(shown) < len(outputs):
+            if self.cross_weights is None:
+                raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
+            shown = self.cross_weights(sources, [h.ids for h in outputs])
+        weights = iter(shown)
         return [
             [align(self.tokenizer, next(weights), row, h.ids) for h in hypotheses]
             for row, hypotheses in zip(rows, found, strict=True)

@@ -169,7 +169,6 @@ def test_the_command_line(call, tmp_path):
     folder = write_copying_model(tmp_path, onnx=False)
     model, onnx_folder = folder / "model", tmp_path / "onnx"
     refused(call("export", model, onnx_folder, "--attention-layer", 2), "the decoder has layers 0 to 1")
-    refused(call("export", model, tmp_path / "one.onnx", "--search", "--attention"), "--attention is for folders")
     assert call("export", model, onnx_folder, "--attention")[0] == 0
     spec = onnx_folder / "mlx_transformer.json"
     assert json.loads(spec.read_text())[CROSS_ATTENTION] == {"layer": 1}

@@ -124,7 +124,7 @@ def test_batches_give_what_single_pairs_give(copying):
 
 def test_refusals(call, copying, tmp_path):
     export_search(copying / "model", tmp_path / "one.onnx")
-    refused(call("translate", tmp_path / "one.onnx", "--alignment", "one"), "shows nothing from within")
+    refused(call("translate", tmp_path / "one.onnx", "--alignment", "one"), "returns no attention")
     refused(call("translate", copying / "onnx", "--alignment", "--stream", "one"), "without scores")
     translator = OnnxTransformer(copying / "onnx").translator
     with pytest.raises(UserError, match="weights of cross-attention"):
