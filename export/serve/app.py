@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from export.settings import ServeSettings
+from mlx_transformer.generation.translate import Translation
 from mlx_transformer.spec.errors import UserError
 
 from .access import middleware, name_of
@@ -137,9 +138,11 @@ class App:
         found = await _unless_gone(request, service.translate(wanted, name_of(request)))
         answer: dict[str, Any] = {"translations": [best[0].text for best in found]}
         if wanted.wants_n_best:
-            answer["n_best"] = [[{"text": t.text, "score": t.score} for t in n_best] for n_best in found]
+            answer["n_best"] = [[_hypothesis(t, wanted.wants_alignment) for t in n_best] for n_best in found]
+        if wanted.wants_alignment:
+            answer["alignment"] = [_links(best[0]) for best in found]
         # Large ones take their time; others should not wait for it.
-        large = len(wanted.lines) > FEW_LINES or wanted.wants_n_best
+        large = len(wanted.lines) > FEW_LINES or wanted.wants_n_best or wanted.wants_alignment
         return await asyncio.to_thread(JSONResponse, answer) if large else JSONResponse(answer)
 
     async def stream(self, request: Request) -> Response:
@@ -180,6 +183,16 @@ UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 FAULT = "a fault of the server; its log says more"
 ENDING = "the server ends; try again in 1 s"
 FEW_LINES = 64
+
+
+def _hypothesis(translation: Translation, aligned: bool) -> dict[str, Any]:
+    links = {"alignment": _links(translation)} if aligned else {}
+    return {"text": translation.text, "score": translation.score, **links}
+
+
+def _links(translation: Translation) -> list[list[int]]:
+    """As `translate --alignment --json` has them; an empty line has no words."""
+    return [[*link] for link in translation.alignment.links] if translation.alignment else []
 
 
 def _event(data: dict[str, str], kind: str | None = None) -> str:

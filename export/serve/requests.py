@@ -38,16 +38,19 @@ def one_line(message: str) -> str:
 @dataclass(frozen=True)
 class TranslateRequest:
     """lines: sentences. options: those of `Options` that were given, in the order of their names. wants_n_best: the
-    answer lists all hypotheses with their scores."""
+    answer lists all hypotheses with their scores. wants_alignment: it says which source word their words were made of.
+    """
 
     lines: list[str]
     options: dict[str, Any]
     overlong: Overlong
     wants_n_best: bool
+    wants_alignment: bool = False
 
     @classmethod
     def parse(cls, body: bytes) -> TranslateRequest:
-        """From JSON: {"text": one string or a list, and any of SETTINGS and "overlong"}. `RequestError` otherwise."""
+        """From JSON: {"text": one string or a list, and any of SETTINGS, "overlong" and "alignment"}. `RequestError`
+        otherwise."""
         try:
             values = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -61,9 +64,13 @@ class TranslateRequest:
         overlong = values.pop("overlong", "error")
         if overlong not in get_args(Overlong):
             raise RequestError(400, f"overlong: {overlong!r} is not one of {', '.join(get_args(Overlong))}")
+        alignment = values.pop("alignment", False)
+        if not isinstance(alignment, bool):
+            raise RequestError(400, "alignment: must be true or false")
         unknown = sorted(set(values) - set(SETTINGS))
         if unknown:
-            raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {', '.join(SETTINGS)}, overlong")
+            known = ", ".join([*SETTINGS, "overlong", "alignment"])
+            raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {known}")
         for name in ("early_stopping", "sample"):
             if not isinstance(values.get(name, False), bool):
                 raise RequestError(400, f"{name}: must be true or false")
@@ -74,7 +81,7 @@ class TranslateRequest:
         for name, (least, most) in LIMITS.items():
             if not least <= getattr(options, name) <= most:
                 raise RequestError(400, f"{name}={values[name]}: this server takes {least} to {most}")
-        return cls(lines, dict(sorted(values.items())), overlong, "n_best" in values)
+        return cls(lines, dict(sorted(values.items())), overlong, "n_best" in values, alignment)
 
 
 EXAMPLE = '{"text": "Good morning.", "beam": 4}'

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import Share
 from mlx_transformer.generation.steps import Stopped
@@ -29,8 +30,21 @@ class Model(Protocol):
     @property
     def depends_on_batch(self) -> bool: ...
     def generate(self, ids: list[list[int]], *, share: Share, **options: Any) -> list[list[int]]: ...
-    def search(self, ids: list[list[int]], *, share: Share, **options: Any) -> list[list[Hypothesis]]: ...
+    def search(
+        self, ids: list[list[int]], *, attention: bool = False, share: Share, **options: Any
+    ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+
+
+NO_ALIGNMENT = "alignment: this server's model returns no attention; export it with --attention, for a folder or a file"
+STREAMED = "alignment: a whole translation has one; send the text to /translate"
+
+
+@dataclass(frozen=True)
+class Aligned(Hypothesis):
+    """An output with the links of its words, in place of the weights, which take far more memory."""
+
+    alignment: Alignment = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,7 @@ class Row:
 @dataclass(frozen=True)
 class Search:
     """Work on rows: those of equal options are searched together. Not `scored`: the best is wanted, not its score.
+    `aligned`: each output with the links of its words.
 
     Where a row's result may depend on those computed with it (int4), each is searched by itself: what one client is
     answered must not depend on what others ask.
@@ -53,15 +68,23 @@ class Search:
     model: Model = field(compare=False)  # a server has one
     options: Options
     scored: bool
+    aligned: bool = False
 
     def __call__(self, payloads: list[Row], stopped: Callable[[], bool]) -> list[list[Hypothesis]]:
         if self.model.depends_on_batch and len(payloads) > 1:
             return [hypotheses for row in payloads for hypotheses in self([row], stopped)]
         ids, share = [row.ids for row in payloads], Share(places=[row.place for row in payloads], stopped=stopped)
         options = asdict(self.options)
+        if self.aligned:
+            found = self.model.search(ids, attention=True, share=share, **options)
+            return [[self._aligned(row, h) for h in best] for row, best in zip(ids, found, strict=True)]
         if self.scored:
             return self.model.search(ids, share=share, **options)
         return [[Hypothesis(best, 0.0)] for best in self.model.generate(ids, share=share, **options)]
+
+    def _aligned(self, source: list[int], h: Hypothesis) -> Hypothesis:
+        assert h.attention is not None
+        return Aligned(h.ids, h.score, alignment=align(self.model.translator.tokenizer, h.attention, source, h.ids))
 
 
 @dataclass(eq=False)
@@ -89,17 +112,21 @@ class Service:
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
         """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
+        if request.wants_alignment and not getattr(self.translator, "shows_attention", False):
+            raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
-        work = Search(self.model, Options(**request.options), request.wants_n_best or self.always_scored)
+        scored = request.wants_n_best or self.always_scored
+        work = Search(self.model, Options(**request.options), scored, request.wants_alignment)
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
         lengths, width = [len(ids) for ids in rows], work.options.beam
         items = self.batcher.submit(work, payloads, lengths, client=client, width=width)
         hypotheses = await self.batcher.results(items)
         self.metrics.sentences.inc(len(request.lines))
         self.metrics.tokens.inc(sum(len(found[0].ids) for found in hypotheses))
+        more = [[[h.alignment for h in row] for row in hypotheses]] if request.wants_alignment else []
         if sum(map(len, request.lines)) < SHORT_TEXT:
-            return self.translator.texts(len(request.lines), owners, hypotheses)
-        return await asyncio.to_thread(self.translator.texts, len(request.lines), owners, hypotheses)
+            return self.translator.texts(len(request.lines), owners, hypotheses, *more)
+        return await asyncio.to_thread(self.translator.texts, len(request.lines), owners, hypotheses, *more)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
         self._check(request.options)
@@ -127,6 +154,8 @@ class Service:
         """The translation of its one line in pieces, once it is its turn. Errors are raised before the first."""
         if len(request.lines) != 1:
             raise RequestError(400, "text: one string is streamed; send several lines to /translate")
+        if request.wants_alignment:
+            raise RequestError(400, STREAMED)
         [line] = request.lines
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         _, rows = await self._rows(request)
