@@ -162,7 +162,9 @@ def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
     model.eval()
     rng = np.random.default_rng(1)
     rows = [rng.integers(3, config.source_vocab_size, length).tolist() for length in (9, 1, 14, 5)]
-    return RandomModel(model, export_onnx(folder / "model", folder / "onnx"), rows)
+    # One output more than consumers know.
+    attention = architecture == "encoder-decoder"
+    return RandomModel(model, export_onnx(folder / "model", folder / "onnx", attention=attention), rows)
 
 
 def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> list[dict[str, Any]]:

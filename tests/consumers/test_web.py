@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(trained, folder) -> Path:
-    int8 = export_onnx(MODEL, folder / "int8", target="web", precision="int8", accept_loss=True)
+    int8 = export_onnx(MODEL, folder / "int8", target="web", precision="int8", attention=True, accept_loss=True)
     file = export_search(MODEL, folder / "mine.onnx", target="cpu")
     modules = HERE / "node" / "node_modules"
     return write_site([trained.web, int8, file], folder / "site", assets=modules, title="Phrases, English to German")

@@ -33,7 +33,8 @@ class Decoder {
     const empty = ({ name, shape }) => [name, new model.ort.Tensor('float32', [], [1, shape[1], 0, shape[3]])];
     this.past = Object.fromEntries(past.map(empty));
     // Keys and values of the source are computed in the first step, and don't change.
-    this.fetched = [outputs, outputs.filter((name) => !name.includes('.encoder.'))];
+    const needed = outputs.filter((name) => name === 'logits' || name.startsWith('present.'));
+    this.fetched = [needed, needed.filter((name) => !name.includes('.encoder.'))];
   }
 
   /** The next tokens of each row, each an array of equal length -> logits, an array for each of them, row by row. */
