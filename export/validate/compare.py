@@ -1,6 +1,6 @@
 """The comparison: a checkpoint's weights and the float64 reference on one side, each runtime on the other.
 
-weights    bit for bit, wherever a runtime or a file holds them
+weights    bit for bit, wherever a runtime or a file holds them; no byte of a data file is read by no tensor
 taps       by the rule, gathers bit for bit, on every input, in a copy of the model with inner values as outputs
 plain      logits of the model as it is used, without taps
 cached     logits pass by pass with a cache, with taps and without
@@ -30,6 +30,7 @@ from mlx_transformer.spec.watch import Watch, unwatched
 from .cases import Case, fresh_seed, grid, reference_outputs, tokenised
 from .checks.agreement import Agreement
 from .checks.attention import attention_layer, attention_of
+from .checks.data_files import data_files
 from .checks.free_running import FAILED, Words, attempt, free_running, most_positions, words_of
 from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import FAR, SecondLook
@@ -136,6 +137,7 @@ def _compare(
     stored = dict(checkpoint.tensors())
     inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
+    files = tuple(data_files(inspected))
     held = {engine.name: held_by(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
@@ -173,6 +175,7 @@ def _compare(
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
         structures=tuple(structures(inspected)),
+        data_files=files,
     )
     culprits = tuple(_culprits(report, engines, cases, held))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)

@@ -27,7 +27,8 @@ The rule
 
 Bit for bit
   All weights, as every file and every model in memory holds them (rounded to nearest even in float16 and bfloat16), and
-  in float32 the sum of embedding and position, which every runtime can compute exactly alike.
+  in float32 the sum of embedding and position, which every runtime can compute exactly alike. Every byte of a data
+  file is read by a tensor of some graph, or is a zero that aligns the next one.
 
 Weights in blocks
   Precisions int8-weights, int4 and packed multiply their weights with activations that are rounded to int8 in blocks,

@@ -87,17 +87,21 @@ def _outcome(name: str, m: Mutation, report: Report) -> Outcome:
 
 
 def mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
+    """Graphs with their weights inside: a data file that nobody reads would be a mistake of its own."""
     copy = folder / "onnx"
     shutil.copytree(exported, copy)
     changed = 0
-    for path in sorted(copy.glob(f"onnx/{mutation.files}.onnx")):
+    for path in sorted(copy.glob("onnx/*.onnx")):
         model = onnx.load(path)
         before = model.SerializeToString(deterministic=True)
         assert mutation.edit is not None
-        mutation.edit(model)
+        if path.match(f"{mutation.files}.onnx"):
+            mutation.edit(model)
         changed += model.SerializeToString(deterministic=True) != before
         onnx.save(model, path)
     assert changed, "the mutation found nothing to change"
+    for data in copy.glob("onnx/*.onnx_data"):
+        data.unlink()
     return copy
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from export.validate.checks.data_files import DataFile
 from export.validate.checks.gradients import Gradient, worst_of_each
 from export.validate.checks.structure import Structure
 from export.validate.engines.protocol import Placement
@@ -46,12 +47,14 @@ class ReportData:
 
     structures: tuple[Structure, ...] = ()
     """Operations and parameters of each runtime's graph, counted."""
+    data_files: tuple[DataFile, ...] = ()
+    """Files of tensors beside the graphs, and which of their bytes are read."""
     gradients: tuple[Gradient, ...] = ()
     """MLX's derivatives against finite differences, where they were asked for."""
 
     @property
     def equal(self) -> bool:
-        checks = (*self.weights, *self.structures, *self.points, *self.tokens, *self.gradients)
+        checks = (*self.weights, *self.structures, *self.data_files, *self.points, *self.tokens, *self.gradients)
         return bool(checks) and all(check.passed for check in checks)
 
     @property
@@ -96,6 +99,7 @@ class ReportData:
                 lines.append(f"{runtime.name}: first over budget: {place_of(point)}")
             lines += [f"{c.runtime}: culprit: {c.sentence}" for c in self.culprits if c.runtime == runtime.name]
         lines += [f"{s.runtime}: structure: {s.problem}" for s in self.structures if s.problem]
+        lines += [f"{file.file}: {problem}" for file in self.data_files for problem in file.problems]
         lines += [f"mlx: gradient of {g.summary}" for g in worst_of_each(list(self.gradients)) if not g.passed]
         for t in self.tokens:
             more = f" (and {len(t.problems) - 1} more)" if len(t.problems) > 1 else ""

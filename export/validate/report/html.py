@@ -146,7 +146,19 @@ def _structure(r: ReportData) -> str:
         "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax."
     )
     head = ("runtime", "matrix products", "softmaxes", "parameters used", "result")
-    return f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3)) if rows else ""
+    table = f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3)) if rows else ""
+    return table + _data_files(r)
+
+
+def _data_files(r: ReportData) -> str:
+    rows = []
+    for file in r.data_files:
+        lines = "<br>".join(map(escape, file.problems[:WORST]))
+        result = f'<span class="bad">{lines}</span>' if file.problems else '<span class="good">every byte</span>'
+        rows.append([escape(file.file), f"{file.size:,}", *map(str, (file.graphs, file.tensors, file.padding)), result])
+    note = "Every byte of a data file is a tensor's of some graph, or a zero that aligns the next tensor."
+    head = ("data file", "bytes", "graphs", "tensors", "padding", "read")
+    return f'<h2>Data files</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3, 4)) if rows else ""
 
 
 def _tokens(r: ReportData) -> str:

@@ -35,6 +35,8 @@ def print_report(report: ReportData, console: Console) -> None:
             f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"
         )
         console.print(_mark(s.passed, f"{s.runtime}: {counts}"))
+    for file in report.data_files:
+        console.print(_mark(file.passed, file.summary))
     if report.gradients:
         kinds = list(worst_of_each(list(report.gradients)))
         text = f"mlx: gradients of {len(kinds)} kinds of parameters, {len(report.gradients)} derivatives"
