@@ -182,7 +182,8 @@ test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(N
 
 test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_explain_page.py $(ARGS)
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_explain_page.py \
+	  tests/export/validate/test_webgpu.py $(ARGS)
 
 # Any browser made of Chromium: the program named by CHROMIUM, or the first of these that is there.
 CHROMIUM ?=

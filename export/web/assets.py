@@ -35,15 +35,23 @@ def find_package(assets: Path | None, told: Callable[[str], None] = lambda _: No
         raise UserError(f"{assets}: holds no {PACKAGE} with {WASM[0]}; install it there: npm install {PACKAGE}")
     if _is_package(here := Path("node_modules") / PACKAGE):
         return here
-    version = pinned_version()
     try:
-        folder = default_folder() / f"{PACKAGE}-{version}"
+        folder = _kept()
     except UserError:
         raise UserError(f"{PACKAGE}: this user has no home to install it in; name a node_modules by --assets") from None
     if not _is_package(folder):
-        told(f"Installing {PACKAGE} {version} into {folder}, once; 42 MB of 130 are kept")
+        told(f"Installing {PACKAGE} {pinned_version()} into {folder}, once; 42 MB of 130 are kept")
         _install(folder)
     return folder
+
+
+def installed_package() -> Path | None:
+    """What `find_package` put in the user's cache before; None if it didn't."""
+    try:
+        folder = _kept()
+    except UserError:
+        return None
+    return folder if _is_package(folder) else None
 
 
 def pinned_version() -> str:
@@ -57,6 +65,10 @@ def version_of(package: Path) -> str:
     if not isinstance(values, dict) or not isinstance(values.get("version"), str):
         raise UserError(f"{package / 'package.json'}: names no version; install {PACKAGE} again")
     return values["version"]
+
+
+def _kept() -> Path:
+    return default_folder() / f"{PACKAGE}-{pinned_version()}"
 
 
 def _package_json() -> str:

@@ -65,6 +65,13 @@ def _wasm(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | No
     return _of_shape(folder, WasmEngine)(_source(checkpoint, "wasm"), folder, threads)
 
 
+def _webgpu(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
+    from .webgpu_engine import WebGpuEngine
+
+    folder = _needed(onnx, "webgpu")
+    return _of_shape(folder, WebGpuEngine)(_source(checkpoint, "webgpu"), folder, *options, threads=threads)
+
+
 def _of_shape(folder: Path, base: Any) -> Any:
     """The engine class for the folder's graphs, which may be of fixed shape."""
     from .coreml_engine import fixed
@@ -94,6 +101,7 @@ ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
     "onnxruntime": (_onnxruntime, ("provider", "optimisation", "precision")),
     "evaluator": (_evaluator, ()),
     "wasm": (_wasm, ()),
+    "webgpu": (_webgpu, ("adapter",)),
     "reference": (_reference, ("precision",)),
 }
 DEFAULT = ("mlx", "onnxruntime")
@@ -117,6 +125,8 @@ RUNTIMES = {
     "onnxruntime:cuda:all:tf32": "CUDA with TF32, as ONNX Runtime has it by default",
     "evaluator": "the exported files in onnx's ReferenceEvaluator: plain Python, small models only",
     "wasm": "the exported files in ONNX Runtime's browser build, run by Node (onnxruntime-web from npm)",
+    "webgpu": "the same on WebGPU, in headless Chromium or Chrome",
+    "webgpu:software": "by Chromium's adapter that computes on the processor, though there is a GPU",
     "reference": "the NumPy reference in float32; reference:float64 compares it with itself",
 }
 

@@ -1,25 +1,19 @@
 """ONNX Runtime's browser build (wasm) as an engine, run by Node: the exported files as transformers.js runs them.
 
-Needs Node.js and the npm package onnxruntime-web, in the folder that the environment variable ONNXRUNTIME_WEB names
-(the package's own or one that holds node_modules), or in node_modules of the current folder or of
-tests/consumers/node, where `make test-consumers` installs it.
+Needs Node.js and the npm package onnxruntime-web (web_package.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import struct
 import subprocess
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -30,35 +24,30 @@ from mlx_transformer.spec.errors import UserError
 from .evaluator_engine import graph_entries
 from .onnx_engine import OnnxEngine
 from .protocol import Node, Placement, Unavailable
+from .web_messages import Reply, message, read_message
+from .web_package import find_package
 
 Array = NDArray
 
 HOST = Path(__file__).with_name("wasm_host.js")
-VARIABLE = "ONNXRUNTIME_WEB"
-PLACES = ("node_modules", "tests/consumers/node/node_modules", ".consumers/node_modules")
-TYPES = {"float32": np.float32, "int64": np.int64, "bool": np.bool_}
+NODE_BUILD = "ort.node.min.js"
 
 
-def find_package() -> Path:
-    """The folder of onnxruntime-web; `Unavailable` without it or without Node."""
-    if shutil.which("node") is None:
-        raise Unavailable("runtime wasm needs Node.js: there is no program `node` (https://nodejs.org)")
-    configured = os.environ.get(VARIABLE)
-    places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
-    for folder in (folder for place in places for folder in (place, place / "onnxruntime-web")):
-        if (folder / "dist" / "ort.node.min.js").is_file():
-            return folder.resolve()
-    where = f"{VARIABLE}={configured}" if configured else f"{', '.join(PLACES)}; {VARIABLE} is not set"
-    raise Unavailable(f"runtime wasm: onnxruntime-web is not installed ({where}): npm install onnxruntime-web")
+class Host(Protocol):
+    """A process that holds sessions of ONNX Runtime Web. Requests are described in web_messages.py."""
+
+    def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
+        """The reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where there is an error."""
+        ...
 
 
-Reply = tuple[dict[str, Any], list[Array]]
+class NodeHost:
+    """Node. `Unavailable` without it, or without onnxruntime-web."""
 
-
-class Host:
-    """The Node process. Messages are described in wasm_host.js."""
-
-    def __init__(self, package: Path, threads: int):
+    def __init__(self, threads: int):
+        if shutil.which("node") is None:
+            raise Unavailable("runtime wasm needs Node.js: there is no program `node` (https://nodejs.org)")
+        package = find_package("wasm", NODE_BUILD)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block it
         self.process = subprocess.Popen(
             ["node", str(HOST), str(package), str(threads)],
@@ -67,34 +56,17 @@ class Host:
             stderr=self.errors,
         )
         weakref.finalize(self, _end, self.process, self.errors)
-        self.versions, _ = self._receive()
+        self.versions, _ = read_message(self._read)
 
-    def request(
-        self, request: dict[str, Any], tensors: Iterable[tuple[str, Array]] = ()
-    ) -> tuple[dict[str, Any], list[Array]]:
-        """The reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where there is an error."""
-        named = [(name, np.ascontiguousarray(array)) for name, array in tensors]
-        described = [{"name": name, "type": array.dtype.name, "dims": array.shape} for name, array in named]
-        header = json.dumps(request | {"tensors": described}).encode()
+    def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
         pipe = _open(self.process.stdin)
         try:
-            pipe.write(struct.pack("<I", len(header)) + header)
-            for _, array in named:
-                pipe.write(array.tobytes())
+            for part in message(request, tensors):
+                pipe.write(part)
             pipe.flush()
         except BrokenPipeError:
             pass  # the reply that doesn't come says why
-        return self._receive()
-
-    def _receive(self) -> Reply:
-        header = json.loads(self._read(*struct.unpack("<I", self._read(4))))
-        if "error" in header:
-            raise RuntimeError(header["error"])
-        return header, [self._tensor(entry) for entry in header.get("tensors", ())]
-
-    def _tensor(self, entry: Mapping[str, Any]) -> Array:
-        dtype, shape = np.dtype(TYPES[entry["type"]]), entry["dims"]
-        return np.frombuffer(self._read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+        return read_message(self._read)
 
     def _read(self, length: int) -> bytes:
         data = _open(self.process.stdout).read(length)
@@ -106,14 +78,14 @@ class Host:
 
 
 class WasmSession:
-    """One graph in the Node process, with the methods of an ONNX Runtime session."""
+    """One graph in the other process, with the methods of an ONNX Runtime session."""
 
     def __init__(self, host: Host, model: onnx.ModelProto, file: Path, folder: Path, activations: str | None = None):
         """`file`: the model; `folder`: where its data files lie; `activations`: see `session_options`."""
         self.host, self.inputs, self.outputs = host, *graph_entries(model)
         data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(_data_files(model)))]
         level = None if activations is None else str(ACTIVATIONS[activations])
-        self.number = host.request({"open": str(file.resolve()), "data": data, "level": level})[0]["session"]
+        self.opened = host.request({"open": str(file.resolve()), "data": data, "level": level})[0]
 
     def get_inputs(self) -> list[Any]:
         return self.inputs
@@ -123,7 +95,7 @@ class WasmSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
         outputs = list(output_names or [entry.name for entry in self.outputs])
-        return self.host.request({"session": self.number, "outputs": outputs}, input_feed.items())[1]
+        return self.host.request({"session": self.opened["session"], "outputs": outputs}, input_feed.items())[1]
 
 
 class WasmEngine(OnnxEngine):
@@ -132,8 +104,12 @@ class WasmEngine(OnnxEngine):
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, threads: int | None = None):
         self.threads = threads or 1
-        self.host = Host(find_package(), self.threads)
+        self.host = self.start()
         super().__init__(checkpoint, onnx_folder)
+
+    def start(self) -> Any:
+        """What runs the sessions."""
+        return NodeHost(self.threads)
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> WasmSession:
         try:

@@ -1,8 +1,7 @@
 // Holds ONNX Runtime Web sessions for the engine in wasm_engine.py and runs them, one request at a time.
 // node wasm_host.js PATH_OF_ONNXRUNTIME_WEB THREADS
 //
-// A message in either direction: its header's length (uint32, little endian), the header (JSON), then the bytes of the
-// header's `tensors` one after another. Requests: {open, data: [{path, file}], level}, {run, session, outputs, tensors}.
+// Messages as in web_messages.py.
 
 const fs = require('fs');
 const path = require('path');

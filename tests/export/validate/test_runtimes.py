@@ -15,7 +15,8 @@ from export.__main__ import main as export_main
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
 from export.validate.engines import RUNTIMES, Engine, Node, Placement, Unavailable, mlx_engine, open_engine
-from export.validate.engines.wasm_engine import find_package
+from export.validate.engines.wasm_engine import NODE_BUILD
+from export.validate.engines.web_package import find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
 from mlx_transformer.spec.checkpoint import open_checkpoint
@@ -238,8 +239,10 @@ def test_the_evaluator_refuses_large_models(
 
 
 def _no_wasm() -> str:
+    if shutil.which("node") is None:
+        return "there is no Node.js"
     try:
-        find_package()
+        find_package("wasm", NODE_BUILD)
     except Unavailable as error:
         return str(error)
     return ""
