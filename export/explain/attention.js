@@ -85,7 +85,7 @@ const follow = () => {
     chips[side] = idsOf(side).map((id, i) => {
       const chip = make(
         "button",
-        { className: "chip", type: "button", "aria-label": `${plain(id)}, id ${id}, position ${i}`, "aria-pressed": "false" },
+        { className: "chip", type: "button", "aria-description": `position ${i}, id ${id}`, "aria-pressed": "false" },
         ...shown(id),
         make("small", {}, `${i} · ${id}`),
       );
@@ -211,12 +211,13 @@ const maps = () => {
           canvas.style.height = `${Math.round(kind.rows * scale)}px`;
           const colour = headCell(kind, layer, head, model);
           const redraw = () => canvas.isConnected && paint(canvas, kind.rows, kind.columns, colour);
-          const largest = data.runtimes.length > 1 ? make("small", {}, `Δ ${number(kind.largest(layer, head), 2)}`) : null;
+          const apart = data.runtimes.length > 1 ? `Δ ${number(kind.largest(layer, head), 2)}` : "";
+          const name = `${kind.name}, layer ${layer + 1}, head ${head + 1}${apart && `, ${apart}`}: enlarge`;
           const open = make(
             "button",
-            { className: "map", type: "button", "aria-label": `${kind.name}, layer ${layer + 1}, head ${head + 1}: enlarge` },
+            { className: "map", type: "button", "aria-label": name },
             canvas,
-            largest,
+            apart ? make("small", {}, apart) : null,
           );
           open.addEventListener("click", () => largeMap(kind, [layer, head], model));
           cells.push(open);

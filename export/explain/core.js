@@ -137,7 +137,8 @@ const matrix = (place, { rows, columns, value, colour, say, name, cell }) => {
     const lines = rows.map((text, r) =>
       make("tr", {}, make("th", { scope: "row" }, text), ...columns.map((_, c) => make("td", {}, value(r, c)))),
     );
-    table.append(make("div", { className: "wide" }, make("table", {}, head, ...lines)));
+    const wide = { className: "wide", tabIndex: 0, role: "region", "aria-label": "the numbers of this head" };
+    table.append(make("div", wide, make("table", {}, head, ...lines)));
   });
   place.append(
     make("div", { className: "matrix" }, make("div"), top, left, make("div", { className: "cells" }, canvas, cross)),
