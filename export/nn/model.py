@@ -28,7 +28,9 @@ from .taps import Tap, no_tap, within
 class Transformer(nn.Module):
     """Made from a config; its parameters are filled from a checkpoint when the graph is written (`package/write.py`).
 
-    Ids are (B, L) int64, masks (B, L) int64 with 1 on tokens and 0 on padding, on either side.
+    Ids are (B, L) int64, masks (B, L) int64 with 1 on tokens and 0 on padding, on either side. `inputs_embeds`
+    (B, S, D) stand in place of a source's ids, where rows of the embedding are once they are multiplied by
+    sqrt(d_model).
     """
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
@@ -51,11 +53,21 @@ class Transformer(nn.Module):
             self.output_proj = OutputBias(config)
         name_parameters(self)
 
-    def encode(self, op: Op, source_ids: ir.Value, source_mask: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
+    def encode(
+        self,
+        op: Op,
+        source_ids: ir.Value | None,
+        source_mask: ir.Value,
+        *,
+        inputs_embeds: ir.Value | None = None,
+        tap: Tap = no_tap,
+    ) -> ir.Value:
         """Encoder's output, the memory (B, S, D)."""
-        x = self.embed_source(op, source_ids)
+        given = inputs_embeds if source_ids is None else source_ids
+        assert given is not None
+        x = given if source_ids is None else self.embed_source(op, source_ids)
         mask = padding_mask(op, source_mask)
-        position_ids = positions_of(op, size(op, source_ids, 1), source_mask)
+        position_ids = positions_of(op, size(op, given, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, tap: Tap = no_tap) -> ir.Value:

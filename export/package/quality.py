@@ -95,16 +95,25 @@ def gate_text(
     source: str | Path | None,
     reference: str | Path | None,
     told: Callable[[str], None] = lambda _: None,
+    vectors: bool = False,
 ) -> Text | None:
     """The text to judge the precisions `judged` on: the files given, or the built-in corpus's held-out phrases if the
     run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `told` is called with a
-    line on what that leaves undone.
+    line on what that leaves undone. `vectors`: the encoder will read vectors, not text.
 
     Raises `UserError` for files that can't be read, and for a model that can't translate them.
     """
     if not judged:
         if source is not None or reference is not None:
             told(f"{source or reference}: nothing to judge on it; judged are {', '.join(LIMITS)}")
+        return None
+    if vectors:
+        if source is not None or reference is not None:
+            raise UserError(
+                f"{source or reference}: with inputs_embeds the encoder reads vectors: none of it is judged"
+            )
+        for precision in judged:
+            told(f"{precision}: not judged: with inputs_embeds the encoder reads vectors, not text")
         return None
     translates = checkpoint.config.architecture == "encoder-decoder" and checkpoint.tokenizer_path is not None
     if (source is not None or reference is not None) and not translates:

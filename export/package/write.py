@@ -29,7 +29,7 @@ from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
 from export.targets.attention import shown_layer
 from export.targets.coreml.shape import FixedShape
-from export.targets.names import CROSS_ATTENTION
+from export.targets.names import CROSS_ATTENTION, INPUTS_EMBEDS, USUAL, Interface
 from export.targets.table import Target, target_of
 from mlx_transformer.spec.checkpoint import Checkpoint, digests
 from mlx_transformer.spec.durable import check_free, replace_folder
@@ -61,6 +61,7 @@ def export_onnx(
     fixed_shape: str | None = None,
     attention: bool = False,
     attention_layer: int | None = None,
+    inputs_embeds: bool = False,
     external_threshold: int = 1024,
     gate_source: str | Path | None = None,
     gate_reference: str | Path | None = None,
@@ -75,9 +76,10 @@ def export_onnx(
     blocks are multiplied with, "int8" (default) or "float32" (`precision.ACTIVATIONS`). `fixed_shape`: for target
     coreml, such as "1x64x64" (`coreml/shape.py`). `attention`: the decoders also return how much each position reads of
     each source token, `cross_attention`, of `attention_layer` (from 0; default: the one that aligns best), the mean of
-    its heads. `out` is new, or replaced if it is empty or an earlier export of the
-    same weights, with `force` one of others; it appears only when it is complete. Tensors of more than
-    `external_threshold` bytes are stored in data files beside the graphs. Raises `UserError` (a damaged checkpoint, a
+    its heads. `inputs_embeds`: the encoder reads vectors of that name, (B, S, D), in place of `input_ids`. `out` is
+    new, or replaced if it is empty or an earlier export of the same weights, with `force` one of others; it appears
+    only when it is complete. Tensors of more than `external_threshold` bytes are stored in data files beside the
+    graphs. Raises `UserError` (a damaged checkpoint, a
     folder that holds something else, a full disk).
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
@@ -98,16 +100,18 @@ def export_onnx(
     replace = force or _source(out) == source
     check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replace, opened.folder)
     chosen.shape_of(fixed_shape, opened.config)
-    shown = shown_layer(opened.config, attention, attention_layer)
+    interface = Interface(shown_layer(opened.config, attention, attention_layer), inputs_embeds)
+    if inputs_embeds:
+        chosen.check_vectors(opened.config)
     if (written := chosen.for_model(opened.config)) is not chosen:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
         told(f"{files}: written as target {written.name} has it: {chosen.supports(opened.config)}")
     if tokenizer is not None and len(files := tokenizer_files(tokenizer)) > 1:
         told(f"{' and '.join(files)}: Optimum and transformers.js, which expect one {JOINT}, can be given ids alone")
     judged = [name for name in precisions if name in LIMITS]
-    text = gate_text(opened, judged, gate_source, gate_reference, told)
+    text = gate_text(opened, judged, gate_source, gate_reference, told, inputs_embeds)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, shown, external_threshold)
+        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, interface, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
                 _write(opened, tokenizer, Path(plain), target_of("portable"), ["float32", *judged], activations)
@@ -131,7 +135,7 @@ def _write(
     precisions: Sequence[str],
     activations: str,
     fixed_shape: str | None = None,
-    shown: int | None = None,
+    interface: Interface = USUAL,
     external_threshold: int = 1024,
 ) -> None:
     """Fill an empty folder."""
@@ -141,7 +145,7 @@ def _write(
     graphs.mkdir()
     external = []
     for precision in precisions:
-        external += _write_graphs(opened, graphs, external_threshold, target, shape, shown, precision, activations)
+        external += _write_graphs(opened, graphs, external_threshold, target, shape, interface, precision, activations)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
     for name, text in ({} if tokenizer is None else tokenizer_files(tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -155,7 +159,8 @@ def _write(
         "target": target.name,
         **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
-        **({} if shown is None else {CROSS_ATTENTION: {"layer": shown}}),
+        **({} if interface.attention_layer is None else {CROSS_ATTENTION: {"layer": interface.attention_layer}}),
+        **({INPUTS_EMBEDS: True} if interface.inputs_embeds else {}),
         "precisions": {
             name: {"suffix": PRECISIONS[name].suffix, **_blocks(name, target, activations)} for name in precisions
         },
@@ -178,7 +183,7 @@ def _write_graphs(
     external_threshold: int,
     target: Target,
     shape: FixedShape | None,
-    shown: int | None,
+    interface: Interface,
     precision: str,
     activations: str,
 ) -> list[str]:
@@ -186,7 +191,7 @@ def _write_graphs(
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, names in target.data_files(checkpoint.config).items():
-        models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape, shown) for name in names}
+        models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape, interface) for name in names}
         for model in models.values():
             change(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":

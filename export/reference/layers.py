@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 
 Array = NDArray
@@ -132,6 +133,16 @@ def checked_ids(ids: ArrayLike, vocabulary: int, name: str) -> Array:
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
         raise UserError(f"reference: {name} holds an id outside 0..{vocabulary - 1}")
     return tokens
+
+
+def checked_source(ids: ArrayLike, c: TransformerConfig) -> Array:
+    """An encoder's ids (B,S), or the vectors (B,S,D) in their place."""
+    vectors = np.asarray(ids)
+    if vectors.ndim != 3:
+        return checked_ids(ids, c.source_vocab_size, "source_ids")
+    if vectors.shape[2] != c.d_model:
+        raise UserError(f"reference: vectors have shape {vectors.shape}, expected (batch, length, {c.d_model})")
+    return vectors
 
 
 def append(past: KeysValues | None, new: KeysValues) -> KeysValues:

@@ -22,7 +22,7 @@ from mlx_transformer.spec.parameters import (
     target_embedding_name,
 )
 
-from .layers import Bits, KeysValues, append, checked_ids, position_ids
+from .layers import Bits, KeysValues, append, checked_ids, checked_source, position_ids
 from .sublayers import Array, Sublayers, Tap, observe_tap
 
 
@@ -63,7 +63,8 @@ class Reference(Sublayers):
     ) -> Array:
         """Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone.
 
-        `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T) only where there are both stacks.
+        `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T) only where there are both stacks. An encoder
+        takes vectors (B,S,D) in place of `source_ids`.
         """
         if self.config.architecture == "encoder-decoder":
             if target_ids is None:
@@ -74,9 +75,10 @@ class Reference(Sublayers):
         return self.step(source_ids, self.start(batch=len(np.asarray(source_ids))), mask, tap)[0]
 
     def encode(self, ids: ArrayLike, mask: ArrayLike | None = None, tap: Tap | None = None) -> Array:
-        """Memory (B,S,D) of source ids (B,S): section 3.1, encoder."""
-        c, tokens = self.config, checked_ids(ids, self.config.source_vocab_size, "source_ids")
-        real = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
+        """Memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be: section 3.1,
+        encoder."""
+        c, tokens = self.config, checked_source(ids, self.config)
+        real = np.ones(tokens.shape[:2], bool) if mask is None else np.asarray(mask, bool)
         positions = position_ids(real)
         x = self.embed(source_embedding_name(c), "encoder", tokens, positions, tap)
         for i in range(c.encoder_layers):

@@ -169,11 +169,12 @@ def teacher_forced(reference: Reference, sources: Sequence[list[int]], outputs: 
 
 
 def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
-    """(B,L) ids filled with pad on the right, and True on tokens."""
+    """(B,L) ids, or (B,L,D) vectors in their place, filled with pad on the right, and True on tokens."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.full(mask.shape, pad, np.int64)
-    ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    tokens = np.concatenate([row if isinstance(row, np.ndarray) else np.asarray(row, np.int64) for row in rows])
+    ids = np.full((*mask.shape, *tokens.shape[1:]), pad, tokens.dtype)
+    ids[mask] = tokens
     return ids, mask
 
 

@@ -59,11 +59,9 @@ class Sublayers:
     # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos)
 
     def embed(self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None) -> Array:
+        """(B,L,D) of ids (B,L), or of vectors (B,L,D) in place of their scaled rows."""
         c = self.config
-        observe = self.observer(tap, f"{stack}.embedding")
-        x = observe("rows", self.weights[name][ids])  # (B,L,D)
-        if c.scale_embeddings:
-            x = observe("scaled", x * float(np.float32(math.sqrt(c.d_model))))
+        x = ids.astype(self.dtype) if ids.ndim == 3 else self._rows(name, ids, self.observer(tap, f"{stack}.embedding"))
         if c.positions == "learned":
             table = self.weights[f"{stack}.positions.weight"]
             if positions.size and positions.max() >= len(table):
@@ -72,6 +70,11 @@ class Sublayers:
         elif c.positions in ("sinusoidal", "sinusoidal_concat"):
             x = x + sinusoid(positions, c.d_model, c.positions).astype(self.dtype)
         return observe_tap(tap, f"{stack}.embedding", x)
+
+    def _rows(self, name: str, ids: Array, observe: Observe) -> Array:
+        x = observe("rows", self.weights[name][ids])  # (B,L,D)
+        scale = float(np.float32(math.sqrt(self.config.d_model)))
+        return observe("scaled", x * scale) if self.config.scale_embeddings else x
 
     # Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
 

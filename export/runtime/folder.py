@@ -35,7 +35,10 @@ from export.targets.names import (
     ENCODER_COREML,
     ENCODER_CPU,
     GRAPHS,
+    INPUTS_EMBEDS,
     MODEL,
+    USUAL,
+    Interface,
 )
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -64,8 +67,7 @@ class OnnxFolder:
     activations: str | None = None
     """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if the folder
     doesn't say."""
-    attention_layer: int | None = None
-    """Of which layer the decoders return the cross-attention; None: they don't."""
+    interface: Interface = USUAL
     standard: bool = False
     """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
 
@@ -145,7 +147,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         )
     place = path / "onnx" if (path / "onnx").is_dir() else path
     precision = _precision(place, precision)
-    config, attention_layer, activations, standard = _described(path, precision)
+    config, interface, activations, standard = _described(path, precision)
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     present = files.keys()
@@ -164,7 +166,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
     graphs = {name: files[name] for name in needed}
-    return OnnxFolder(path, config, graphs, precision, activations, attention_layer, standard)
+    return OnnxFolder(path, config, graphs, precision, activations, interface, standard)
 
 
 def precisions(path: str | Path) -> list[str]:
@@ -205,28 +207,26 @@ def _precision(place: Path, requested: str | None) -> str:
     return available[0] if len(available) == 1 else "float32"
 
 
-def _described(path: Path, precision: str) -> tuple[TransformerConfig, int | None, str | None, bool]:
-    """The config, the layer whose cross-attention is returned, and of this precision the activations and whether its
-    blocks are read by standard operators."""
+def _described(path: Path, precision: str) -> tuple[TransformerConfig, Interface, str | None, bool]:
+    """The config, what the graphs take and return, and of this precision the activations and whether its blocks are
+    read by standard operators."""
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
             values = read_json(file)
             try:
                 config = _of_fixed_shape(values)
-                return config, _attention_layer(values, config), *_blocks(values, precision)
+                return config, _interface(values, config), *_blocks(values, precision)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
-    return _from_marian(file, read_json(file)), None, None, False
+    return _from_marian(file, read_json(file)), USUAL, None, False
 
 
-def _attention_layer(values: dict[str, Any], config: TransformerConfig) -> int | None:
-    if CROSS_ATTENTION not in values:
-        return None
-    layer = values[CROSS_ATTENTION]["layer"]
-    if layer not in range(config.decoder_layers):
+def _interface(values: dict[str, Any], config: TransformerConfig) -> Interface:
+    layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
+    if layer is not None and layer not in range(config.decoder_layers):
         raise ValueError(f"there is no decoder layer {layer!r}")
-    return int(layer)
+    return Interface(layer, values.get(INPUTS_EMBEDS) is True)
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:

@@ -24,7 +24,7 @@ from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.generation.likelihood import log_probabilities
-from mlx_transformer.generation.options import Hypothesis, Ids, check_ids
+from mlx_transformer.generation.options import Hypothesis, Ids, check_ids, check_sources
 from mlx_transformer.generation.search import generate, search
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.notebook import table
@@ -104,19 +104,21 @@ class OnnxTransformer:
         misplaced = self.config.architecture == "decoder" and self.config.positions == "relative"
         return chosen.depends_on_batch or misplaced
 
-    def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+    def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
         return generate(self.graphs, ids, prefix, **options)  # type: ignore[arg-type] - an encoder alone is refused there
 
     def search(
-        self, ids: Ids, prefix: Ids | None = None, *, attention: bool = False, **options: Any
+        self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each input with their scores. attention: and each with its own, for which it is read
-        once more; of folders exported with attention."""
+        once more; of folders exported with attention, and of ids."""
         if attention:
             self._check_attention()
+            if ids is None:
+                raise UserError("attention: is said of ids, not of inputs_embeds; leave it out")
         found = search(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
-        return self._with_attention(ids, found) if attention else found
+        return self._with_attention(ids, found) if attention and ids is not None else found
 
     def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
         """One translation for each line, in order; an empty line stays empty. options: as for `generate`."""
@@ -147,28 +149,31 @@ class OnnxTransformer:
         from mlx_transformer.generation.translate import Translator
         from mlx_transformer.spec.tokenizer import Tokenizer
 
+        if self.folder.interface.inputs_embeds:
+            raise UserError(f"{self.folder.path}: its encoder reads vectors, inputs_embeds: it translates no text")
         path = self.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
         translator = Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
-        translator.shows_attention = self.folder.attention_layer is not None
+        translator.shows_attention = self.folder.interface.attention_layer is not None
         return translator
 
-    def encode(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
-        """Encoder's output (B, S, D). mask (B, S): true on tokens, default everywhere."""
-        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CoreMLModel)
-        ids = self._ids(ids, self.config.source_vocab_size)
-        return graphs.encode(ids, _mask(mask, ids))
+    def encode(self, ids: Any = None, mask: Any = None, *, inputs_embeds: Any = None) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D) of ids (B, S), or of vectors (B, S, D) in a folder whose encoder reads them. mask
+        (B, S): true on tokens, default everywhere."""
+        graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CpuModel, CoreMLModel)
+        source = self._source(ids, inputs_embeds)
+        return graphs.encode(source, _mask(mask, source))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
         """Teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
         ids = self._ids(target_ids, self.config.vocab_size)
-        return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden[..., 0]))
+        return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden))
 
-    def logits(self, ids: Any, mask: Any = None) -> NDArray[np.float32]:
-        """Logits (B, L, V) of an encoder alone or a decoder alone (padding on the left)."""
+    def logits(self, ids: Any = None, mask: Any = None, *, inputs_embeds: Any = None) -> NDArray[np.float32]:
+        """Logits (B, L, V) of an encoder alone (inputs as for `encode`) or a decoder alone (padding on the left)."""
         graphs = self._of(EncoderGraphs, CausalGraphs)
-        ids = self._ids(ids, self.config.vocab_size)
-        return graphs.logits(ids, _mask(mask, ids))
+        source = self._source(ids, inputs_embeds)
+        return graphs.logits(source, _mask(mask, source))
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
@@ -184,7 +189,7 @@ class OnnxTransformer:
             if mask is None:
                 raise UserError("start: a decoder alone needs the mask of its first tokens (all ones without padding)")
             return self._of(CausalGraphs).begin(np.asarray(mask).astype(np.int64))
-        return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden[..., 0]))
+        return self._of(EncoderDecoderGraphs).begin(hidden, _mask(mask, hidden))
 
     def step(self, ids: Any, cache: OnnxCache) -> NDArray[np.float32]:
         """Logits (B, L, V) after further tokens (B, L); the cache moves on by L."""
@@ -201,7 +206,7 @@ class OnnxTransformer:
         return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in found]
 
     def _check_attention(self) -> None:
-        if self.folder.attention_layer is None:
+        if self.folder.interface.attention_layer is None:
             raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
 
     def _of(self, *kinds: type) -> Any:
@@ -209,19 +214,27 @@ class OnnxTransformer:
             raise UserError(f"{self.folder.path}: architecture={self.config.architecture!r} has no such pass")
         return self.graphs
 
+    def _source(self, ids: Any, inputs_embeds: Any) -> NDArray:
+        """(B, L) ids or (B, L, D) vectors, whichever is given."""
+        return self._stacked(check_sources(ids, inputs_embeds, self.config, "ids"), "ids")
+
     def _ids(self, ids: Any, vocab_size: int) -> NDArray[np.int64]:
-        rows = check_ids(ids, vocab_size, "ids")
+        return self._stacked(check_ids(ids, vocab_size, "ids"), "ids")
+
+    def _stacked(self, rows: list[NDArray], name: str) -> NDArray:
         if len({len(row) for row in rows}) != 1:
-            raise UserError("ids: rows have different lengths; pad them and pass a mask")
+            raise UserError(f"{name}: rows have different lengths; pad them and pass a mask")
         if len(rows[0]) > self.config.max_positions:
-            raise UserError(f"ids: {len(rows[0])} tokens, the model takes at most {self.config.max_positions}")
+            raise UserError(f"{name}: {len(rows[0])} tokens, the model takes at most {self.config.max_positions}")
         return np.stack(rows)
 
 
 def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:
+    """(B, L) for an input (B, L) or (B, L, D)."""
+    shape = like.shape[:2]
     if mask is None:
-        return np.ones(like.shape, np.int64)
+        return np.ones(shape, np.int64)
     mask = np.asarray(mask).astype(np.int64)
-    if mask.shape != like.shape:
-        raise UserError(f"mask: its shape {mask.shape} differs from that of the ids, {like.shape}")
+    if mask.shape != shape:
+        raise UserError(f"mask: its shape {mask.shape} differs from that of the input, {shape}")
     return mask

@@ -33,6 +33,13 @@ class GraphBuilder:
     def floats(self, name: str, *axes: str | int) -> ir.Value:
         return self.builder.input(name, ir.DataType.FLOAT, axes)
 
+    def source(self, width: int, vectors: bool, *axes: str) -> tuple[ir.Value | None, ir.Value | None]:
+        """What an encoder reads: `input_ids` and None, or with `vectors` None and `inputs_embeds` of that width."""
+        if not vectors:
+            return self.ids("input_ids", *axes), None
+        # A tap names the value that it is given: where no positions are added, that would be the input.
+        return None, self.op.Identity(self.floats("inputs_embeds", *axes, width))
+
     def output(self, name: str, value: ir.Value, *axes: str | int, type: ir.DataType = ir.DataType.FLOAT) -> None:
         if value in self.tapped:  # its name is taken
             value = self.op.Identity(value)

@@ -3,6 +3,9 @@ NAME.onnx there, or what an earlier version called it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 TARGET_NAMES = ("portable", "cpu", "web", "cuda", "coreml")
 """The rows of `table.py`."""
 
@@ -25,6 +28,31 @@ GRAPHS = (
     *(ENCODER, DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, MODEL),
     *(ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML),
 )
+
+READ_SOURCES = (ENCODER, ENCODER_CPU, MODEL)
+"""The graphs that can read vectors in place of ids."""
+
+INPUTS_EMBEDS = "inputs_embeds"
+"""The input by which they do (rows, S, D)."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a folder's graphs take and return besides what all do, as it was asked for when they were exported."""
+
+    attention_layer: int | None = None
+    """Of which layer the decoders return the cross-attention; None: they don't."""
+    inputs_embeds: bool = False
+    """The encoder reads vectors in place of ids."""
+
+    def settings(self, graph: str) -> dict[str, Any]:
+        """What the builder of this graph is told of it."""
+        if graph in CROSS_DECODERS:
+            return {} if self.attention_layer is None else {"attention": self.attention_layer}
+        return {INPUTS_EMBEDS: True} if self.inputs_embeds and graph in READ_SOURCES else {}
+
+
+USUAL = Interface()
 
 EARLIER = {
     ENCODER_CPU: "encoder_rows",

@@ -18,7 +18,7 @@ from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
 from .graph import GraphBuilder
-from .names import CROSS_DECODERS, DECODER_MERGED, ENCODER, MODEL
+from .names import DECODER_MERGED, ENCODER, MODEL, USUAL, Interface
 from .portable import graphs
 
 Builders = Mapping[str, Mapping[str, Callable[..., GraphBuilder]]]
@@ -42,7 +42,7 @@ class Target:
     `builders`: its graphs, for each architecture that it has any for; for another, `otherwise` names the target whose
     graphs are written in their place. `file_per_graph`: each graph has a data file of its own; otherwise all share one.
     `fixed_shape`: extents are constants of the graphs. `search`: the one-file search can be made of its `lowering`'s
-    operators. `precisions`: those it takes.
+    operators. `vectors`: encoders can read vectors in place of ids. `precisions`: those it takes.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Target:
     file_per_graph: bool = False
     fixed_shape: bool = False
     search: bool = False
+    vectors: bool = True
     precisions: tuple[str, ...] = tuple(PRECISIONS)
 
     def supports(self, config: TransformerConfig) -> str | None:
@@ -83,13 +84,16 @@ class Target:
         return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
     def build(
-        self, config: TransformerConfig, name: str, shape: FixedShape | None = None, attention: int | None = None
+        self,
+        config: TransformerConfig,
+        name: str,
+        shape: FixedShape | None = None,
+        interface: Interface = USUAL,
     ) -> ir.Model:
-        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`. attention: the layer
-        whose cross-attention the decoders return too (`targets/attention.py`)."""
+        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
         make = self.for_model(config).builders[config.architecture][name]
-        shown = {} if attention is None or name not in CROSS_DECODERS else {"attention": attention}
-        return (make(config, **shown) if shape is None else make(config, shape, **shown)).model()
+        settings = interface.settings(name)
+        return (make(config, **settings) if shape is None else make(config, shape, **settings)).model()
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
         """The fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets one."""
@@ -101,6 +105,13 @@ class Target:
         if text is None:
             raise UserError(f"target {self.name} needs a fixed shape: {FixedShape.expected(config)}")
         return FixedShape.parse(text, config)
+
+    def check_vectors(self, config: TransformerConfig) -> None:
+        """`UserError` unless an encoder of this target can read vectors in place of ids."""
+        if not config.has_encoder:
+            raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
+        if not self.vectors:
+            raise UserError(f"inputs_embeds: target {self.name} has encoders of ids alone; choose another target")
 
     def check_precisions(self, names: Iterable[str]) -> None:
         """`UserError` for one that the target doesn't take."""
@@ -276,6 +287,7 @@ TARGETS: dict[str, Target] = {
             Lowering(),
             _COREML,
             fixed_shape=True,
+            vectors=False,
             precisions=("float32",),
         ),
     )

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ SENTENCES = (
 @dataclass(frozen=True)
 class Case:
     """One input. `ids` (B,S) int64, `mask` (B,S) True on tokens or None, `target_ids` (B,T) where both stacks exist.
+    `vectors` (B,S,D) float32, if there are any, are what the encoder reads in place of `ids`.
 
     `prefill`: how many decoder tokens a cached run takes in its first pass, `chunk`: how many in each one after it.
     """
@@ -61,6 +63,12 @@ class Case:
     target_ids: NDArray[np.int64] | None
     prefill: int
     chunk: int = 1
+    vectors: NDArray[np.float32] | None = None
+
+    @property
+    def source(self) -> Array:
+        """What the first stack reads: ids (B,S), or vectors (B,S,D)."""
+        return self.ids if self.vectors is None else self.vectors
 
     def passes(self) -> list[slice]:
         """The passes of a cached run over the decoder's tokens."""
@@ -89,15 +97,33 @@ class Case:
         decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
-    def rows(self) -> list[list[int]]:
-        """The tokens of each source row without its padding."""
-        return [row[real].tolist() for row, real in zip(self.ids, self.source_real, strict=True)]
+    def rows(self) -> list[Any]:
+        """Each source row without its padding: a list of ids, or an array of vectors."""
+        rows = [row[real] for row, real in zip(self.source, self.source_real, strict=True)]
+        return [row.tolist() for row in rows] if self.vectors is None else rows
+
+
+def encoded(model: Any, case: Case) -> Any:
+    """The encoder's output of a `Transformer` in MLX."""
+    return model.encode(None if case.vectors is not None else case.ids, case.mask, inputs_embeds=case.vectors)
+
+
+def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
+    """Logits of a `Transformer` in MLX."""
+    ids = None if case.vectors is not None else case.ids
+    inputs = (ids,) if case.target_ids is None else (ids, case.target_ids)
+    return model(*inputs, case.mask, inputs_embeds=case.vectors, tap=tap)
+
+
+def search_inputs(sources: Sequence[Any]) -> dict[str, Any]:
+    """What a search is given of `Case.rows`."""
+    return {"inputs_embeds" if isinstance(sources[0], np.ndarray) else "ids": list(sources)}
 
 
 def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
     """Every tap of one input, in the order of the data."""
     taps: dict[str, Array] = {}
-    reference(case.ids, case.target_ids, case.mask, tap=taps.__setitem__)
+    reference(case.source, case.target_ids, case.mask, tap=taps.__setitem__)
     return taps
 
 
@@ -155,6 +181,13 @@ def grid(
     else:
         cases.append(_case(config, rng, "longest", 1, fitting, fitting))
     return cases
+
+
+def with_vectors(cases: Sequence[Case], config: TransformerConfig, seed: int) -> list[Case]:
+    """The same inputs as vectors that no table holds, of the size of scaled embeddings, on padding too."""
+    rng = np.random.default_rng([seed, 1])
+    drawn = [rng.standard_normal((*case.ids.shape, config.d_model), dtype=np.float32) for case in cases]
+    return [replace(case, vectors=vectors) for case, vectors in zip(cases, drawn, strict=True)]
 
 
 def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:

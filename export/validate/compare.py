@@ -27,7 +27,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.versions import versions
 from mlx_transformer.spec.watch import Watch, unwatched
 
-from .cases import Case, fresh_seed, grid, reference_outputs, tokenised
+from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, with_vectors
 from .checks.agreement import Agreement
 from .checks.attention import attention_layer, attention_of
 from .checks.data_files import data_files
@@ -98,9 +98,11 @@ def compare(
     if not engines:
         raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
     seed = fresh_seed() if seed is None else seed
-    texts = tokenised(opened.tokenizer_path, opened.config)
+    vectors = any(getattr(engine, "inputs_embeds", False) for engine in engines)
+    texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
     longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
-    report = compare_engines(opened, engines, grid(opened.config, seed, texts, longest), watch)
+    cases = grid(opened.config, seed, texts, longest)
+    report = compare_engines(opened, engines, with_vectors(cases, opened.config, seed) if vectors else cases, watch)
     derivatives = _gradients(opened, seed) if gradients else ()
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 

@@ -76,6 +76,8 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
     found = []
     for precision in precisions(path) or [None]:
         opened = open_folder(path, precision)  # says what is wrong with a folder without graphs
+        if opened.interface.inputs_embeds:
+            raise UserError(f"{path}: its encoder reads vectors, inputs_embeds, and a page translates text")
         if opened.tokenizer_path is None:
             raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
         suffix = PRECISIONS[opened.precision].suffix

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlx_transformer.nn.attention import Attention, attention_weights, split_heads
 from mlx_transformer.nn.layers import EncoderLayer
-from mlx_transformer.nn.model import named_parameters
+from mlx_transformer.nn.parameters import named_parameters
 from mlx_transformer.spec.config import TransformerConfig
 
 from .measure import largest

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.nn.model import named_parameters
 from mlx_transformer.nn.norms import LayerNorm
+from mlx_transformer.nn.parameters import named_parameters
 
 from .measure import largest, number
 from .row import Found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
 
 Ids = Sequence[Sequence[int]]
+Vectors = Sequence[Any]
+"""Of each input an array (S, D), or lists of its numbers."""
+Rows = TypeVar("Rows", bound=Sequence[Any])
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,41 @@ class Options:
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
+def check_sources(
+    ids: Ids | None, inputs_embeds: Vectors | None, config: TransformerConfig, what: str = "source"
+) -> list[np.ndarray]:
+    """What a search begins with: rows of ids (S,), or of vectors (S, D) in their place. `UserError` unless exactly one
+    of both is given and fits the model."""
+    if ids is not None and inputs_embeds is not None:
+        raise UserError("ids and inputs_embeds: give one of them; the vectors stand in place of the ids")
+    if inputs_embeds is not None:
+        if not config.has_encoder:
+            raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
+        return check_vectors(inputs_embeds, config.d_model)
+    if ids is None:
+        raise UserError("ids: missing; give them, or vectors in their place as inputs_embeds")
+    return check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size, what)
+
+
+def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> list[np.ndarray]:
+    """The rows as float32 arrays (S, `width`); `UserError` names the first row that is none."""
+    rows = []
+    for i, row in enumerate(_listed(vectors, what, "vectors")):
+        try:
+            array = np.asarray(row)
+        except ValueError:  # vectors of unequal length within it
+            array = np.zeros((0, 0))
+        if array.ndim != 2 or array.shape[1] != width or not len(array):
+            raise UserError(
+                f"{what} row {i}: expected (length, {width}), a vector of d_model={width} numbers for each position,"
+                f" found shape {array.shape}"
+            )
+        if array.dtype.kind not in "fiu":
+            raise UserError(f"{what} row {i}: expected numbers, found {array.dtype}")
+        rows.append(array.astype(np.float32))
+    return rows
+
+
 def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[np.ndarray]:
     """The rows as int64 arrays; `UserError` names the row and position of the first id outside 0..vocab_size-1."""
     rows = []
@@ -120,10 +158,10 @@ def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = Fal
     return rows
 
 
-def _listed(ids: Ids, what: str) -> Ids:
-    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence | np.ndarray):
-        raise UserError(f"{what}: expected a list of lists of ids, found {type(ids).__name__}")
-    return ids
+def _listed(rows: Rows, what: str, kind: str = "ids") -> Rows:
+    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
+        raise UserError(f"{what}: expected a list of lists of {kind}, found {type(rows).__name__}")
+    return rows
 
 
 def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:

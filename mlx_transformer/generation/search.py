@@ -17,7 +17,17 @@ from mlx_transformer.spec.memory import check_memory
 
 from .beam import Beam
 from .greedy import Greedy
-from .options import Hypothesis, Ids, Options, check_beam, check_ids, check_prefix, expected_tokens, length_limits
+from .options import (
+    Hypothesis,
+    Ids,
+    Options,
+    Vectors,
+    check_beam,
+    check_prefix,
+    check_sources,
+    expected_tokens,
+    length_limits,
+)
 from .steps import Batch, Model, Strategy, run
 
 Done = Callable[[float], None]
@@ -51,22 +61,25 @@ ALONE = Share()
 
 def generate(
     model: Model,
-    ids: Ids,
+    ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
+    inputs_embeds: Vectors | None = None,
     done: Done | None = None,
     share: Share = ALONE,
     **options: Any,
 ) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
-    return [hypotheses[0].ids for hypotheses in _search(model, ids, prefix, Options(**options), share, done, False)]
+    found = _search(model, (ids, inputs_embeds), prefix, Options(**options), share, done, False)
+    return [hypotheses[0].ids for hypotheses in found]
 
 
 def search(
     model: Model,
-    ids: Ids,
+    ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
+    inputs_embeds: Vectors | None = None,
     done: Done | None = None,
     share: Share = ALONE,
     **options: Any,
@@ -75,22 +88,24 @@ def search(
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
+    inputs_embeds: in place of ids, of each input vectors (S, d_model) of any lengths, where rows of the embedding are
+    once they are multiplied by sqrt(d_model): the patches of a picture, say.
     done: told the share of the inputs that is finished, batch by batch. share: for a server's batches. options: the
     fields of `Options`. Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than the model
     takes, and options that contradict each other.
     """
-    return _search(model, ids, prefix, Options(**options), share, done, True)
+    return _search(model, (ids, inputs_embeds), prefix, Options(**options), share, done, True)
 
 
 def checked(
-    model: Model, ids: Ids, prefix: Ids | None, chosen: Options
+    model: Model, ids: Ids | None, prefix: Ids | None, chosen: Options, vectors: Vectors | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says."""
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
     check_beam(chosen, config)
-    sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
+    sources = check_sources(ids, vectors, config)
     forced = check_prefix(prefix, len(sources), config)
     limits = length_limits(sources, forced, chosen, config, not model.extends_positions)
     check_fits(config, chosen.beam, max(map(len, sources), default=0), int(limits.max(initial=0)))
@@ -106,10 +121,16 @@ def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> Non
 
 
 def _search(
-    model: Model, ids: Ids, prefix: Ids | None, chosen: Options, share: Share, done: Done | None, scored: bool
+    model: Model,
+    given: tuple[Ids | None, Vectors | None],
+    prefix: Ids | None,
+    chosen: Options,
+    share: Share,
+    done: Done | None,
+    scored: bool,
 ) -> list[list[Hypothesis]]:
-    config = model.config
-    sources, forced, limits = checked(model, ids, prefix, chosen)
+    config, (ids, vectors) = model.config, given
+    sources, forced, limits = checked(model, ids, prefix, chosen, vectors)
     places = np.arange(len(sources)) if share.places is None else np.asarray(share.places, int)
     results: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions

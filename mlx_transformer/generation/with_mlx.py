@@ -44,7 +44,13 @@ class Network(Protocol):
     @property
     def training(self) -> bool: ...
     def train(self, mode: bool = True) -> Any: ...
-    def encode(self, source_ids: mx.array, source_mask: np.ndarray | None = None) -> mx.array: ...
+    def encode(
+        self,
+        source_ids: mx.array | None = None,
+        source_mask: np.ndarray | None = None,
+        *,
+        inputs_embeds: mx.array | None = None,
+    ) -> mx.array: ...
     def start(
         self,
         memory: mx.array | None = None,
@@ -106,14 +112,16 @@ class MlxModel:
         """Encode the sources and feed the start token; decoder-only: read the prompts, padded on the left, at once."""
         c = self.config
         longest = max(len(row) for row in rows)
-        ids = np.full((len(rows), longest), c.pad_id, np.int32)
-        tokens = np.zeros(ids.shape, bool)
+        vectors = rows[0].ndim > 1
+        ids = np.full((len(rows), longest, *rows[0].shape[1:]), c.pad_id, np.float32 if vectors else np.int32)
+        tokens = np.zeros((len(rows), longest), bool)
         for i, row in enumerate(rows):
             place = slice(0, len(row)) if c.has_encoder else slice(longest - len(row), longest)
             ids[i, place], tokens[i, place] = row, True
         mask = None if tokens.all() else tokens
         if c.has_encoder:
-            cache = self.model.start(self.model.encode(mx.array(ids), mask), mask)
+            source = {"inputs_embeds" if vectors else "source_ids": mx.array(ids)}
+            cache = self.model.start(self.model.encode(source_mask=mask, **source), mask)
             ids = np.full((len(rows), 1), c.bos_id, np.int32)
         else:
             cache = self.model.start(prompt_mask=mask)
@@ -139,13 +147,13 @@ class MlxDecoder:
         self.cache.keep(rows)
 
 
-def generate(model: Network, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+def generate(model: Network, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
     """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
     with evaluating(model):
         return shared.generate(MlxModel(model), ids, prefix, **options)
 
 
-def search(model: Network, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+def search(model: Network, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
     """The n best outputs of each input with their scores; see `generation.search.search`."""
     with evaluating(model):
         return shared.search(MlxModel(model), ids, prefix, **options)

@@ -1,4 +1,4 @@
-"""Ids and masks as they come from outside: checked on the host, because MLX reads out of bounds without a word.
+"""Ids, vectors and masks as they come from outside: checked on the host, for MLX reads out of bounds without a word.
 
 Shapes: B batch, L positions. Lists and NumPy arrays are checked; an `mx.array` is believed, so that nothing waits for
 the device (a value check would stop the pipeline at every step).
@@ -15,10 +15,11 @@ import numpy as np
 from mlx_transformer.spec.errors import UserError
 
 Ids = mx.array | np.ndarray | Sequence[Sequence[int]]
+Vectors = mx.array | np.ndarray | Sequence[Sequence[Sequence[float]]]
 Tokens = mx.array | np.ndarray | Sequence[Sequence[bool]]
 
 
-def as_ids(ids: Ids, vocab_size: int, name: str) -> mx.array:
+def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
     """(B, L) integers below `vocab_size`, as an `mx.array`. `UserError` names the row and position of a bad one."""
     if not isinstance(ids, mx.array):
         return mx.array(_checked(ids, vocab_size, name))
@@ -29,17 +30,38 @@ def as_ids(ids: Ids, vocab_size: int, name: str) -> mx.array:
     return ids
 
 
+def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype, name: str = "inputs_embeds") -> mx.array:
+    """(B, L, `width`) numbers, as an `mx.array` of that type. `UserError` for another shape, and for no numbers."""
+    array = vectors if isinstance(vectors, mx.array) else _array(vectors, name)
+    if array.ndim != 3 or 0 in array.shape or array.shape[2] != width:
+        raise UserError(
+            f"{name}: expected (rows, length, {width}), a vector of d_model={width} numbers for each position,"
+            f" found shape {tuple(array.shape)}"
+        )
+    if not isinstance(array, mx.array) and array.dtype.kind not in "fiu":
+        raise UserError(f"{name}: expected numbers, not {array.dtype}")
+    return mx.array(array).astype(dtype)
+
+
+def check_one_given(ids: Ids | None, vectors: Vectors | None, name: str) -> None:
+    """`UserError` unless exactly one of them is there."""
+    if ids is None and vectors is None:
+        raise UserError(f"{name}: missing; give them, or vectors in their place as inputs_embeds")
+    if ids is not None and vectors is not None:
+        raise UserError(f"{name} and inputs_embeds: give one of them; the vectors stand in place of the ids")
+
+
 def as_tokens(mask: Tokens | None, shape: tuple[int, ...], name: str, causal: bool = False) -> mx.array | None:
     """Boolean (B, L), True on tokens, or None if it hides nothing; `causal`: padding to the right of it hides nothing.
 
     (A causal model's real positions never attend to the right, so right padding needs no mask there.) Only a mask
-    of lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the ids.
+    of lists or NumPy can be found to hide nothing. `UserError` if its shape isn't that of the input's positions.
     """
     if mask is None:
         return None
     array = mask if isinstance(mask, mx.array) else _array(mask, name)
     if tuple(array.shape) != tuple(shape):
-        raise UserError(f"{name}: its shape {tuple(array.shape)} differs from that of the ids, {tuple(shape)}")
+        raise UserError(f"{name}: its shape {tuple(array.shape)} differs from that of the input, {tuple(shape)}")
     if isinstance(array, mx.array):
         return array.astype(mx.bool_)
     host = array.astype(bool)

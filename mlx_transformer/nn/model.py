@@ -16,7 +16,6 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx.utils import tree_flatten
 
 from mlx_transformer.spec.checkpoint import open_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
@@ -24,10 +23,8 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.notebook import table
 from mlx_transformer.spec.parameters import (
     check_parameters,
-    embedding_names,
     output_weight_name,
     parameter_count,
-    position_table_names,
     source_embedding_name,
     target_embedding_name,
 )
@@ -35,11 +32,12 @@ from mlx_transformer.spec.quantization import Quantization
 
 from .attention import Attention, MakeAttention
 from .cache import Cache
-from .inputs import Ids, Tokens, as_ids, as_tokens, padding_before
+from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
 from .layers import Decoder, Encoder
 from .lora import keep_adapter
 from .masks import Mask, causal_padding_mask, padding_mask
 from .packing import document_mask, positions_in_documents
+from .parameters import for_numpy, initialise, named_parameters
 from .positions import positions_after, positions_of
 from .quantize import matrix, use_quantized_layers
 from .taps import Tap, no_tap, within
@@ -51,6 +49,9 @@ class Transformer(nn.Module):
     Ids are (B, L) integers: lists, NumPy (checked, `UserError`) or `mx.array` (believed). Masks are boolean (B, L),
     True on tokens and False on padding, on either side; None means no padding. In float16 or bfloat16 (`set_dtype`)
     everything stays in that type. `tap(name, array)`, if there is one, is called at every named point (`taps.py`).
+
+    `inputs_embeds` (B, L, D) stand in place of a model's first ids, be they of a picture's patches: where rows of the
+    embedding are once they are multiplied by sqrt(d_model). Positions, dropout and all that follows are as for ids.
     """
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
@@ -71,7 +72,7 @@ class Transformer(nn.Module):
             self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
-        initialise(self)
+        initialise(self, config)
 
     def _repr_html_(self) -> str:
         """For notebooks: sizes and choices."""
@@ -82,6 +83,7 @@ class Transformer(nn.Module):
 
         Encoder-decoder: model(source_ids, target_ids, source_mask=None). Otherwise: model(ids, mask=None). Decoder,
         where rows hold several documents: model(ids, segments=segments), numbers (B, L), a new one for each document.
+        Vectors in place of the first ids: model(inputs_embeds=vectors), and the others by name.
         """
         return self.logits(self.hidden(*inputs, tap=tap, **named), tap=tap)
 
@@ -95,30 +97,58 @@ class Transformer(nn.Module):
         return shapes[self.config.architecture](*inputs, tap=tap, **named)
 
     def _hidden_encoder_decoder(
-        self, source_ids: Ids, target_ids: Ids, source_mask: Tokens | None = None, *, tap: Tap | None = None
+        self,
+        source_ids: Ids | None = None,
+        target_ids: Ids = (),
+        source_mask: Tokens | None = None,
+        *,
+        inputs_embeds: Vectors | None = None,
+        tap: Tap | None = None,
     ) -> mx.array:
-        source_ids = as_ids(source_ids, self.config.source_vocab_size, "source_ids")
-        tokens = as_tokens(source_mask, source_ids.shape, "source_mask")
-        return self._hidden_decode(target_ids, self.encode(source_ids, tokens, tap=tap), tokens, tap)
+        memory = self.encode(source_ids, source_mask, inputs_embeds=inputs_embeds, tap=tap)
+        tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
+        return self._hidden_decode(target_ids, memory, tokens, tap)
 
     def _hidden_decoder(
-        self, ids: Ids, mask: Tokens | None = None, segments: mx.array | None = None, *, tap: Tap | None = None
+        self,
+        ids: Ids | None = None,
+        mask: Tokens | None = None,
+        segments: mx.array | None = None,
+        *,
+        inputs_embeds: Vectors | None = None,
+        tap: Tap | None = None,
     ) -> mx.array:
-        ids = as_ids(ids, self.config.vocab_size, "ids")
-        tokens = as_tokens(mask, ids.shape, "mask", causal=True)
-        position_ids = positions_of(ids.shape[1], tokens) if segments is None else positions_in_documents(segments)
+        x = self._embedded(ids, inputs_embeds, "ids")
+        tokens = as_tokens(mask, x.shape[:2], "mask", causal=True)
+        position_ids = positions_of(x.shape[1], tokens) if segments is None else positions_in_documents(segments)
         self_mask: Mask = "causal" if tokens is None else causal_padding_mask(tokens)
         self_mask = self_mask if segments is None else document_mask(segments)
-        return self.decoder(self.embed_target(ids), position_ids, self_mask, tap=within(tap or no_tap, "decoder"))
+        return self.decoder(x, position_ids, self_mask, tap=within(tap or no_tap, "decoder"))
 
-    def encode(self, source_ids: Ids, source_mask: Tokens | None = None, *, tap: Tap | None = None) -> mx.array:
+    def encode(
+        self,
+        source_ids: Ids | None = None,
+        source_mask: Tokens | None = None,
+        *,
+        inputs_embeds: Vectors | None = None,
+        tap: Tap | None = None,
+    ) -> mx.array:
         """Encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels."""
         self._needs("has_encoder", "encode")
-        source_ids = as_ids(source_ids, self.config.source_vocab_size, "source_ids")
-        tokens = as_tokens(source_mask, source_ids.shape, "source_mask")
-        x = self.embed_source(source_ids)
+        x = self._embedded(source_ids, inputs_embeds, "source_ids")
+        tokens = as_tokens(source_mask, x.shape[:2], "source_mask")
         mask = None if tokens is None else padding_mask(tokens)
-        return self.encoder(x, positions_of(source_ids.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
+        return self.encoder(x, positions_of(x.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
+
+    def _embedded(self, ids: Ids | None, vectors: Vectors | None, name: str) -> mx.array:
+        """(B, L, D) that enters the first stack: of its ids, or vectors in their place."""
+        c = self.config
+        check_one_given(ids, vectors, name)
+        if vectors is not None:
+            stack = self.encoder if c.has_encoder else self.decoder
+            return as_vectors(vectors, c.d_model, stack.layers[0].feed_forward_norm.weight.dtype)
+        embed, size = (self.embed_source, c.source_vocab_size) if c.has_encoder else (self.embed_target, c.vocab_size)
+        return embed(as_ids(ids, size, name))
 
     def decode(
         self, target_ids: Ids, memory: mx.array, source_mask: Tokens | None = None, *, tap: Tap | None = None
@@ -149,9 +179,7 @@ class Transformer(nn.Module):
         """
         self._needs("has_decoder", "start")
         c = self.config
-        starts = None
-        if prompt_mask is not None:
-            starts = padding_before(prompt_mask, "prompt_mask")
+        starts = None if prompt_mask is None else padding_before(prompt_mask, "prompt_mask")
         if memory is None:
             if c.has_encoder:
                 raise UserError("start: an encoder-decoder decodes from a memory; pass model.encode(source_ids)")
@@ -209,13 +237,13 @@ class Transformer(nn.Module):
         """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
         return self[output_weight_name(self.config).removesuffix(".weight")]
 
-    def generate(self, ids: list[list[int]], **options: Any) -> list[list[int]]:
+    def generate(self, ids: list[list[int]] | None = None, **options: Any) -> list[list[int]]:
         """Greedy, beam or sampled token ids of each row; see `mlx_transformer.generation`."""
         from mlx_transformer.generation.with_mlx import generate
 
         return generate(self, ids, **options)
 
-    def search(self, ids: list[list[int]], **options: Any) -> list[list[Any]]:
+    def search(self, ids: list[list[int]] | None = None, **options: Any) -> list[list[Any]]:
         """As `generate`, but all n-best hypotheses with their scores."""
         from mlx_transformer.generation.with_mlx import search
 
@@ -223,7 +251,7 @@ class Transformer(nn.Module):
 
     def weights(self) -> dict[str, np.ndarray]:
         """Every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as float32."""
-        return {name: np.array(_for_numpy(value)) for name, value in named_parameters(self)}
+        return {name: np.array(for_numpy(value)) for name, value in named_parameters(self)}
 
     @classmethod
     def from_weights(
@@ -274,25 +302,3 @@ class OutputBias(nn.Module):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.bias = mx.zeros((config.vocab_size,))
-
-
-def initialise(model: Transformer) -> None:
-    """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
-    matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
-    normal, xavier = nn.init.normal(std=model.config.d_model**-0.5), nn.init.glorot_uniform()
-    tables, fresh = embedding_names(model.config) | position_table_names(model.config), []
-    for name, value in named_parameters(model):
-        if value.ndim == 2:
-            fresh.append((name, normal(value) if name in tables else xavier(value, 1.0)))
-        elif name.endswith("_proj.bias"):
-            fresh.append((name, mx.zeros_like(value)))
-    model.load_weights(fresh, strict=False)
-
-
-def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
-    """(name, array) of every parameter, in the modules' order."""
-    return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
-
-
-def _for_numpy(value: mx.array) -> mx.array:
-    return value.astype(mx.float32) if value.dtype == mx.bfloat16 else value

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.targets.names import CROSS_ATTENTION, DECODER_COREML, ENCODER_COREML
-from export.targets.portable.runtime import EncoderGraphs, Feeds, NamedSession, Session
+from export.targets.portable.runtime import EncoderGraphs, Feeds, NamedSession, Session, source_feed
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -61,7 +61,8 @@ class CoreMLEncoder(EncoderGraphs):
         return self._padded_as(mask, "logits", ids)
 
     def run(self, rows: Sequence[NDArray], outputs: Sequence[str]) -> Feeds:
-        """Outputs (R, S, ...) of rows of ids, and "attention_mask" (R, S), 1 on tokens."""
+        """Outputs (R, S, ...) of rows of ids, and "attention_mask" (R, S), 1 on tokens. `UserError` for vectors."""
+        source_feed(self.graph.session, rows[0][None])
         ids = np.full((len(rows), self.length), self.config.pad_id, np.int64)
         mask = np.zeros_like(ids)
         for i, row in enumerate(rows):

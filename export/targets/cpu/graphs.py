@@ -41,18 +41,20 @@ class CpuGraphBuilder(GraphBuilder):
         return super().model()
 
 
-def encoder_cpu(config: TransformerConfig) -> GraphBuilder:
+def encoder_cpu(config: TransformerConfig, inputs_embeds: bool = False) -> GraphBuilder:
     """
     input_ids (B, S) ------> tokens --> embedding --> Encoder --> memory --> cross.N.{key,value} (B, H, S, d)
     attention_mask (B, S) ----^  ------------------------^           \\----> last_hidden_state (B, S, D)
                           \\-> source_mask (B, S) int32
+
+    Or inputs_embeds (B, S, D) in place of input_ids.
     """
     g = CpuGraphBuilder(ENCODER_CPU)
-    input_ids = g.ids("input_ids", SENTENCES, SOURCE)
+    ids, vectors = g.source(config.d_model, inputs_embeds, SENTENCES, SOURCE)
     attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
     sources = Sources.of(g.op, attention_mask, config.heads)
     model = CpuTransformer(config, sources)
-    memory = model.encode_rows(g.op, input_ids, tap=g.tap)
+    memory = model.encode_rows(g.op, ids, inputs_embeds=vectors, tap=g.tap)
     for i, pair in enumerate(model.cross_keys_values(g.op, memory)):
         g.put_keys_values(f"cross.{i}", pair, operator_shape(config), SENTENCES, SOURCE)
     g.output("source_mask", sources.mask, SENTENCES, SOURCE, type=INT32)

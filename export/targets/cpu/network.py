@@ -63,9 +63,9 @@ class Sources:
         head_tokens = op.Add(op.Unsqueeze(op.Add(tokens, before), [1]), op.Mul(head, length))
         return cls(mask, tokens, slots, hidden, heads, head_slots, head_tokens)
 
-    def rows(self, op: Op, x: ir.Value) -> ir.Value:
-        """Padded (B, S) to rows (N,)."""
-        return op.Gather(op.Reshape(x, [-1]), self.tokens, axis=0)
+    def rows(self, op: Op, x: ir.Value, *width: int) -> ir.Value:
+        """Padded (B, S) to rows (N,), or with a width (B, S, D) to (N, D)."""
+        return op.Gather(op.Reshape(x, [-1, *width]), self.tokens, axis=0)
 
     def padded(self, op: Op, x: ir.Value) -> ir.Value:
         """Rows (N, D) to (B, S, D)."""
@@ -245,10 +245,16 @@ class CpuTransformer(Transformer):
         super().__init__(config, partial(CpuAttention, sources=sources))
         self.sources = sources
 
-    def encode_rows(self, op: Op, ids: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
-        """Padded ids (B, S) -> memory (N, D)."""
+    def encode_rows(
+        self, op: Op, ids: ir.Value | None, *, inputs_embeds: ir.Value | None = None, tap: Tap = no_tap
+    ) -> ir.Value:
+        """Padded ids (B, S), or vectors (B, S, D) in their place -> memory (N, D)."""
         assert self.sources is not None
-        x = self.embed_source(op, self.sources.rows(op, ids))
+        if ids is not None:
+            x = self.embed_source(op, self.sources.rows(op, ids))
+        else:
+            assert inputs_embeds is not None
+            x = self.sources.rows(op, inputs_embeds, self.config.d_model)
         return self.encoder(op, x, self.sources.positions(op), self.sources.hidden, within(tap, "encoder"))
 
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:

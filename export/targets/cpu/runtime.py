@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.targets.names import CROSS_ATTENTION
-from export.targets.portable.runtime import padded_sources
+from export.targets.portable.runtime import padded_sources, source_feed
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
@@ -78,7 +78,7 @@ class CpuModel:
         return strategy(batch, options, self.config, scored)
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
-        """Encoder's output (B, S, D) of ids and mask (B, S)."""
+        """Encoder's output (B, S, D) of ids (B, S), or vectors (B, S, D) in their place, and mask (B, S)."""
         return self._encode(["last_hidden_state"], ids, mask)[0]
 
     def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
@@ -106,7 +106,7 @@ class CpuModel:
         return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
 
     def _encode(self, outputs: list[str], ids: NDArray, mask: NDArray) -> Sequence[Any]:
-        return self.encoder.run(outputs, {"input_ids": ids, "attention_mask": mask}, self.options)
+        return self.encoder.run(outputs, {**source_feed(self.encoder, ids), "attention_mask": mask}, self.options)
 
 
 def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:

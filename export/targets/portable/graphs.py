@@ -30,16 +30,18 @@ TOTAL = f"{PAST} + {TARGET}"
 SENTENCES = "sentences"
 
 
-def encoder_model(config: TransformerConfig) -> GraphBuilder:
+def encoder_model(config: TransformerConfig, inputs_embeds: bool = False) -> GraphBuilder:
     """
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D)
     attention_mask (B, S) --> positions ----^
                           \\-> mask ---------^
+
+    Or inputs_embeds (B, S, D) ------------^ in place of input_ids.
     """
     g = GraphBuilder("encoder_model")
-    input_ids = g.ids("input_ids", BATCH, SOURCE)
+    ids, vectors = g.source(config.d_model, inputs_embeds, BATCH, SOURCE)
     attention_mask = g.ids("attention_mask", BATCH, SOURCE)
-    memory = Transformer(config).encode(g.op, input_ids, attention_mask, tap=g.tap)
+    memory = Transformer(config).encode(g.op, ids, attention_mask, inputs_embeds=vectors, tap=g.tap)
     g.output("last_hidden_state", memory, BATCH, SOURCE, config.d_model)
     return g
 
@@ -150,17 +152,19 @@ def causal_model(config: TransformerConfig) -> GraphBuilder:
     return g
 
 
-def encoder_only_model(config: TransformerConfig) -> GraphBuilder:
+def encoder_only_model(config: TransformerConfig, inputs_embeds: bool = False) -> GraphBuilder:
     """
     input_ids (B, L) ------> embedding --> Encoder --> last_hidden_state (B, L, D)
     attention_mask (B, L) --> positions ----^  \\----> classifier --> logits (B, L, V)
                           \\-> mask ---------^
+
+    Or inputs_embeds (B, L, D) ------------^ in place of input_ids.
     """
     g = GraphBuilder("model")
     model = Transformer(config)
-    input_ids = g.ids("input_ids", BATCH, "sequence_length")
+    ids, vectors = g.source(config.d_model, inputs_embeds, BATCH, "sequence_length")
     attention_mask = g.ids("attention_mask", BATCH, "sequence_length")
-    hidden = model.encode(g.op, input_ids, attention_mask, tap=g.tap)
+    hidden = model.encode(g.op, ids, attention_mask, inputs_embeds=vectors, tap=g.tap)
     logits = model.logits(g.op, hidden, tap=g.tap)
     g.output("last_hidden_state", hidden, BATCH, "sequence_length", config.d_model)
     g.output("logits", logits, BATCH, "sequence_length", config.vocab_size)

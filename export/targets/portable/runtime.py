@@ -148,7 +148,8 @@ class EncoderDecoderGraphs:
         self.graphs = {name: NamedSession(session, config.vocab_size) for name, session in sessions.items()}
         self.first = self.graphs.get(DECODER_FIRST) or self.graphs[DECODER_MERGED]
         self.next = self.graphs.get(DECODER_NEXT) or self.graphs[DECODER_MERGED]
-        self.graphs[ENCODER].need(["input_ids"], ["last_hidden_state"])
+        source = "inputs_embeds" if "inputs_embeds" in self.graphs[ENCODER].inputs else "input_ids"
+        self.graphs[ENCODER].need([source], ["last_hidden_state"])
         for graph in (self.first, self.next):
             graph.need(["input_ids", "encoder_attention_mask"], ["logits"])
         # Our graph names the axis of the source's rows apart from that of the decoder's, others can't share.
@@ -156,8 +157,10 @@ class EncoderDecoderGraphs:
         self.shared = rows[0] != rows[1]
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
-        feeds = {"input_ids": ids, "attention_mask": mask}
-        return self.graphs[ENCODER](["last_hidden_state"], **feeds)["last_hidden_state"]
+        """Encoder's output (B, S, D) of ids (B, S), or vectors (B, S, D) in their place, and mask (B, S)."""
+        encoder = self.graphs[ENCODER]
+        feeds = {**source_feed(encoder.session, ids), "attention_mask": mask}
+        return encoder(["last_hidden_state"], **feeds)["last_hidden_state"]
 
     def decode(self, ids: NDArray, hidden: NDArray, mask: NDArray) -> NDArray:
         return self._begin(["logits"], ids, hidden, mask)["logits"]
@@ -236,20 +239,36 @@ class CausalGraphs:
 
 
 class EncoderGraphs:
-    """An encoder alone: model.onnx."""
+    """An encoder alone: model.onnx. It takes ids (B, L), or vectors (B, L, D) in their place."""
 
     def __init__(self, config: TransformerConfig, sessions: Mapping[str, Session]):
         self.config, self.graph = config, NamedSession(sessions[MODEL], config.vocab_size)
 
     def encode(self, ids: NDArray, mask: NDArray) -> NDArray:
-        return self.graph(["last_hidden_state"], input_ids=ids, attention_mask=mask)["last_hidden_state"]
+        return self._run("last_hidden_state", ids, mask)
 
     def logits(self, ids: NDArray, mask: NDArray) -> NDArray:
-        return self.graph(["logits"], input_ids=ids, attention_mask=mask)["logits"]
+        return self._run("logits", ids, mask)
+
+    def _run(self, output: str, ids: NDArray, mask: NDArray) -> NDArray:
+        return self.graph([output], **source_feed(self.graph.session, ids), attention_mask=mask)[output]
 
 
-def padded_sources(rows: Sequence[NDArray], config: TransformerConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sources of any lengths -> ids and mask (B, S); S: a multiple of `SOURCE_MULTIPLE`, if the model takes as many."""
+def source_feed(encoder: Any, source: NDArray) -> Feeds:
+    """What an encoder's session is fed of ids (B, S), or of vectors (B, S, D). `UserError` if it takes the other."""
+    name, other = ("inputs_embeds", "input_ids") if source.ndim == 3 else ("input_ids", "inputs_embeds")
+    entries = {entry.name for entry in encoder.get_inputs()}
+    if name not in entries:
+        where, hint = getattr(encoder, "file", "graph"), "export the model again"
+        if other in entries:
+            hint = f"give it {other}, or export the model with{'out' * (other == 'inputs_embeds')} --inputs-embeds"
+        raise UserError(f"{where}: takes no {name}: {hint}")
+    return {name: source}
+
+
+def padded_sources(rows: Sequence[NDArray], config: TransformerConfig) -> tuple[NDArray, NDArray[np.int64]]:
+    """Sources of any lengths, ids (S,) or vectors (S, D) -> ids (B, S) or vectors (B, S, D), and mask (B, S); S: a
+    multiple of `SOURCE_MULTIPLE`, if the model takes as many."""
     longest = max(map(len, rows))
     rounded = -(-longest // SOURCE_MULTIPLE) * SOURCE_MULTIPLE
     return padded(rows, config.pad_id, max(longest, min(rounded, config.max_positions)))
@@ -257,11 +276,11 @@ def padded_sources(rows: Sequence[NDArray], config: TransformerConfig) -> tuple[
 
 def padded(
     rows: Sequence[NDArray], pad_id: int, length: int | None = None, left: bool = False
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of any lengths -> ids and mask (B, `length`), default the longest; 1 on tokens."""
+) -> tuple[NDArray, NDArray[np.int64]]:
+    """Rows of any lengths, ids or vectors -> the same and mask (B, `length`), default the longest; 1 on tokens."""
     longest = max(map(len, rows)) if length is None else length
-    ids = np.full((len(rows), longest), pad_id, np.int64)
-    mask = np.zeros_like(ids)
+    ids = np.full((len(rows), longest, *rows[0].shape[1:]), pad_id, rows[0].dtype)
+    mask = np.zeros((len(rows), longest), np.int64)
     for i, row in enumerate(rows):
         place = slice(longest - len(row), longest) if left else slice(0, len(row))
         ids[i, place], mask[i, place] = row, 1

@@ -30,7 +30,7 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
-from export.validate.engines.protocol import Engine
+from export.validate.engines.protocol import Engine, unread_by
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes
 
@@ -99,10 +99,9 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
         else:
             continue
         config: TransformerConfig = engine.config  # type: ignore[attr-defined]
-        table = parameter_shapes(config)
-        yield Structure(
-            engine.name, *operations, expected_counts(config), len(table), tuple(n for n in table if n not in used)
-        )
+        needed = [name for name in parameter_shapes(config) if name not in unread_by(engine)]
+        unused = tuple(name for name in needed if name not in used)
+        yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused)
 
 
 def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.engines.protocol import Engine, activations_of
+from export.validate.engines.protocol import Engine, activations_of, unread_by
 from export.validate.findings import Weights
 from export.validate.rule import stored_as
 
@@ -28,7 +28,8 @@ def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weigh
         expected = {name: as_stored(where, name, stored[name]) for name in arrays if name in stored}
         problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
         yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
-    missing = [name for name in stored if not any(name in arrays for arrays in held.values())]
+    unread = unread_by(engine)
+    missing = [name for name in stored if name not in unread and not any(name in arrays for arrays in held.values())]
     if missing:
         yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from export.targets.cpu.runtime import CpuModel
 from export.targets.names import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
-from export.validate.cases import Case
+from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
@@ -59,6 +59,9 @@ class TappedCpuSession:
 
     def __init__(self, session: Any, taps: Sequence[str], observe: Callable[[str, Array], None]):
         self.session, self.taps, self.observe = session, list(taps), observe
+
+    def get_inputs(self) -> list[Any]:
+        return self.session.get_inputs()
 
     def run(self, output_names: Sequence[str], input_feed: Any, options: Any) -> list[Any]:
         values = self.session.run([*output_names, *self.taps], input_feed, options)
@@ -118,7 +121,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
             else:
                 taps[name] = np.stack(values, axis=1)
         memory = [name for name in tap_names(self.config) if name.startswith("encoder.")][-1]
-        taps[memory] = self.graphs.encode(case.ids, case.source_real.astype(np.int64))
+        taps[memory] = self.graphs.encode(case.source, case.source_real.astype(np.int64))
         return taps
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -132,7 +135,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         sessions, shown, read = self._attending[inside]
         self._observed = {}
         self._logits(self._over(sessions), case)
-        cross = self.graphs.begin(case.ids, case.source_real.astype(np.int64)).cross
+        cross = self.graphs.begin(case.source, case.source_real.astype(np.int64)).cross
         points |= {point: self._observed[value][0] for point, value in shown.items()}
         return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
 
@@ -159,7 +162,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
     ) -> list[tuple[list[int], float]]:
         """Greedy tokens are those of `generate`, where the graph chooses them; their score isn't known."""
         if beam == 1 and sample is None:
-            rows = generate(self.graphs, list(sources), max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+            rows = generate(self.graphs, max_new_tokens=max_new_tokens, **search_inputs(sources))  # type: ignore[arg-type]
             return [(ids, 0.0) for ids in rows]
         return super().search(sources, beam, max_new_tokens, sample)
 
@@ -177,4 +180,4 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
 
     def _logits(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
-        return graphs.logits(case.ids, case.source_real.astype(np.int64), case.target_ids)
+        return graphs.logits(case.source, case.source_real.astype(np.int64), case.target_ids)

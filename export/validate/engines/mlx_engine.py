@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case
+from export.validate.cases import Case, encoded, full_pass, search_inputs
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.spec.checkpoint import Checkpoint
 from mlx_transformer.spec.config import TransformerConfig
@@ -110,13 +110,13 @@ class MlxEngine:
     def taps(self, case: Case) -> dict[str, Array]:
         taps: dict[str, Any] = {}
         with self._stream():
-            self.model(*_inputs(case), tap=taps.__setitem__)
+            full_pass(self.model, case, taps.__setitem__)
             self.mx.eval(list(taps.values()))
             return {name: self._numpy(value) for name, value in taps.items()}
 
     def logits(self, case: Case) -> Array:
         with self._stream():
-            return self._numpy(self.model(*_inputs(case)))
+            return self._numpy(full_pass(self.model, case))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         from export.validate.locate.isolate_mlx import replacing
@@ -128,7 +128,7 @@ class MlxEngine:
                 points[name] = value
 
         with self._stream(), replacing(self.model, {}, keep, set(names)):
-            self.model(*_inputs(case), tap=lambda name, value: keep(name, self._numpy(value)))
+            full_pass(self.model, case, lambda name, value: keep(name, self._numpy(value)))
         return points
 
     @contextmanager
@@ -160,7 +160,7 @@ class MlxEngine:
     ) -> list[tuple[list[int], float]]:
         drawn = {} if sample is None else {"sample": True, "seed": sample}
         with self._stream():
-            results = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
+            results = self.model.search(**search_inputs(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _cached(self, case: Case, tap: Any) -> Array:
@@ -171,12 +171,7 @@ class MlxEngine:
                 cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
             else:
                 ids = case.target_ids
-                cache = model.start(model.encode(case.ids, case.mask), case.mask)
+                cache = model.start(encoded(model, case), case.mask)
             for part in case.passes():
                 parts.append(self._numpy(model.step(ids[:, part], cache, tap=tap)))
         return np.concatenate(parts, axis=1)
-
-
-def _inputs(case: Case) -> tuple[Any, ...]:
-    ids = (case.ids,) if case.target_ids is None else (case.ids, case.target_ids)
-    return (*ids, case.mask)

@@ -24,7 +24,7 @@ from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
 from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
-from export.validate.cases import Case
+from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
@@ -95,9 +95,9 @@ class OnnxEngine:
         """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
-        self.attention_layer = self.folder.attention_layer
+        self.attention_layer = self.folder.interface.attention_layer
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
-        self.config = self.folder.config
+        self.config, self.inputs_embeds = self.folder.config, self.folder.interface.inputs_embeds
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)
@@ -193,14 +193,14 @@ class OnnxEngine:
         if self._encoded is None or self._encoded[0] is not case:
             model = self._model()
             assert isinstance(model, EncoderDecoderGraphs)
-            self._encoded = case, model.encode(case.ids, case.source_real.astype(np.int64))
+            self._encoded = case, model.encode(case.source, case.source_real.astype(np.int64))
         return self._encoded[1]
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
-        drawn = {} if sample is None else {"sample": True, "seed": sample}
-        results = search(self._model(), list(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)  # type: ignore[arg-type]
+        inputs = search_inputs(sources) | ({} if sample is None else {"sample": True, "seed": sample})
+        results = search(self._model(), beam=beam, max_new_tokens=max_new_tokens, **inputs)  # type: ignore[arg-type]
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
@@ -255,9 +255,9 @@ def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
     mask = case.source_real.astype(np.int64)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
-        memory = model.encode(case.ids, mask) if memory is None else memory
+        memory = model.encode(case.source, mask) if memory is None else memory
         return model.decode(case.target_ids, memory, mask)
-    return model.logits(case.ids, mask)
+    return model.logits(case.source, mask)
 
 
 def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:

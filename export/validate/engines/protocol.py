@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from export.validate.cases import Case
 from export.validate.rule import Budget, budget_for
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.parameters import output_weight_name, source_embedding_name, target_embedding_name
 
 Array = NDArray
 
@@ -139,3 +140,13 @@ def is_exact(engine: Engine) -> bool:
 def activations_of(engine: Engine) -> str | None:
     """The engine's arithmetic, one of `precision.ACTIVATIONS`; None where there is no choice."""
     return getattr(engine, "activations", None)
+
+
+def unread_by(engine: Engine) -> set[str]:
+    """Parameters of the checkpoint that the engine has no use for: the source's table, where the encoder reads vectors
+    and the table has no other reader."""
+    if not getattr(engine, "inputs_embeds", False):
+        return set()
+    c = engine.config  # type: ignore[attr-defined] - of engines that hold files
+    readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
+    return {source_embedding_name(c)} - readers

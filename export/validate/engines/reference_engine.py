@@ -55,7 +55,7 @@ class ReferenceEngine:
         yield ReferenceModel(self.model)
 
     def logits(self, case: Case) -> Array:
-        return self.model(case.ids, case.target_ids, case.mask)
+        return self.model(case.source, case.target_ids, case.mask)
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {} if self.config.architecture == "encoder" else {"cached": self._cached(case, None)}
@@ -85,7 +85,7 @@ class ReferenceEngine:
             ids, real, cache = case.ids, case.prompt_mask, model.start(batch=len(case.ids))
         else:
             ids, real = case.target_ids, None
-            cache = model.start(model.encode(case.ids, case.mask), case.mask)
+            cache = model.start(model.encode(case.source, case.mask), case.mask)
         for part in case.passes():
             logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part], tap)
             parts.append(logits)

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from export.validate.cases import encoded, full_pass
 from export.validate.points import inner_names
 from mlx_transformer.spec.parameters import parameter_shapes
 
@@ -50,14 +51,13 @@ def run_mlx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
     with engine._stream():
         if s.part is None:
             with replacing(model, s.inputs, observe) as tap_logits:
-                ids = (case.ids,) if case.target_ids is None else (case.ids, case.target_ids)
-                model(*ids, case.mask, tap=tap_logits)
+                full_pass(model, case, tap_logits)
             return computed
         if case.target_ids is None:
             ids, mask = case.ids, case.prompt_mask
             cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
         else:
-            ids, cache = case.target_ids, model.start(model.encode(case.ids, case.mask), case.mask)
+            ids, cache = case.target_ids, model.start(encoded(model, case), case.mask)
         for part, inputs in zip(case.passes(), s.earlier, strict=False):
             with replacing(model, inputs, lambda name, value: None):
                 model.step(ids[:, part], cache)

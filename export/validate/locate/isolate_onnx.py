@@ -71,6 +71,8 @@ def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
             feeds[key] = np.zeros((len(case.ids), entry.shape[1], 0, entry.shape[3]), np.float32)
     if name == ENCODER:
         feeds["input_ids"] = case.ids
+    if case.vectors is not None:
+        feeds["inputs_embeds"] = case.vectors
     outputs = [point + COMPUTED for point in points]
     values = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
     return dict(zip(points, values, strict=True))

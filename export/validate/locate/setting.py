@@ -58,7 +58,7 @@ def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: 
 
     def run(reference: Reference, tap: Tap) -> None:
         if before is None or part is None:
-            reference(case.ids, case.target_ids, case.mask, tap=tap)
+            reference(case.source, case.target_ids, case.mask, tap=tap)
         else:
             _step(reference, case, part, before, tap)
 
@@ -73,7 +73,7 @@ def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: 
             return inputs[name].astype(dtype)
 
         run(reference, put_in)
-    memory = truth64.encode(case.ids, case.mask).astype(np.float32) if case.target_ids is not None else None
+    memory = truth64.encode(case.source, case.mask).astype(np.float32) if case.target_ids is not None else None
     return Setting(case, part, before, tuple(earlier), memory, inputs, *truths)
 
 
@@ -100,7 +100,7 @@ def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
 def _cache(reference: Reference, case: Case) -> Cache:
     if case.target_ids is None:
         return reference.start(batch=len(case.ids))
-    return reference.start(reference.encode(case.ids, case.mask), case.mask)
+    return reference.start(reference.encode(case.source, case.mask), case.mask)
 
 
 def _step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:

@@ -225,7 +225,7 @@ def test_nothing_is_parked_in_the_model() -> None:
         (lambda m: m.encode(mx.array([[5.0]])), "source_ids: ids must be integers, not mlx.core.float32"),
         (
             lambda m: m.encode([[5, 6]], [[True]]),
-            r"source_mask: its shape \(1, 1\) differs from that of the ids, \(1, 2\)",
+            r"source_mask: its shape \(1, 1\) differs from that of the input, \(1, 2\)",
         ),
         (lambda m: m.decode([[99]], m.encode([[5]])), "target_ids: id 99"),
         (lambda m: m.step([[99]], m.start(m.encode([[5]]))), "ids: id 99"),

@@ -1,0 +1,35 @@
+"""The parameters of a network by name, and the values with which a fresh one begins."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.parameters import embedding_names, position_table_names
+
+
+def initialise(model: nn.Module, config: TransformerConfig) -> None:
+    """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
+    matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
+    normal, xavier = nn.init.normal(std=config.d_model**-0.5), nn.init.glorot_uniform()
+    tables, fresh = embedding_names(config) | position_table_names(config), []
+    for name, value in named_parameters(model):
+        if value.ndim == 2:
+            fresh.append((name, normal(value) if name in tables else xavier(value, 1.0)))
+        elif name.endswith("_proj.bias"):
+            fresh.append((name, mx.zeros_like(value)))
+    model.load_weights(fresh, strict=False)
+
+
+def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """(name, array) of every parameter, in the modules' order."""
+    return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+
+
+def for_numpy(value: mx.array) -> mx.array:
+    """bfloat16, which NumPy lacks, as float32."""
+    return value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
