@@ -56,6 +56,9 @@ def export(
     attention_layer: Annotated[
         int | None, typer.Option(help="Of which decoder layer, from 0.", show_default="the one that aligns best")
     ] = None,
+    inputs_embeds: Annotated[
+        bool, typer.Option("--inputs-embeds", help="The encoder reads vectors, inputs_embeds, in place of input_ids.")
+    ] = False,
     gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
     gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
     accept_loss: Annotated[
@@ -77,6 +80,8 @@ def export(
     one_file = search or text
     if one_file and (fixed_shape is not None or len(precisions) > 1):
         raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
+    if one_file and inputs_embeds:
+        raise UserError("--search and --text write one file that reads ids: leave out --inputs-embeds")
     lines: list[str] = []
     more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": lines.append}
     more |= {"attention": attention, "attention_layer": attention_layer}
@@ -86,7 +91,8 @@ def export(
             if one_file:
                 export_search(checkpoint, out, precision=precisions[0], text=text, watch=watch, **more)
             else:
-                export_onnx(checkpoint, out, precision=precisions, fixed_shape=fixed_shape, watch=watch, **more)
+                more |= {"fixed_shape": fixed_shape, "inputs_embeds": inputs_embeds}
+                export_onnx(checkpoint, out, precision=precisions, watch=watch, **more)
     finally:
         print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
     if one_file:
