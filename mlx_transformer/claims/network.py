@@ -11,7 +11,6 @@ from mlx import nn
 
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
-from mlx_transformer.nn.positions import positions_of
 from mlx_transformer.nn.taps import no_tap
 from mlx_transformer.spec.config import TransformerConfig
 
@@ -19,8 +18,6 @@ from .measure import how_many, largest, number
 from .row import Found
 
 DEPTHS = (1, 2, 4, 8, 16, 24)
-PATCH = 4
-"""Pixels on a side."""
 SENTENCES = ("she sat on the river bank", "he owes the city bank")
 
 
@@ -176,21 +173,3 @@ def bank() -> tuple[np.ndarray, np.ndarray]:
     seen: dict[str, mx.array] = {}
     memory = tiny(architecture="encoder", decoder_layers=0).encode(rows, tap=seen.__setitem__)
     return np.array(seen["encoder.embedding"][:, -1]), np.array(memory[:, -1])
-
-
-def patches() -> Found:
-    """A picture of 16 x 16 pixels in patches, each by a linear map a vector, in place of words."""
-    y, x = np.mgrid[:16, :16]
-    picture = (np.hypot(x - 7, y - 8) < 5).astype(np.float32) + 0.1 * np.sin(x + 2 * y).astype(np.float32)
-    cut = picture.reshape(4, PATCH, 4, PATCH).swapaxes(1, 2).reshape(1, 16, PATCH * PATCH)
-    model = tiny(architecture="encoder", decoder_layers=0, positions="none")
-    vectors = nn.Linear(PATCH * PATCH, 32)(mx.array(cut))
-    order = mx.array(np.random.default_rng(0).permutation(16))
-    encoded = model.encoder(vectors, positions_of(16))
-    moved = model.encoder(vectors[:, order], positions_of(16))
-    changed = model.encoder(vectors.at[:, 5].add(1.0), positions_of(16))
-    return {
-        "shape of the output, 16 patches": encoded.shape[1:],
-        "largest |Encoder(P x) - P Encoder(x)|, without positions": largest(moved - encoded[:, order]),
-        "outputs that change with one patch": how_many(mx.any(encoded != changed, axis=-1)),
-    }

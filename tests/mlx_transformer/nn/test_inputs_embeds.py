@@ -48,8 +48,13 @@ def test_what_the_embedding_gives_is_encoded_as_its_ids_are(name: str) -> None:
     of_ids = model(SOURCE, **target, **mask, tap=taps[0].__setitem__)
     of_vectors = model(inputs_embeds=vectors, **target, **mask, tap=taps[1].__setitem__)
     assert list(taps[0]) == list(taps[1])
-    assert mx.array_equal(of_ids, of_vectors).item()
-    assert mx.array_equal(of_ids, model(inputs_embeds=np.array(vectors).tolist(), **target, **mask)).item()
+    of_lists = model(inputs_embeds=np.array(vectors).tolist(), **target, **mask)
+    truth, single = (Reference(model.config, model.weights(), dtype) for dtype in ("f8", "f4"))
+    inputs = (SOURCE, TARGET if target else None, MASK)
+    real = MASK if not target else np.ones(TARGET.shape, bool)
+    limit = 8 * np.abs(single(*inputs) - truth(*inputs))[real].max()  # two passes may differ by a kernel's rounding
+    for logits in (of_ids, of_vectors, of_lists):
+        assert np.abs(np.array(logits) - truth(*inputs))[real].max() <= limit
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "decoder"])
