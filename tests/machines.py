@@ -79,7 +79,11 @@ def machines() -> list[Machine]:
 
 def _kernel(name: str, flag: str) -> Machine:
     cpuinfo = Path("/proc/cpuinfo")
-    flags = set(re.findall(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.M)[0].split()) if cpuinfo.exists() else set()
+    flags = (
+        set(re.findall(r"^flags\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.M)[0].split())
+        if cpuinfo.exists()
+        else set()
+    )
     missing = "" if flag in flags else f"this processor has no {flag}"
     return Machine(f"OpenBLAS {name}", {"OPENBLAS_CORETYPE": name}, missing=missing)
 

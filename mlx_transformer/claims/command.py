@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_transformer.spec.errors import UserError
+from mlx_transformer.spec.process import printable
 
 if TYPE_CHECKING:
     from .row import Row
@@ -35,7 +36,7 @@ def claims(rows: list[str], out: str | None, figures: str | None, force: bool, m
         check_free(Path(figures), "folder of figures", _ours, force)
     if out is None and figures is None:
         for row, _, text, _ in _computed(wanted, model, drawn=False):
-            print(text, end="\n\n" if row is not wanted[-1] else "\n", flush=True)
+            print(printable(text), end="\n\n" if row is not wanted[-1] else "\n", flush=True)
         return
     from .figures.drawing import style
 
@@ -52,7 +53,7 @@ def _write(wanted: list[Row], model: str | None, out: str | None, figures: str |
 
     articles, files = [], {}
     for row, drawing, text, article in _computed(wanted, model, drawn=True):
-        print(text, end="\n\n", flush=True)
+        print(printable(text), end="\n\n", flush=True)
         articles.append(article)
         if drawing is not None and figures is not None:
             name = f"{row.number:02}-{_short(row)}"

@@ -138,7 +138,6 @@ def _prepare_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: else the next file would be taken for the stream
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-    codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="plain")  # pyright: ignore[reportAttributeAccessIssue]
@@ -150,6 +149,15 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(PLAIN.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("plain", _plain)
+
+
+def printable(text: str) -> str:
+    """With what standard output can't say put plainly, or as a question mark, for those who didn't come by `run`."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "plain").decode(encoding)
 
 
 def _drop_output() -> None:

@@ -146,7 +146,7 @@ def test_a_word_has_alternatives_and_the_chosen_one_is_forced(trained, chosen, a
 
 
 def test_models_are_compared(site, answer):
-    names = [model["name"] for model in json.loads((site / SITE).read_text())["models"]]
+    names = [model["name"] for model in json.loads((site / SITE).read_text(encoding="utf-8"))["models"]]
     assert [row.split("\t")[0] for row in answer["compared"]] == names
     assert all(len(row.split("\t")) == 5 for row in answer["compared"])
 
@@ -176,7 +176,7 @@ def test_threads_where_the_page_is_isolated(trained, chosen, answer):
 def test_it_works_offline_after_the_first_visit(site, answer):
     offline = answer["offline"]
     assert offline["isolated"]
-    assert offline["models"] == len(json.loads((site / SITE).read_text())["models"])
+    assert offline["models"] == len(json.loads((site / SITE).read_text(encoding="utf-8"))["models"])
     for name, found in offline["found"].items():
         assert ids_of(found) == ids_of(answer["searches"][name])
 
@@ -184,7 +184,7 @@ def test_it_works_offline_after_the_first_visit(site, answer):
 @pytest.mark.parametrize(("method", "beam"), [("greedy", 1), ("beam", 4)])
 def test_webgpu(method, beam, trained, answer, folder):
     """SwiftShader's device: the kernels are those of a graphics card, their speed is not."""
-    text = json.loads((folder / "task.json").read_text())["gpuText"]
+    text = json.loads((folder / "task.json").read_text(encoding="utf-8"))["gpuText"]
     assert "WebGPU" in answer["gpu"][method]["facts"]
     rows = trained.tokenizer.encode_batch([text])
     assert [answer["gpu"][method]["ids"]] == trained.model.generate(rows, beam=beam)

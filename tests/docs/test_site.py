@@ -234,14 +234,14 @@ def test_the_search_in_files_is_our_own(tmp_path: Path) -> None:
     assert len(problems(site)) == 2
     finish(site)
     assert problems(site) == []
-    assert f'src="../{OWN_SHIM}"' in (site / "sub/page.html").read_text()
+    assert f'src="../{OWN_SHIM}"' in (site / "sub/page.html").read_text(encoding="utf-8")
 
 
 def test_no_link_and_no_head_is_without_words(tmp_path: Path) -> None:
     line = '<a id="__codelineno-0-7" name="__codelineno-0-7" href="#__codelineno-0-7"></a>'
     site = site_of(tmp_path, f'{line}<a href="#__codelineno-0-7">x</a><table><th style="a"></th><th>b</th></table>')
     finish(site)
-    text = (site / "index.html").read_text()
+    text = (site / "index.html").read_text(encoding="utf-8")
     assert line not in text
     assert '<td style="a"></td><th>b</th>' in text
     assert problems(site) == []

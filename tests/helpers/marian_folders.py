@@ -23,7 +23,7 @@ def written(folder: Path, config: TransformerConfig = PAPER, **changes) -> Path:
 
 
 def edit_config(folder: Path, **changes) -> None:
-    values = json.loads((folder / "config.json").read_text())
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
 
 

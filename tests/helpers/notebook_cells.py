@@ -29,4 +29,5 @@ def run(notebook: Path, parameters: str | None = None) -> None:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]
     run(Path(sys.argv[1]), *sys.argv[2:])

@@ -101,7 +101,7 @@ def test_a_whole_comparison(monkeypatch, capsys, tmp_path):
     assert f"| {OURS} | 0.25 | 0 | 0 | 2000.0 | 12 of 12 | 32 of 32 |\n" in out
     assert "\nNot measured: optimum:float32: no such interpreter\n" in out
     assert "\nNot measured: loop:cpu:int8: b1: it is tired\n" in out
-    entry = json.loads(kept.read_text())
+    entry = json.loads(kept.read_text(encoding="utf-8"))
     assert (entry["model"], entry[OURS]["median"]) == ("small", {"b1": 24.0, "b8 beam 4": 8.0})
 
 

@@ -168,7 +168,7 @@ def test_nothing_of_another_kind_is_replaced(place, tmp_path):
     for force in (False, True):
         with pytest.raises(UserError, match="is no page of explain"):
             explain(place / "onnx", [TEXT], out=other, force=force)
-    assert other.read_text() == "mine"
+    assert other.read_text(encoding="utf-8") == "mine"
     explain(place / "onnx", [TEXT], out=out)
     before = out.read_bytes()
     with pytest.raises(UserError, match="--force to replace"):

@@ -91,7 +91,7 @@ def test_int8_activations_keep_their_own_budget(tmp_path):
     assert report.equal, report.failures()
     assert report.runtimes[0].budget.unit == 2**-8
     assert report.runtimes[0].arithmetic == "weights of 8 bits in blocks; int8 activations"
-    spec = json.loads((folder / SPEC).read_text())
+    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     spec["precisions"]["int8-weights"]["activations"] = "float32"
     (folder / SPEC).write_text(json.dumps(spec))
     report = judged(checkpoint, folder, "int8-weights")
@@ -148,7 +148,7 @@ def test_what_the_graphs_say(target, activations, tmp_path):
     assert levels(folder) == (set() if target == "portable" else {ACTIVATIONS[activations]})
     rounding = {"DynamicQuantizeLinear", "MatMulInteger", "MatMulIntegerToFloat"} & {n.op_type for n in nodes(folder)}
     assert bool(rounding) == (activations == "int8" and target != "web")
-    precisions = json.loads((folder / SPEC).read_text())["precisions"]
+    precisions = json.loads((folder / SPEC).read_text(encoding="utf-8"))["precisions"]
     assert precisions["int4"]["activations"] == activations
     assert "activations" not in precisions["float32"]
 
@@ -169,7 +169,7 @@ def test_int8_is_the_default_and_what_older_packages_are(tmp_path):
     folder = export_onnx(saved(tmp_path), tmp_path / "onnx", precision=["float32", "int4"])
     assert OnnxTransformer(folder, precision="int4").folder.activations == "int8"
     assert OnnxTransformer(folder).folder.activations is None
-    spec = json.loads((folder / SPEC).read_text())
+    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     assert spec["precisions"]["int4"].pop("activations") == "int8"
     (folder / SPEC).write_text(json.dumps(spec))
     assert OnnxTransformer(folder, precision="int4", verify=False).folder.activations == "int8"

@@ -164,11 +164,11 @@ def test_a_value_beyond_float16_is_refused(tmp_path):
 
 def test_a_folder_says_what_it_holds_and_gives_what_is_asked_for(tmp_path):
     _, folder = written(PAPER, tmp_path, ["int8", "int4"])
-    said = json.loads((folder / "mlx_transformer.json").read_text())
+    said = json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))
     blocks = {"suffix": "_q4", "activations": "int8", "blocks": "standard"}
     assert said["precisions"] == {"int8": {"suffix": "_quantized"}, "int4": blocks}
     assert said["target"] == "portable"
-    assert json.loads((folder / "config.json").read_text())["transformers.js_config"]["dtype"] == "q8"
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["transformers.js_config"]["dtype"] == "q8"
     with pytest.raises(UserError, match="holds int8 and int4; choose"):
         OnnxTransformer(folder)
     assert OnnxTransformer(folder, precision="int4", threads=1).folder.precision == "int4"

@@ -175,7 +175,7 @@ def test_the_command_without_mlx(translating, tmp_path):
     assert done.stderr.startswith(f"python -m export: {arguments[0]}: a checkpoint needs MLX, which is not installed; ")
     assert done.stderr.count("\n") == 1
     expected = OnnxTransformer(folder, threads=1).translate(LINES, beam=2)
-    assert (tmp_path / "translated").read_text() == "".join(line + "\n" for line in expected)
+    assert (tmp_path / "translated").read_text(encoding="utf-8") == "".join(line + "\n" for line in expected)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_command_names_what_is_wrong(translating, tmp_path, capsys, argument
 
 
 def edit(spec, **changes):
-    values = json.loads(spec.read_text())
+    values = json.loads(spec.read_text(encoding="utf-8"))
     spec.write_text(json.dumps({**values, "config": {**values["config"], **changes}}))
 
 

@@ -74,7 +74,7 @@ def test_two_sets_of_sessions_map_the_weights_once(checkpoint, tmp_path):
     model = OnnxTransformer(folder, threads=2)
     model.generate(rows())  # in parts, on the second set
     assert model.graphs.single_threaded.cache_info().currsize == 1
-    assert MAPS.read_text().count(str(folder / "onnx" / "model.onnx_data")) == 1
+    assert MAPS.read_text(encoding="utf-8").count(str(folder / "onnx" / "model.onnx_data")) == 1
 
 
 def test_a_session_may_outlive_its_model(checkpoint, tmp_path):

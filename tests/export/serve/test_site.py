@@ -36,7 +36,7 @@ def get(site):
 
 
 def test_every_file_with_its_type_and_isolation(site, get):
-    listed = json.loads((site / SITE).read_text())["files"]
+    listed = json.loads((site / SITE).read_text(encoding="utf-8"))["files"]
     for path in (*listed, SITE, "service_worker.js"):
         answer = get(f"/{path}")
         assert (answer.status_code, answer.content) == (200, (site / path).read_bytes()), path
@@ -51,7 +51,7 @@ def test_every_file_with_its_type_and_isolation(site, get):
 
 
 def test_a_copy_is_kept_as_long_as_its_digest_is_asked_for(site, get):
-    digest = json.loads((site / SITE).read_text())["files"]["app.js"]["sha256"]
+    digest = json.loads((site / SITE).read_text(encoding="utf-8"))["files"]["app.js"]["sha256"]
     first = get("/app.js")
     assert first.headers["Cache-Control"] == "no-cache"
     again = get("/app.js", headers={"If-None-Match": first.headers["ETag"]})

@@ -109,7 +109,7 @@ def test_a_wrong_output_is_found(change, tmp_path):
 @pytest.mark.parametrize("target", GRAPHS_OF_THEIR_OWN)
 def test_the_matrix_from_python(target, tmp_path):
     checkpoint, folder = exported(tmp_path, "modern", target, attention_layer=0)
-    recorded = json.loads((folder / "mlx_transformer.json").read_text())
+    recorded = json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))
     assert recorded[CROSS_ATTENTION] == {"layer": 0}
     opened = open_checkpoint(checkpoint)
     rng = np.random.default_rng(1)
@@ -142,7 +142,7 @@ def test_alignment_needs_no_engine_of_validate(target, call, tmp_path, monkeypat
 
 def test_it_is_off_by_default(tmp_path):
     checkpoint, folder = write_model(encoder_decoder("paper"), tmp_path)
-    assert CROSS_ATTENTION not in json.loads((folder / "mlx_transformer.json").read_text())
+    assert CROSS_ATTENTION not in json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))
     model = OnnxTransformer(folder, threads=1)
     with pytest.raises(UserError, match=r"returns no attention: export it with --attention$"):
         model.cross_attention([[5, 6]], [[1, 7]])
@@ -171,6 +171,6 @@ def test_the_command_line(call, tmp_path):
     refused(call("export", model, onnx_folder, "--attention-layer", 2), "the decoder has layers 0 to 1")
     assert call("export", model, onnx_folder, "--attention")[0] == 0
     spec = onnx_folder / "mlx_transformer.json"
-    assert json.loads(spec.read_text())[CROSS_ATTENTION] == {"layer": 1}
-    spec.write_text(spec.read_text().replace('"layer": 1', '"layer": 7'))
+    assert json.loads(spec.read_text(encoding="utf-8"))[CROSS_ATTENTION] == {"layer": 1}
+    spec.write_text(spec.read_text(encoding="utf-8").replace('"layer": 1', '"layer": 7'))
     refused(call("translate", onnx_folder, "--no-verify", "one"), "there is no decoder layer 7")

@@ -34,7 +34,7 @@ def test_graphs_of_another_target_are_told_and_recorded(architecture, tmp_path):
     reason = target_of("cpu").supports(config)
     assert lines == [f"model.onnx: written as target portable has it: {reason}"]
     assert f"architecture={architecture!r}" in reason
-    recorded = json.loads((folder / "mlx_transformer.json").read_text())
+    recorded = json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))
     assert recorded["target"] == "cpu"
     assert recorded["graphs"] == {"target": "portable", "why": reason}
     assert OnnxTransformer(folder, threads=1).sessions.keys() == {"model"}
@@ -51,7 +51,7 @@ def test_graphs_of_its_own_need_no_word(target, tmp_path):
         told=lines.append,
     )
     assert lines == []
-    assert "graphs" not in json.loads((folder / "mlx_transformer.json").read_text())
+    assert "graphs" not in json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))
 
 
 def test_a_target_with_nothing_in_its_place_refuses():

@@ -46,7 +46,7 @@ def test_only_the_encoder_differs_and_the_folder_says_so(made) -> None:
         ("inputs_embeds", "float", "batch_size x encoder_sequence_length x 32"),
         ("attention_mask", "int64", "batch_size x encoder_sequence_length"),
     ]
-    spec, plain = (json.loads((made / name / SPEC).read_text()) for name in ("vectors", "ids"))
+    spec, plain = (json.loads((made / name / SPEC).read_text(encoding="utf-8")) for name in ("vectors", "ids"))
     assert spec == {**plain, "inputs_embeds": True}
     assert open_folder(made / "vectors").inputs_embeds
     assert not open_folder(made / "ids").inputs_embeds

@@ -56,7 +56,7 @@ def test_files_are_written_though_nobody_reads_the_terminal_any_more(tmp_path: P
     model = write_model(configs()["modern"], tmp_path, 1)
     with pytest.raises(BrokenPipeError):
         validate_command(*model, **files, runtimes=["onnxruntime"], console=terminal.Console(file=Closed()))
-    assert json.loads(files["json"].read_text())["verdict"] == "equal"
+    assert json.loads(files["json"].read_text(encoding="utf-8"))["verdict"] == "equal"
     assert files["html"].read_text(encoding="utf-8").startswith("<!")
 
 

@@ -95,7 +95,7 @@ def test_the_report_as_json_and_on_the_terminal(exported: dict[str, tuple[Path, 
         *exported["decoder"], json=tmp_path / "report" / "validate.json", seed=9, console=Console(file=out, width=100)
     )
     assert status == 0
-    values = json.loads((tmp_path / "report" / "validate.json").read_text())
+    values = json.loads((tmp_path / "report" / "validate.json").read_text(encoding="utf-8"))
     assert (values["verdict"], values["seed"], values["failures"]) == ("equal", 9, [])
     assert values["first_over_budget"] == {"mlx": None, "onnxruntime": None}
     assert {w["where"]: w["count"] for w in values["weights"]} == {"model in memory": 14, "model.onnx": 14}

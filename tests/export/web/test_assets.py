@@ -106,5 +106,5 @@ def test_a_user_without_a_home_names_a_folder(tmp_path, monkeypatch):
 
 
 def test_the_version_is_the_one_that_browsers_try_in_the_tests():
-    tried = json.loads((ROOT / "tests/consumers/node/package.json").read_text())["dependencies"]
+    tried = json.loads((ROOT / "tests/consumers/node/package.json").read_text(encoding="utf-8"))["dependencies"]
     assert pinned_version() == tried[PACKAGE]

@@ -45,7 +45,7 @@ def written(made, out, *paths, **options):
 
 
 def test_every_file_is_listed_with_its_size_and_digest(site):
-    facts = json.loads((site / SITE).read_text())
+    facts = json.loads((site / SITE).read_text(encoding="utf-8"))
     there = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     assert facts["files"].keys() == there - set(UNLISTED)
     for path, entry in facts["files"].items():
@@ -55,7 +55,7 @@ def test_every_file_is_listed_with_its_size_and_digest(site):
 
 
 def test_models_are_those_of_the_folder_and_the_file(site, made):
-    facts = json.loads((site / SITE).read_text())
+    facts = json.loads((site / SITE).read_text(encoding="utf-8"))
     assert [model["name"] for model in facts["models"]] == [*PRECISIONS, "float32, search inside"]
     assert [model["kind"] for model in facts["models"]] == ["steps", "steps", "steps", "search"]
     assert [model["webgpu"] for model in facts["models"]] == [True, True, False, False]
@@ -68,7 +68,9 @@ def test_models_are_those_of_the_folder_and_the_file(site, made):
         assert (site / steps[name]["graph"]).read_bytes() == (made / "web/onnx" / f"{graph}.onnx").read_bytes()
     assert facts["title"] == "A & B"
     assert facts["onnxruntime_web"] == "9.8.7"
-    assert (site / "tokenizer.json").read_text() == (made / "web/tokenizer.json").read_text()
+    assert (site / "tokenizer.json").read_text(encoding="utf-8") == (made / "web/tokenizer.json").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_settings_of_a_search_are_inputs_that_have_to_be_given(site, made):
@@ -81,7 +83,7 @@ def test_settings_of_a_search_are_inputs_that_have_to_be_given(site, made):
 
 
 def test_service_worker_lists_the_files_and_keeps_the_page_at_once(site):
-    lines = (site / "service_worker.js").read_text().splitlines()
+    lines = (site / "service_worker.js").read_text(encoding="utf-8").splitlines()
     files, shell = (json.loads(re.fullmatch(r"const \w+ = (.*);", line)[1]) for line in lines[:2])
     digests = {path: digest[:16] for path, digest in site_files(site).items()}
     assert files == {**digests, SITE: sha256((site / SITE).read_bytes()).hexdigest()[:16]}
@@ -93,17 +95,18 @@ def test_page_asks_for_nothing_elsewhere(site):
     for path in site.iterdir():
         if path.suffix in (".html", ".css", ".js", ".webmanifest"):
             urls = re.findall(
-                r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"^\s*(//|\*).*$", "", path.read_text(), flags=re.M)
+                r"(?:https?:)?//[\w.-]+\.\w+",
+                re.sub(r"^\s*(//|\*).*$", "", path.read_text(encoding="utf-8"), flags=re.M),
             )
             assert urls == [], path.name
-    manifest = json.loads((site / "manifest.webmanifest").read_text())
+    manifest = json.loads((site / "manifest.webmanifest").read_text(encoding="utf-8"))
     assert (manifest["name"], manifest["start_url"]) == ("A & B", "./")
     assert all((site / icon["src"]).is_file() for icon in manifest["icons"])
 
 
 def test_modules_of_the_page_are_there(site):
     for path in site.glob("*.js"):
-        for name in re.findall(r"(?:from|URL\()\s*'(?:\./)?([\w.]+\.js)'", path.read_text()):
+        for name in re.findall(r"(?:from|URL\()\s*'(?:\./)?([\w.]+\.js)'", path.read_text(encoding="utf-8")):
             assert (site / name).is_file(), f"{path.name} imports {name}"
 
 
@@ -112,12 +115,12 @@ def test_webgpu_is_left_out_where_no_model_runs_on_it(made, tmp_path):
     assert {path.name for path in (tmp_path / "site/ort").iterdir()} == set(WASM)
     written(made, tmp_path / "both")
     assert {path.name for path in (tmp_path / "both/ort").iterdir()} == {*WASM, *WEBGPU}
-    assert json.loads((tmp_path / "site" / SITE).read_text())["title"] == "mine"
+    assert json.loads((tmp_path / "site" / SITE).read_text(encoding="utf-8"))["title"] == "mine"
 
 
 def test_folders_of_target_portable_share_their_data_file(text_folder, made, tmp_path):
     site = write_site(text_folder / "onnx", tmp_path / "site", assets=made / "node_modules")
-    [model] = json.loads((site / SITE).read_text())["models"]
+    [model] = json.loads((site / SITE).read_text(encoding="utf-8"))["models"]
     assert {data["file"] for graph in model["graphs"].values() for data in graph["data"]} == {
         "models/float32/model.onnx_data"
     }
@@ -183,13 +186,13 @@ def test_files_that_take_text_are_refused(text_folder, tmp_path):
 
 def test_models_of_other_weights_and_tokenizers_are_refused(text_folder, made, tmp_path):
     shutil.copytree(made / "web", tmp_path / "web")
-    spec = json.loads((tmp_path / "web/mlx_transformer.json").read_text())
+    spec = json.loads((tmp_path / "web/mlx_transformer.json").read_text(encoding="utf-8"))
     spec["source"] = {"model.safetensors": {"sha256": "0" * 64}}
     (tmp_path / "web/mlx_transformer.json").write_text(json.dumps(spec))
     (tmp_path / "web/manifest.json").unlink()
     with pytest.raises(UserError, match="float32 and float32, search inside are of different weights"):
         write_site([tmp_path / "web", made / "mine.onnx"], tmp_path / "site", assets=made / "node_modules")
-    values = json.loads((made / "web/tokenizer.json").read_text())
+    values = json.loads((made / "web/tokenizer.json").read_text(encoding="utf-8"))
     for change in (
         {"normalizer": {"type": "NFC"}},
         {"decoder": {"type": "Fuse"}},
@@ -208,7 +211,7 @@ def test_command(made, tmp_path, capsys):
     assert main([str(each) for each in arguments]) == 2
     assert "holds another site; choose another folder, or --force to replace it" in capsys.readouterr().err
     assert main([*map(str, arguments), "--force", "--title", "Other"]) == 0
-    assert json.loads((tmp_path / "site" / SITE).read_text())["title"] == "Other"
+    assert json.loads((tmp_path / "site" / SITE).read_text(encoding="utf-8"))["title"] == "Other"
 
 
 def test_damage_is_found(made, tmp_path):

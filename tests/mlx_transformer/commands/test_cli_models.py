@@ -218,7 +218,7 @@ def test_score(call, made, tmp_path):
     for one, other in zip(found["model"], found["onnx"], strict=True):
         assert one == pytest.approx(other, abs=1e-3)
     assert call("score", made / "onnx", *files, "--output", tmp_path / "out")[:2] == (0, "")
-    assert (tmp_path / "out").read_text() == call("score", made / "onnx", *files)[1]
+    assert (tmp_path / "out").read_text(encoding="utf-8") == call("score", made / "onnx", *files)[1]
     (tmp_path / "target").write_text(f"x\n{'one ' * 100}\nx\nx\nx\n")
     refused(call("score", made / "onnx", *files), "line 2: ", "choose --overlong skip")
     status, out, said = call("score", made / "onnx", *files, "--overlong", "skip")

@@ -253,7 +253,7 @@ def test_a_file_never_stands_beside_the_data_of_another(tmp_path, monkeypatch):
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx_data"}
     monkeypatch.setattr(os, "replace", rename)
     write()
-    assert (file.read_text(), data.read_text()) == ("new", "new data")
+    assert (file.read_text(encoding="utf-8"), data.read_text(encoding="utf-8")) == ("new", "new data")
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -188,7 +188,7 @@ def test_what_is_refused(call, files, tmp_path):
     (tmp_path / "empty").write_text("")
     refused(call("compare", *models, "--source", tmp_path / "empty", "--out", page), "no lines")
     assert not page.exists()
-    assert (tmp_path / "notes").read_text() == "mine"
+    assert (tmp_path / "notes").read_text(encoding="utf-8") == "mine"
 
 
 def test_long_lines_are_counted(call, files, tmp_path):

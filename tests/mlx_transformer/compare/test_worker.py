@@ -77,7 +77,7 @@ def test_ctrl_c_is_one_line(made, tmp_path):
     if not children.exists():
         process.kill()
         pytest.skip("needs Linux's /proc")
-    until(lambda: len(children.read_text().split()) >= 2)
+    until(lambda: len(children.read_text(encoding="utf-8").split()) >= 2)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (130, "mlx-transformer: interrupted\n")

@@ -112,7 +112,7 @@ def test_shared_embeddings_with_a_classifier_of_their_own(tmp_path: Path) -> Non
 def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
     """Such as encoder_layers=12, where config.json says nothing; special ids may be in generation_config.json."""
     folder = written(tmp_path, CONFIGS["starts with pad"])
-    values = json.loads((folder / "config.json").read_text())
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     keep = "model_type vocab_size d_model encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim"
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     (folder / "config.json").write_text(json.dumps({**{key: values[key] for key in keep.split()}, **heads}))
@@ -164,7 +164,7 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_tokenizer_goes_along(with_tokenizer: Path, tmp_path: Path) -> None:
     theirs = to_huggingface(with_tokenizer / "ours", tmp_path / "theirs")
-    settings = json.loads((theirs / "tokenizer_config.json").read_text())
+    settings = json.loads((theirs / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert (settings["eos_token"], settings["pad_token"], settings["padding_side"]) == ("</s>", "<pad>", "right")
     assert import_huggingface(theirs, tmp_path / "back") == []
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
@@ -185,7 +185,7 @@ def test_a_tokenizer_of_another_kind_stays_behind(with_tokenizer: Path, tmp_path
 
 def test_bans_that_our_search_lacks_are_told(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    values = json.loads((folder / "generation_config.json").read_text())
+    values = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     (folder / "generation_config.json").write_text(json.dumps({**values, "bad_words_ids": [[0], [7, 8]]}))
     assert "banned tokens left behind: [[7, 8]]" in import_huggingface(folder, tmp_path / "back")
 

@@ -105,7 +105,7 @@ def test_a_file_is_aligned_and_continued_only_with_the_same_columns(call, copyin
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
     files = ["--input", tmp_path / "in", "--output", tmp_path / "out"]
     assert call("translate", copying / "onnx", *files, "--alignment")[0] == 0
-    assert (tmp_path / "out").read_text().splitlines()[0] == f"{LINES[0]}\t{LINKS[0]}"
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines()[0] == f"{LINES[0]}\t{LINKS[0]}"
 
 
 def test_batches_give_what_single_pairs_give(copying):

@@ -77,14 +77,14 @@ def test_a_bad_line_is_found_before_the_first_batch(tmp_path, small_parts):
     target.write_text("of yesterday")
     with pytest.raises(UserError, match="line 8: "):
         translate_stream(translator(calls=calls), source, target, overlong="error")
-    assert (calls, target.read_text(), names(tmp_path)) == ([], "of yesterday", {"in", "out"})
+    assert (calls, target.read_text(encoding="utf-8"), names(tmp_path)) == ([], "of yesterday", {"in", "out"})
 
 
 @pytest.mark.parametrize(("overlong", "done"), [("split", "in pieces"), ("truncate", "as far"), ("skip", "left empty")])
 def test_long_lines_are_counted_in_a_last_line(tmp_path, capsys, small_parts, overlong, done):
     (tmp_path / "in").write_text("one\n" * 4 + "xyz " * 40 + "\ntwo\n" + "xyz" * 40 + "\n")
     translate_stream(translator(), tmp_path / "in", tmp_path / "out", overlong=overlong)
-    found = (tmp_path / "out").read_text().split("\n")
+    found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
     assert (len(found), found[4] == "", found[5]) == (8, overlong == "skip", "TWO")
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"{tmp_path / 'in'}: 2 of 7 lines, the first of them line 5: longer than the model takes")
@@ -144,7 +144,7 @@ def test_an_interrupted_file_is_continued_with_the_same_bytes(tmp_path, small_pa
     for round in range(1, 4):
         with pytest.raises(StoppedError):
             translate_stream(stopping(2), source, target, overlong="split", resume=round > 1)
-        assert target.read_text() == "of yesterday"
+        assert target.read_text(encoding="utf-8") == "of yesterday"
         done = (tmp_path / "out.partial").read_bytes()
         assert expected.read_bytes().startswith(done)
         with open(tmp_path / "out.partial", "ab") as file:  # killed in the midst of a write
@@ -183,10 +183,10 @@ def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text(TEXT)
     translate_stream(translator(), source, target, resume=True)
-    assert target.read_text() == TEXT.upper()
+    assert target.read_text(encoding="utf-8") == TEXT.upper()
     (tmp_path / "out.partial.json").write_text("{}")  # killed between the last two steps
     translate_stream(translator(), source, target, resume=True)
-    assert (target.read_text(), names(tmp_path)) == (TEXT.upper(), {"in", "out"})
+    assert (target.read_text(encoding="utf-8"), names(tmp_path)) == (TEXT.upper(), {"in", "out"})
     for wrong, said in (
         ({"stream": True, "output": target}, "stream=True writes bare text"),
         ({"output": None}, "resume=True continues a file"),
@@ -233,7 +233,7 @@ def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "place" / "file")
     translate_stream(translator(), tmp_path / "in", tmp_path / "out")
     assert (tmp_path / "out").is_symlink()
-    assert (tmp_path / "place" / "file").read_text() == TEXT.upper()
+    assert (tmp_path / "place" / "file").read_text(encoding="utf-8") == TEXT.upper()
 
 
 def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts):

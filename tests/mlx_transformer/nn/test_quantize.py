@@ -217,7 +217,7 @@ def test_damage_is_named(damage, said, model, tmp_path):
     stored = {name: array.copy() for name, array in source.stored()}
     damage(stored)
     (tmp_path / "q").mkdir()
-    (tmp_path / "q" / "config.json").write_text((source.folder / "config.json").read_text())
+    (tmp_path / "q" / "config.json").write_text((source.folder / "config.json").read_text(encoding="utf-8"))
     save_file(stored, tmp_path / "q" / WEIGHTS)
     with pytest.raises(UserError, match=said):
         Transformer.load(tmp_path / "q")

@@ -117,7 +117,7 @@ def test_without_a_manifest_damage_is_an_error_or_harmless(folder, data):
 
 def edit_manifest(folder, change):
     path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = json.loads(path.read_text(encoding="utf-8"))
     change(manifest)
     path.write_text(json.dumps(manifest))
 
@@ -181,7 +181,7 @@ def test_weights_that_are_no_floats_are_refused(folder):
 
 
 def test_an_unknown_key_in_the_config_is_refused(folder):
-    values = json.loads((folder / "config.json").read_text())
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "manifest.json").unlink()
     (folder / "config.json").write_text(json.dumps({**values, "drop_out": 0.1}))
     with pytest.raises(UserError, match=r"config\.json: .*unknown key 'drop_out' \(did you mean 'dropout'\?\)"):

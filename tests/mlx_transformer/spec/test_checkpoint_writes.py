@@ -27,7 +27,7 @@ def test_nothing_else_is_replaced(tmp_path, there):
     with pytest.raises(UserError, match=r"is a file|no checkpoint"):
         saved(target)
     kept = target if there == "file" else next(target.iterdir())
-    assert kept.read_text() == "keep"
+    assert kept.read_text(encoding="utf-8") == "keep"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -161,4 +161,4 @@ def test_text_files_are_replaced_whole(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"run\.json: could not be written"):
         durable.write_text(path, "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
-    assert path.read_text() == "old"
+    assert path.read_text(encoding="utf-8") == "old"

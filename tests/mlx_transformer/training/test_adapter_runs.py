@@ -162,7 +162,7 @@ def test_which_adapter_is_kept(bases, final, tmp_path):
         np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
     merged = {name: kept.merged(name, weight) for name, weight in weights(bases["4 bits"]).items()}
     assert same(weights(result.model), merged)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["model"]["final"] == final
+    assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["model"]["final"] == final
 
 
 @pytest.mark.parametrize("base", BASES)

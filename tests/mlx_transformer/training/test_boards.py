@@ -48,7 +48,7 @@ def test_a_run_is_one_run_there_also_when_it_is_resumed(tmp_path, told):
     assert [step for step, values in logged[:-1] if "valid/loss" in values] == [2]
     assert logged[-1] == "end"
     assert all(id == first for id, *_ in more)
-    assert (tmp_path / "run" / boards.WANDB_ID).read_text().strip() == first
+    assert (tmp_path / "run" / boards.WANDB_ID).read_text(encoding="utf-8").strip() == first
 
 
 def test_a_project_without_the_package_is_refused_before_the_text_is_read(tmp_path, monkeypatch):

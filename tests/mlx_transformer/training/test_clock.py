@@ -58,7 +58,7 @@ def test_time_goes_on_where_it_stopped(tmp_path, monkeypatch):
         assert clock.begin(1) == 3
         assert clock.seconds() == 13
         assert clock.begin(2) == 23
-    assert (tmp_path / CLOCK).read_text() == "0 1.0\n1 3.0\n2 23.0\n"
+    assert (tmp_path / CLOCK).read_text(encoding="utf-8") == "0 1.0\n1 3.0\n2 23.0\n"
     with Clock(None, 7.0) as clock:
         assert clock.begin(5) == 17
     assert [path.name for path in tmp_path.iterdir()] == [CLOCK]
@@ -100,7 +100,7 @@ def test_killed_and_resumed_at_another_speed(tmp_path, monkeypatch):
     for path in run.glob("checkpoints/step-*"):  # what a kill leaves: fewer checkpoints, more lines
         if int(path.name.removeprefix("step-")) > 3:
             shutil.rmtree(path)
-    lines = (run / CLOCK).read_text().splitlines(keepends=True)
+    lines = (run / CLOCK).read_text(encoding="utf-8").splitlines(keepends=True)
     (run / CLOCK).write_text("".join(lines[:killed_at]) + lines[killed_at][:3])
     at_pace(monkeypatch, 3.0)
     result = train(tmp_path, "killed", resume=True)

@@ -239,7 +239,7 @@ def test_another_checkpoint_is_replaced_by_force_alone(base, tmp_path):
 def test_a_damaged_adapter_is_refused(base, changes, said, tmp_path):
     made(base).write(tmp_path / "adapter")
     path = tmp_path / "adapter" / ADAPTER
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}))
     with pytest.raises(UserError, match=said):
         merge_adapter(base, tmp_path / "adapter", tmp_path / "out")
     assert not (tmp_path / "out").exists()

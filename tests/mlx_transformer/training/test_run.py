@@ -184,7 +184,7 @@ def test_other_text_is_refused_and_moved_text_is_not(tmp_path):
     values["model"] = {"preset": values.pop("preset"), **values["model"]}
     assert Trainer(type(again).from_dict(values), tmp_path / "run", resume=True).run().state.step == 3
     write_pairs(tmp_path)
-    source.write_text(source.read_text().replace("1", "2"))
+    source.write_text(source.read_text(encoding="utf-8").replace("1", "2"))
     with pytest.raises(UserError, match=r"data\.train\.source was '\w+\.\.\., now"):
         train(tmp_path, resume=True, steps=4)
 
@@ -234,6 +234,6 @@ def test_two_processes_never_train_in_one_folder(tmp_path):
 def test_dropped_pairs_are_counted(tmp_path, capsys):
     source, target = write_pairs(tmp_path)
     for path in (source, target):
-        path.write_text(path.read_text() + "1" * 400 + "\n\n\n", encoding="utf-8")
+        path.write_text(path.read_text(encoding="utf-8") + "1" * 400 + "\n\n\n", encoding="utf-8")
     train(tmp_path, steps=1)
     assert "left out: 1 pairs longer than 256 tokens, 2 with an empty side" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def test_what_a_kill_after_the_last_checkpoint_leaves_undone_is_done(tmp_path):
     train(tmp_path, steps=3, checkpoint_seconds=0, keep=3)
     whole = metrics(run, "valid")
     log = run / "metrics.jsonl"
-    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"valid"' not in line))
+    log.write_text("".join(line for line in log.read_text(encoding="utf-8").splitlines(True) if '"valid"' not in line))
     shutil.rmtree(run / "model")
     train(tmp_path, resume=True, steps=3, keep=2)
     assert metrics(run, "valid") == whole

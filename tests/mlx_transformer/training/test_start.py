@@ -58,7 +58,7 @@ def test_a_run_starts_from_a_checkpoint(first, tmp_path):
         np.testing.assert_allclose(array, weights(first)[name], atol=1e-9)
     assert open_checkpoint(result.model).config == open_checkpoint(first).config
     assert (result.model / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
-    record = json.loads((tmp_path / "second" / "run.json").read_text())
+    record = json.loads((tmp_path / "second" / "run.json").read_text(encoding="utf-8"))
     assert record["recipe"]["training"]["start_from"] == str(first)
     assert len(record["start"]["weights"]) == 64
 
@@ -138,7 +138,7 @@ def test_the_best_checkpoint_is_kept_and_chosen(tmp_path):
     assert len(losses) == result.state.step == best + 3 < 9
     assert same(weights(result.model), weights(tmp_path / "run" / "best"))
     assert not same(weights(result.model), weights(tmp_path / "run" / "checkpoints" / f"step-{best + 3:08d}"))
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert record["model"] == {"final": "best", "steps": [best + 1]}
 
 
@@ -151,7 +151,7 @@ def test_the_average_of_the_last_checkpoints(tmp_path):
         mean = np.mean([weights(folder)[name].astype(np.float64) for folder in folders], axis=0)
         np.testing.assert_array_equal(array, mean.astype(np.float32))
     assert same(weights(average_checkpoints(folders, tmp_path / "mine")), weights(result.model))
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert record["model"] == {"final": "average", "steps": [4, 6, 7]}
     with pytest.raises(UserError, match="final = 'average' needs checkpoint_steps"):
         train(tmp_path, "other", final="average")
