@@ -84,11 +84,7 @@ class Target:
         return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
     def build(
-        self,
-        config: TransformerConfig,
-        name: str,
-        shape: FixedShape | None = None,
-        interface: Interface = USUAL,
+        self, config: TransformerConfig, name: str, shape: FixedShape | None = None, interface: Interface = USUAL
     ) -> ir.Model:
         """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
         make = self.for_model(config).builders[config.architecture][name]

@@ -144,7 +144,7 @@ def reference_outputs(reference: Reference, case: Case, layer: int | None) -> di
         if name in wanted:
             taps[name] = value
 
-    reference(case.ids, case.target_ids, case.mask, tap=keep)
+    reference(case.source, case.target_ids, case.mask, tap=keep)
     weights = taps.pop(weights_name(layer))
     return {**taps, CROSS_ATTENTION: weights.mean(axis=1)}
 

@@ -167,11 +167,7 @@ class Transformer(nn.Module):
         return self.decoder(x, position_ids, "causal", cross, cross_mask, tap=within(tap or no_tap, "decoder"))
 
     def start(
-        self,
-        memory: mx.array | None = None,
-        source_mask: Tokens | None = None,
-        *,
-        prompt_mask: Tokens | None = None,
+        self, memory: mx.array | None = None, source_mask: Tokens | None = None, *, prompt_mask: Tokens | None = None
     ) -> Cache:
         """An empty cache for `step`. Encoder-decoder: give the memory (B, S, D) and its mask.
 

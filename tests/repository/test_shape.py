@@ -11,6 +11,7 @@ ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are fill
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
     "packing": "graphs don't train",
+    "parameters": "graphs are filled as they are written",
     "lora": "a graph gets an adapter by a pass (export/precision)",
 }
 ONLY_ONNX = {"primitives": "what mlx.nn is on the other side"}

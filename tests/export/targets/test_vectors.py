@@ -48,8 +48,8 @@ def test_only_the_encoder_differs_and_the_folder_says_so(made) -> None:
     ]
     spec, plain = (json.loads((made / name / SPEC).read_text(encoding="utf-8")) for name in ("vectors", "ids"))
     assert spec == {**plain, "inputs_embeds": True}
-    assert open_folder(made / "vectors").inputs_embeds
-    assert not open_folder(made / "ids").inputs_embeds
+    assert open_folder(made / "vectors").interface.inputs_embeds
+    assert not open_folder(made / "ids").interface.inputs_embeds
     encoder = onnx.load(made / "vectors/onnx/encoder_model.onnx", load_external_data=False)
     assert "embedding.weight" not in {tensor.name for tensor in encoder.graph.initializer}
 
@@ -78,6 +78,17 @@ def test_validate_proves_it_for_vectors_of_no_table(name: str, tmp_path) -> None
     report = compare(checkpoint, out, ["mlx:cpu", "onnxruntime"], seed=7, longest=20, threads=1)
     assert report.equal, report.failures()
     assert {point.runtime for point in report.points if point.tap == "encoder.embedding"} == {"mlx:cpu", "onnxruntime"}
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_validate_proves_the_attention_to_vectors(target: str, tmp_path) -> None:
+    checkpoint = saved(tmp_path, encoder_decoder("paper"))
+    out = export_onnx(checkpoint, tmp_path / "onnx", target=target, inputs_embeds=True, attention=True)
+    report = compare(checkpoint, out, ["onnxruntime"], seed=7, longest=20, threads=1)
+    assert report.equal, report.failures()
+    assert "cross_attention" in {point.tap for point in report.points}
+    with pytest.raises(UserError, match="attention: is said of ids, not of inputs_embeds"):
+        OnnxTransformer(out, threads=1).search(inputs_embeds=[np.zeros((2, 32))], attention=True)
 
 
 def test_a_graph_that_does_something_else_is_caught(made, tmp_path) -> None:
