@@ -13,7 +13,7 @@ from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.reference import Reference
-from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS
+from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, Interface
 from export.targets.table import TARGETS, target_of
 from export.validate import compare
 from export.validate.rule import Truth
@@ -77,7 +77,7 @@ def test_what_the_network_computes_anyway_is_not_computed_again(target, more):
     config, chosen = encoder_decoder("paper"), target_of(target)
     shape = chosen.shape_of(SHAPE.get(target), config)
     for name in chosen.graph_names(config):
-        without, with_it = (chosen.build(config, name, shape, layer).graph for layer in (None, 1))
+        without, with_it = (chosen.build(config, name, shape, Interface(layer)).graph for layer in (None, 1))
         nodes = [Counter(node.op_type for node in graph.all_nodes()) for graph in (without, with_it)]
         shown = name in CROSS_DECODERS
         assert nodes[1] - nodes[0] == (Counter(more) if shown else Counter())

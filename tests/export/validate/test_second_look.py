@@ -52,8 +52,8 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     """
     truths, drawn = compare_module._truths, []
 
-    def lucky(truth64: Reference, truth32: Reference, case: Case) -> dict[str, Truth]:
-        taps = truths(truth64, truth32, case)
+    def lucky(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
+        taps = truths(truth64, truth32, case, shown)
         t64, valid = taps["logits"].t64, taps["logits"].valid
         error = Natural.of((engine.logits(case) - t64)[valid], t64[valid])
         eighth = {name: getattr(error, name) / 8 for name in ("rms", "max", "worst")}
