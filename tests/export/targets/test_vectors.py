@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from choices import both_choices
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
@@ -20,8 +19,6 @@ from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.folders import SPEC
-
-pytestmark = both_choices
 
 
 def saved(folder: Path, config: TransformerConfig) -> Path:
@@ -108,6 +105,8 @@ def test_a_graph_that_does_something_else_is_caught(made, tmp_path) -> None:
     assert [culprit.point for culprit in report.culprits] == ["encoder.embedding"]
 
 
+@pytest.mark.gpu_path
+@pytest.mark.usefixtures("device_choices")
 def test_both_runtimes_encode_and_write_the_same(made) -> None:
     """By the rule: within the budget of float32's own error; rows of three lengths, padded by the search."""
     model, onnx_model = Transformer.load(made / "model"), OnnxTransformer(made / "vectors", threads=1)

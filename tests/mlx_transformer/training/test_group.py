@@ -84,7 +84,7 @@ def running(folder, process):
 
 
 @needs_proc
-@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), *range(1, RANKS)])
 def test_a_killed_process_ends_the_others_in_seconds(rank, tmp_path):
     out = tmp_path / "run"
     with launched(write_recipe(tmp_path, steps=100_000, checkpoint_steps=2), "--out", out) as process:
