@@ -109,7 +109,7 @@ def check_sources(
             raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
         return check_vectors(inputs_embeds, config.d_model)
     if ids is None:
-        raise UserError("ids: missing; give them, or vectors in their place as inputs_embeds")
+        raise UserError(f"{what}: expected a list of lists of ids, or vectors in their place as inputs_embeds")
     return check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size, what)
 
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_transformer.claims import attention, cost, network, norms, pictures, positions, recurrent, worked
+from mlx_transformer.claims import attention, cost, network, norms, positions, recurrent, worked
 from mlx_transformer.claims.table import ROWS
 from mlx_transformer.nn.norms import LayerNorm
 
@@ -44,15 +44,6 @@ def test_the_same_sentence_gives_the_same_vector(monkeypatch) -> None:
     embedded, encoded = network.bank()
     assert np.array_equal(embedded[0], embedded[1])
     assert np.abs(encoded[0] - encoded[1]).max() < ROUNDING
-
-
-def test_words_and_patches_take_the_same_way() -> None:
-    """What `encode` makes of ids, it makes of their vectors; a patch is a square of the picture, row by row."""
-    model = network.tiny(architecture="encoder", decoder_layers=0)
-    ids = mx.array([[5, 6, 7, 2]])
-    assert mx.abs(model.encode(ids) - model.encode(inputs_embeds=model.embed_source(ids))).max().item() < ROUNDING
-    drawn, _ = pictures.pictures(2, seed=1)
-    assert np.array_equal(pictures.patches_of(drawn)[1, 6], drawn[1, 4:8, 8:12].ravel())
 
 
 def test_norms_agree_over_one_axis_alone() -> None:

@@ -10,15 +10,14 @@ from .drawing import LINE, canvas, heat_map
 
 
 def in_words() -> Any:
-    """Unseen pictures, cut into patches, and what a trained model says of them in both runtimes."""
+    """Unseen pictures, cut into patches, and what a trained model says of them."""
     seen = pictures.in_words()
     figure, panels = canvas(4, height=2.2)
-    for axes, picture, words, by_onnx in zip(panels, seen.pictures, seen.by_mlx, seen.by_onnx, strict=False):
+    for axes, picture, words in zip(panels, seen.pictures, seen.trained, strict=False):
         heat_map(axes, picture.clip(0), most=1.4, aspect="equal")
         axes.set(xticks=[], yticks=[])
         for edge in range(pictures.PATCH, pictures.PIXELS, pictures.PATCH):
             axes.axhline(edge - 0.5, color=LINE, linewidth=0.8)
             axes.axvline(edge - 0.5, color=LINE, linewidth=0.8)
-        lines = [" ".join(pictures.WORDS[word] for word in ids) for ids in (words, by_onnx)]
-        axes.set_title(f"MLX: {lines[0]}\nONNX: {lines[1]}", fontsize=7.5)
+        axes.set_title(" ".join(pictures.WORDS[word] for word in words), fontsize=8.5)
     return figure

@@ -145,7 +145,7 @@ def test_wrong_inputs_are_one_clear_error(paper, given: dict, said: str) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "ids: missing"),
+        ({}, "source: expected a list of lists of ids, or vectors in their place as inputs_embeds"),
         ({"ids": [[5, 2]], "inputs_embeds": [np.zeros((2, 32))]}, "ids and inputs_embeds: give one of them"),
         ({"inputs_embeds": [np.zeros((2, 32)), np.zeros((2, 33))]}, r"inputs_embeds row 1: expected \(length, 32\)"),
         ({"inputs_embeds": [np.zeros((0, 32))]}, r"inputs_embeds row 0: .*found shape \(0, 32\)"),
