@@ -3,8 +3,7 @@
     spec <- data <- training        spec <- generation (any array namespace) <- with_mlx (MLX)
     spec, data, generation <- export (NumPy, onnx; ONNX Runtime only in the runtimes and validate)
 
-The two sides meet only in the command line (`JOINTS`), in the MLX engine of `export.validate`, and in the claim that is
-about both (`BOTH`).
+The two sides meet only in the command line (`JOINTS`) and in the MLX engine of `export.validate`.
 """
 
 import subprocess
@@ -25,7 +24,6 @@ OUR_ONNX_SIDE = ("export",)
 # The one place that joins both sides.
 JOINTS = ("mlx_transformer.cli", "mlx_transformer.commands")
 OUR_JOINT = "export.__main__"  # the same commands
-BOTH = "mlx_transformer.claims.pictures"  # one model in two runtimes
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings", "export.precision.table", "export.targets.names")
 
@@ -65,8 +63,7 @@ RULES = (
         never=("mlx_transformer.training", "mlx_transformer.convert", *JOINTS),
     ),
     # Everything of ours on the MLX side but the command line.
-    Rule(("mlx_transformer",), never=ONNX + RUNTIME + OUR_ONNX_SIDE, apart=(*JOINTS, BOTH)),
-    Rule((BOTH,), never=ONNX + RUNTIME + OUR_ONNX_SIDE, lazily=OUR_ONNX_SIDE),
+    Rule(("mlx_transformer",), never=ONNX + RUNTIME + OUR_ONNX_SIDE, apart=JOINTS),
     # The command line answers --help, and serves the ONNX side, on a machine without MLX.
     Rule((*JOINTS, OUR_JOINT), never=ONNX + RUNTIME),
     Rule(JOINTS, never=MLX, lazily=MLX),
@@ -154,8 +151,6 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
         ("mlx_transformer.generation.beam", "from ..nn import model"),
         ("mlx_transformer.compare.run", "def f():\n    from export import OnnxTransformer"),
         ("mlx_transformer.compare.page", "from mlx_transformer.report.runs import Curve"),
-        ("mlx_transformer.claims.pictures", "from export import OnnxTransformer"),
-        ("mlx_transformer.claims.pictures", "def f():\n    import onnxruntime"),
         ("mlx_transformer.generation.with_mlx", "import onnxruntime"),
         ("mlx_transformer.generation.with_mlx", "if TYPE_CHECKING:\n    from mlx_transformer.nn import Cache"),
         ("mlx_transformer.nn.model", "import onnx"),
