@@ -37,7 +37,7 @@ from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, held_by
 from .engines.foreign_engine import ForeignEngine, is_foreign
-from .engines.protocol import Engine, Unavailable, activations_of, budget_of, is_exact
+from .engines.protocol import Engine, Unavailable, activations_of, budget_of, ended, is_exact
 from .engines.registry import default_runtimes, open_engine
 from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
 from .locate.isolate import Culprit, isolable, isolate
@@ -85,25 +85,26 @@ def compare(
     """
     opened = open_checkpoint(checkpoint)
     engines, absent = [], []
-    for name in runtimes if runtimes is not None else _default_runtimes(onnx):
-        try:
-            if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
-                engines.append(ForeignEngine(opened, Path(onnx), names or {}, threads))
-            else:
-                engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
-        except Unavailable:
-            if runtimes is not None:
-                raise
-            absent.append(name)
-    if not engines:
-        raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
-    seed = fresh_seed() if seed is None else seed
-    vectors = any(getattr(engine, "inputs_embeds", False) for engine in engines)
-    texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
-    longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
-    cases = grid(opened.config, seed, texts, longest)
-    report = compare_engines(opened, engines, with_vectors(cases, opened.config, seed) if vectors else cases, watch)
-    derivatives = _gradients(opened, seed) if gradients else ()
+    with ended(engines):
+        for name in runtimes if runtimes is not None else _default_runtimes(onnx):
+            try:
+                if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
+                    engines.append(ForeignEngine(opened, Path(onnx), names or {}, threads))
+                else:
+                    engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
+            except Unavailable:
+                if runtimes is not None:
+                    raise
+                absent.append(name)
+        if not engines:
+            raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
+        seed = fresh_seed() if seed is None else seed
+        vectors = any(getattr(engine, "inputs_embeds", False) for engine in engines)
+        texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
+        longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
+        cases = grid(opened.config, seed, texts, longest)
+        report = compare_engines(opened, engines, with_vectors(cases, opened.config, seed) if vectors else cases, watch)
+        derivatives = _gradients(opened, seed) if gradients else ()
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -150,3 +151,15 @@ def unread_by(engine: Engine) -> set[str]:
     c = engine.config  # type: ignore[attr-defined] - of engines that hold files
     readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
     return {source_embedding_name(c)} - readers
+
+
+@contextmanager
+def ended(engines: Iterable[Engine]) -> Iterator[None]:
+    """What they have begun outside of this process, a browser or Node, is ended with the block, and not when nothing
+    refers to them any more."""
+    try:
+        yield
+    finally:
+        for engine in engines:
+            if (close := getattr(engine, "close", None)) is not None:
+                close()

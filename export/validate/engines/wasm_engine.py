@@ -40,6 +40,10 @@ class Host(Protocol):
         """The reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where there is an error."""
         ...
 
+    def close(self) -> None:
+        """End it."""
+        ...
+
 
 class NodeHost:
     """Node. `Unavailable` without it, or without onnxruntime-web."""
@@ -55,8 +59,11 @@ class NodeHost:
             stdout=subprocess.PIPE,
             stderr=self.errors,
         )
-        weakref.finalize(self, _end, self.process, self.errors)
+        self._finalizer = weakref.finalize(self, _end, self.process, self.errors)
         self.versions, _ = read_message(self._read)
+
+    def close(self) -> None:
+        self._finalizer()
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
         pipe = _open(self.process.stdin)
@@ -110,6 +117,9 @@ class WasmEngine(OnnxEngine):
     def start(self) -> Any:
         """What runs the sessions."""
         return NodeHost(self.threads)
+
+    def close(self) -> None:
+        self.host.close()
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> WasmSession:
         try:
