@@ -50,11 +50,9 @@ def label_smoothed_loss(
     the mean; a batch of only padding gives 0. `largest`: logits of a chunk at most; None: `LARGEST`.
     """
     hidden, targets, counted = _flat(hidden, targets, pad_id)
-    if bias is None:
-        bias = mx.zeros((weight.shape[0],), dtype=hidden.dtype)
     rows = _rows(weight, largest)
     function = _function(smoothing) if len(targets) <= rows else _in_chunks(smoothing, rows)
-    return function(hidden, weight, bias, targets, counted)[0]
+    return function(hidden, targets, counted, weight, *([] if bias is None else [bias]))[0]
 
 
 def losses(
@@ -96,60 +94,64 @@ def _rows(weight: mx.array, largest: int | None) -> int:
 
 
 def _in_chunks(smoothing: float, rows: int) -> Callable[..., tuple[mx.array, ...]]:
-    """As `_function`, of (h, W, b, y, counted) -> (sum of nll, dh, dW, db), never more than `rows` rows at a time."""
-    of_rows = mx.value_and_grad(lambda *inputs: _function(smoothing)(*inputs)[0], argnums=(0, 1, 2))
+    """As `_function`, (h, y, counted, W, b) -> (sum of nll, dh, dW, db), never more than `rows` rows at a time."""
 
     @mx.custom_function
-    def loss(h, W, b, y, counted):
-        total, dh, dW, db = mx.array(0.0), [], mx.zeros(W.shape), mx.zeros(b.shape)
+    def loss(h, y, counted, *weights):
+        of_rows = mx.value_and_grad(lambda *inputs: _function(smoothing)(*inputs)[0], (0, *range(3, 3 + len(weights))))
+        total, dh, sums = mx.array(0.0), [], [mx.zeros(weight.shape) for weight in weights]
         for start in range(0, len(y), rows):
             part = slice(start, start + rows)
             # The next chunk begins when nothing of this one is left but its gradients.
-            (inputs,) = mx.depends([h[part]], [total, dW, db, *dh[-1:]])
-            nll, (part_dh, part_dW, part_db) = of_rows(inputs, W, b, y[part], counted[part])
-            total, dW, db = total + nll, dW + part_dW, db + part_db
+            (inputs,) = mx.depends([h[part]], [total, *sums, *dh[-1:]])
+            nll, (part_dh, *gradients) = of_rows(inputs, y[part], counted[part], *weights)
+            total, sums = total + nll, [sum + gradient for sum, gradient in zip(sums, gradients, strict=True)]
             dh.append(part_dh)
-        return total, mx.concatenate(dh), dW.astype(W.dtype), db.astype(b.dtype)
+        return total, mx.concatenate(dh), *(sum.astype(weight.dtype) for sum, weight in zip(sums, weights, strict=True))
 
     @loss.vjp
     def loss_vjp(primals, cotangents, outputs):
-        _, dh, dW, db = outputs
-        _, _, _, y, counted = primals
-        scaled = [(cotangents[0] * gradient).astype(gradient.dtype) for gradient in (dh, dW, db)]
-        return *scaled, mx.zeros_like(y), mx.zeros_like(counted)
+        dh, *gradients = [(cotangents[0] * gradient).astype(gradient.dtype) for gradient in outputs[1:]]
+        return dh, mx.zeros_like(primals[1]), mx.zeros_like(primals[2]), *gradients
 
     return cast(Callable[..., tuple[mx.array, ...]], loss)
 
 
-def _function(smoothing: float) -> Callable[..., tuple[mx.array, mx.array]]:
-    """The loss for one smoothing as an `mx.custom_function` of (h, W, b, y, counted) -> (sum of nll, softmax)."""
+def _function(smoothing: float) -> Callable[..., tuple[mx.array, ...]]:
+    """The loss for one smoothing as an `mx.custom_function`, (h, y, counted, W, b) -> (sum of nll, and for the gradient
+    exponentials (N, V), 1 / their sums (N, 1), the sum of W's rows). Without b where the classifier has none. Each pass
+    over all logits counts on a CPU, so there are few."""
 
     @mx.custom_function
-    def loss(h, W, b, y, counted):
-        z = (h @ W.T + b).astype(mx.float32)  # (N, V)
+    def loss(h, y, counted, W, *bias):
+        z, rows = h @ W.T, mx.sum(W.astype(mx.float32), axis=0)  # (N, V), (D,)
+        mean = mx.sum(h.astype(mx.float32) * (rows / W.shape[0]), axis=-1)  # (N,)
+        for b in bias:
+            z, mean = z + b, mean + mx.mean(b.astype(mx.float32))
+        z = z.astype(mx.float32)
         top = mx.max(z, axis=-1, keepdims=True)
         e = _exp(z - top)
         total = mx.sum(e, axis=-1, keepdims=True)
         lse = (top + mx.log(total))[:, 0]  # (N,)
         picked = mx.take_along_axis(z, y[:, None], axis=-1)[:, 0]
-        nll = lse - (1 - smoothing) * picked - smoothing * mx.mean(z, axis=-1)
-        return mx.sum(nll * counted), e / total
+        nll = lse - (1 - smoothing) * picked - smoothing * mean
+        return mx.sum(nll * counted), e, 1 / total, rows
 
     @loss.vjp
     def loss_vjp(primals, cotangents, outputs):
-        h, W, _, y, counted = primals
+        h, y, counted, W, *bias = primals
         V = W.shape[0]
         g = (cotangents[0] * counted)[:, None]  # (N, 1)
-        p = outputs[1] * g  # (N, V)
+        p = outputs[1] * (outputs[2] * g)  # (N, V)
         low = p.astype(h.dtype)
         hit, rest = (1 - smoothing) * g, smoothing / V * g
         # Products add up in float32 by themselves; sums and scatters would add up in their terms' type.
-        dh = (low @ W).astype(mx.float32) - hit * W[y] - rest * mx.sum(W.astype(mx.float32), axis=0)
+        dh = (low @ W).astype(mx.float32) - hit * W[y] - rest * outputs[3]
         dW = (low.T @ h).astype(mx.float32).at[y].add(-hit * h) - mx.sum(rest * h, axis=0)
-        db = mx.sum(p, axis=0).at[y].add(-hit[:, 0]) - mx.sum(rest)
-        return dh.astype(h.dtype), dW.astype(W.dtype), db.astype(h.dtype), mx.zeros_like(y), mx.zeros_like(counted)
+        db = [(mx.sum(p, axis=0).at[y].add(-hit[:, 0]) - mx.sum(rest)).astype(b.dtype) for b in bias]
+        return dh.astype(h.dtype), mx.zeros_like(y), mx.zeros_like(counted), dW.astype(W.dtype), *db
 
-    return cast(Callable[..., tuple[mx.array, mx.array]], loss)
+    return cast(Callable[..., tuple[mx.array, ...]], loss)
 
 
 def _exp(x: mx.array) -> mx.array:

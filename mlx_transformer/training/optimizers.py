@@ -6,7 +6,7 @@ size multiplies it. Moments are float32, as the parameters that are trained are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -20,6 +20,7 @@ from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import embedding_names, output_weight_name, position_table_names
 
 from .options import TrainingOptions
+from .spread import spread
 
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.weight, *.magnitude"
 
@@ -100,6 +101,11 @@ class Optimizer:
         """Moments and counts, as a tree of arrays; the optimizer works on these very containers."""
         # Of several optimizers MLX makes a new list each time, of the same dictionaries.
         return self.inner.state
+
+    def spread(self, streams: Sequence[mx.Stream]) -> None:
+        """Update the parameters side by side on these streams from now on."""
+        for each in getattr(self.inner, "optimizers", [self.inner]):
+            each.apply_single = spread(each.apply_single, streams)
 
     def set_rate(self, rate: float) -> None:
         """`rate`: the schedule's."""
