@@ -1,5 +1,6 @@
 """What every test process needs before numpy, MLX or ONNX Runtime are imported; and a model that several files use."""
 
+import gc
 import os
 import signal
 
@@ -36,6 +37,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("project")
+
+
+def pytest_collection_finish():
+    """Libraries and tests are there for good: searched for garbage again and again they took a seventh of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_runtest_setup(item):

@@ -6,6 +6,7 @@ runs, so `--help` is instant and the ONNX commands work without MLX.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Annotated, Any
 
@@ -83,13 +84,20 @@ def _program(
     """The options before any command."""
 
 
-def invoke(program: str, arguments: list[str]) -> int:
-    """The command's exit status. Whatever is wrong with its options is a `UserError`."""
+@functools.cache
+def _command(program: str) -> Any:
+    """What reads arguments: made once, however often Python calls it."""
     command: Any = typer.main.get_command(app_of(program))
     for each in (command, *command.commands.values()):
         for parameter in each.get_params(typer.Context(each, help_option_names=HELP)):
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""  # else help says <bool>, as if a value had to follow
+    return command
+
+
+def invoke(program: str, arguments: list[str]) -> int:
+    """The command's exit status. Whatever is wrong with its options is a `UserError`."""
+    command = _command(program)
     if "_MLX_TRANSFORMER_COMPLETE" in os.environ:
         command.main(arguments, prog_name=program)  # a shell asks what may follow
     try:

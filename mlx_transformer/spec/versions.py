@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from importlib import metadata
@@ -14,6 +15,11 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """{package: version} of the installed ones, with Python and the platform."""
+    return dict(_versions())
+
+
+@functools.cache  # a tenth of a second to read, and no process outlives an installation
+def _versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0], "platform": platform.platform()}
     for name in PACKAGES:
         try:

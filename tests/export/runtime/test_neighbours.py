@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from combined import combined
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
@@ -51,8 +52,7 @@ def check(model, sources, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [("decoder", "portable"), *((name, form) for name in MODELS if name != "decoder" for form in FORMS)],
+    ("name", "form"), [("decoder", "portable"), *combined([name for name in MODELS if name != "decoder"], FORMS)]
 )
 def test_int8(name, form, tmp_path):
     model = opened(name, form, tmp_path)

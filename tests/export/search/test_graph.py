@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import onnx
 import pytest
+from combined import combined
 from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
@@ -208,8 +209,9 @@ def test_the_file(tmp_path):
     assert export_search(checkpoint, one_file).read_bytes() == one_file.read_bytes()
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "target"), combined(["int8", "int8-weights", "int4", "float16", "bfloat16"], ["portable", "cpu"])
+)
 def test_lower_precisions(tmp_path, target, precision):
     """Smaller files that still search: scores near those of float32."""
     _, checkpoint = made(tmp_path, **POST_NORM, vocab_size=600, d_model=64)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from combined import combined
 from onnx import numpy_helper
 from quantized_models import wide
 from random_models import random_weights
@@ -65,8 +66,7 @@ def test_tokens_scores_and_weights(name, target, options, tmp_path):
         assert "a file with the search inside returns nothing else" in text
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("name", "target"), combined(CHOICES, ["portable", "cpu"]))
 def test_every_option(name, target, tmp_path):
     checkpoint = checkpoint_of(tmp_path, encoder_decoder(name), seed=2)
     path = export_search(checkpoint, tmp_path / "search.onnx", target=target)

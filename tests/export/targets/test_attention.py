@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
+from combined import combined
 from command_line import caller, refused
 from copying_model import write_copying_model
 from random_models import write_model
@@ -44,8 +45,9 @@ def judged(report):
     return {point.path: point.passed for point in points}
 
 
-@pytest.mark.parametrize("target", GRAPHS_OF_THEIR_OWN)
-@pytest.mark.parametrize("name", ["paper", "modern", "odd widths", "query_key_norm=True"])
+@pytest.mark.parametrize(
+    ("name", "target"), combined(["paper", "modern", "odd widths", "query_key_norm=True"], GRAPHS_OF_THEIR_OWN)
+)
 def test_what_changes_attention(name, target, tmp_path):
     report = compare(*exported(tmp_path, name, target), ["onnxruntime"], longest=8, threads=1)
     assert report.equal, (report.seed, report.failures())

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from combined import combined
 from coreml_models import ARCHITECTURES, SHAPE, config_of
 from onnx import numpy_helper
 from random_models import random_weights
@@ -27,8 +28,7 @@ def written(folder: Path, name: str, architecture: str) -> tuple[Path, Path]:
     return folder / "model", export_onnx(folder / "model", folder / "fixed", target="coreml", fixed_shape=shape)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("name", "architecture"), combined(CHOICES, ARCHITECTURES))
 def test_every_kind_of_model(name, architecture, tmp_path):
     """Beside MLX, on inputs as long as the graphs: every tap, all weights, every kind of search."""
     report = compare(*written(tmp_path, name, architecture), ["mlx", "onnxruntime"], threads=1)

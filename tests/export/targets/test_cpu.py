@@ -5,6 +5,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import combined
 from small_models import SIZES, encoder_decoder, random_weights
 from waiting import PATIENCE
 
@@ -81,8 +82,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("options", REQUESTS, ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "options"), combined(CONFIGS, REQUESTS), ids=str)
 def test_searches(models, name, options):
     three = models[name]
     options = {"max_new_tokens": 30, **options}

@@ -8,6 +8,7 @@ the search inside is in `search/test_validate.py`.
 from pathlib import Path
 
 import pytest
+from combined import combined
 from random_models import write_model
 from small_models import CHOICES, encoder_decoder
 
@@ -17,8 +18,7 @@ from export.validate import compare
 ELSEWHERE = {"portable", "cpu", "coreml"}
 
 
-@pytest.mark.parametrize("target", [name for name in TARGETS if name not in ELSEWHERE])
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("name", "target"), combined(CHOICES, [name for name in TARGETS if name not in ELSEWHERE]))
 def test_every_option(name: str, target: str, tmp_path: Path) -> None:
     report = compare(*write_model(encoder_decoder(name), tmp_path, 3, target=target), ["onnxruntime"], threads=1)
     assert report.equal, (report.seed, report.failures())

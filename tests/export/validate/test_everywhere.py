@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runtimes
+from combined import combined
 from random_models import write_model
 from small_models import alone, encoder_decoder
 
@@ -37,8 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     return {name: write_model(c, tmp_path_factory.mktemp("m"), 1) for name, c in CONFIGS.items()}
 
 
-@pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize("runtime", [*runtimes.strict(), *runtimes.lower()])
+@pytest.mark.parametrize(("runtime", "model"), combined([*runtimes.strict(), *runtimes.lower()], CONFIGS))
 def test_the_same_function(runtime: str, model: str, exported: dict[str, tuple[Path, Path]]) -> None:
     report = compare(*exported[model], [runtime], longest=24, threads=1)
     assert report.equal, (report.seed, report.failures())

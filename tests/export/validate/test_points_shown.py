@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combined import combined
 from random_models import write_model
 from small_models import SIZES, configs
 
@@ -55,8 +56,7 @@ def assert_shown(config, folder, runtime, **options) -> None:
         assert np.abs(weights.sum(axis=-1) - 1).max() <= weights.shape[-1] * budget.unit
 
 
-@pytest.mark.parametrize("runtime", ["mlx", "onnxruntime", "reference"])
-@pytest.mark.parametrize("name", [*BOTH, *ALONE])
+@pytest.mark.parametrize(("name", "runtime"), combined([*BOTH, *ALONE], ["mlx", "onnxruntime", "reference"]))
 def test_all_runtimes(name, runtime, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, runtime)
 
@@ -77,8 +77,9 @@ def test_other_targets(target, tmp_path):
     assert_shown(CONFIGS["modern"], tmp_path, "onnxruntime", target=target)
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8", "int8-weights", "int4"])
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize(
+    ("precision", "target"), combined(["float16", "int8", "int8-weights", "int4"], ["portable", "cpu"])
+)
 def test_lower_precisions_show_weights(precision, target, tmp_path):
     config = CONFIGS["paper"]
     _, onnx = write_model(config, tmp_path, precision=[precision], target=target, accept_loss=True)

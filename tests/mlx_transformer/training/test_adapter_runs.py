@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from adapter_runs import BASES, adapting, write_bases
 from choices import both_choices
+from combined import combined
 from mlx.utils import tree_flatten
 from tiny_run import metrics
 
@@ -49,8 +50,7 @@ def assert_as_float32_rounds(got, config, table, ids):
     assert found.passed, found
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "base"), combined(KINDS, BASES))
 def test_the_loss_falls_and_the_base_stays(bases, base, kind, tmp_path):
     """The second half of the pairs is learned; what OUT/model computes is what was trained."""
     trainer = adapting(bases[base], tmp_path / "run", adapter=kind, steps=60, valid_every=30)
@@ -79,8 +79,7 @@ def test_the_loss_falls_and_the_base_stays(bases, base, kind, tmp_path):
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "base"), combined(KINDS, BASES))
 def test_a_resumed_run_is_the_whole_run(bases, base, kind, tmp_path):
     options = {"adapter": kind, "adapter_dropout": 0.2, "optimizer": "adamw"}
     whole = adapting(bases[base], tmp_path / "whole", **options).run()
@@ -101,18 +100,16 @@ def test_another_base_or_adapter_is_not_resumed(bases, tmp_path):
         adapting(bases["4 bits"], tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"gradient_checkpointing": True},
-        {"accumulate": 2},
-        {"precision": "bfloat16"},
-        {"precision": "float16"},
-        {"optimizer": "muon", "adapter_targets": "decoder.*"},
-    ],
-    ids=lambda options: next(iter(options)) + " " + str(next(iter(options.values()))),
-)
-@pytest.mark.parametrize("base", BASES)
+OPTIONS = [
+    {"gradient_checkpointing": True},
+    {"accumulate": 2},
+    {"precision": "bfloat16"},
+    {"precision": "float16"},
+    {"optimizer": "muon", "adapter_targets": "decoder.*"},
+]
+
+
+@pytest.mark.parametrize(("base", "options"), combined(BASES, OPTIONS), ids=str)
 def test_it_trains_as_models_do(bases, base, options, tmp_path):
     trainer = adapting(bases[base], tmp_path / "run", adapter="dora", steps=16, **options)
     trainer.run()

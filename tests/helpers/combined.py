@@ -1,0 +1,31 @@
+"""Which combinations of several choices `make test` tries: each choice with some other; `make test-slow` tries all,
+and so does `make test-cuda`, on whose machine nothing else does."""
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+from runtimes import cuda_required
+
+SLOW = [] if cuda_required() else [pytest.mark.slow]
+
+
+def combined(*choices: Iterable[Any]) -> list[Any]:
+    """Parameters for `pytest.mark.parametrize`: all combinations of one value of each list, those off some diagonals
+    marked slow. Every value of every list is in one that is not.
+
+    >>> [p.values for p in combined("ab", "xyz") if not p.marks]
+    [('a', 'x'), ('a', 'z'), ('b', 'y')]
+    """
+    lists = [list(values) for values in choices]
+    smallest = min(map(len, lists))
+    return [
+        pytest.param(*values, marks=SLOW if sum(places) % smallest else [])
+        for places, values in zip(product(*map(range, map(len, lists))), product(*lists), strict=True)
+    ]
+
+
+def thinned(values: Iterable[Any], step: int) -> list[Any]:
+    """Parameters of one list, all but each `step`-th marked slow."""
+    return [pytest.param(value, marks=SLOW if i % step else []) for i, value in enumerate(values)]
