@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shutil
@@ -11,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import two_vocabularies
 from command_line import ending_model
 from tiny_run import write_pairs, write_recipe
+from web_package import write_web_package
 
 from export import export_onnx, export_search
 from mlx_transformer import cli
@@ -23,6 +26,7 @@ from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.quantization import Scheme
 from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.training.trainer import Trainer
 
 TEXT = "one two three\n\nfour. five, six!\nseven\n"
 MODELS = ("model", "onnx", "cpu", "quantized")
@@ -30,8 +34,10 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
-    decoder), alone-onnx, quantized, theirs, run, ids.onnx, text.onnx, recipe.toml, in.txt and expected.json: what the
-    models make of in.txt."""
+    decoder), alone-onnx, encoder, encoder-onnx, page (target web, with attention), node_modules (a site's), quantized,
+    theirs, run, adapted (a run of LoRA), kept (its change beside quantized's integers), packed, two (vocabularies),
+    two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and expected.json: what the models
+    make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
     sizes: dict[str, Any] = {
         "encoder_layers": 1,
@@ -53,6 +59,12 @@ def make(folder: Path) -> None:
     alone = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **rotary}))
     save_checkpoint(folder / "alone", alone.config, alone.weights(), tokenizer.to_json())
     export_onnx(folder / "alone", folder / "alone-onnx")
+    masked = {"architecture": "encoder", "decoder_layers": 0}
+    encoder = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **masked}))
+    save_checkpoint(folder / "encoder", encoder.config, encoder.weights(), tokenizer.to_json())
+    export_onnx(folder / "encoder", folder / "encoder-onnx")
+    export_onnx(folder / "model", folder / "page", target="web", attention=True)
+    write_web_package(folder / "node_modules")
     if find_spec("onnxruntime_extensions"):
         export_search(folder / "model", folder / "text.onnx", text=True)
     quantize_checkpoint(folder / "model", folder / "quantized", Scheme(32, 4))
@@ -62,8 +74,36 @@ def make(folder: Path) -> None:
     write_recipe(folder, steps=2, checkpoint_seconds=0)
     call("train", folder / "recipe.toml", "--out", folder / "run")
     shutil.rmtree(folder / "run" / "tensorboard", ignore_errors=True)
+    start = ["--from", folder / "model", "--source", folder / "0.source", "--target", folder / "0.target"]
+    call("train", *start, "--adapter", "lora", "--rank", 2, "--steps", 2, "--out", folder / "adapted")
+    start[1] = folder / "quantized"
+    call("train", *start, "--adapter", "dora", "--rank", 2, "--steps", 1, "--out", folder / "of-integers")
+    call("merge", folder / "quantized", folder / "of-integers", "--keep-adapter", "--out", folder / "kept")
+    export_onnx(folder / "kept", folder / "packed", precision="packed")
+    (folder / "words").mkdir()
+    two = Trainer(two_vocabularies.recipe(folder / "words", steps=1), folder / "words" / "run").run()
+    shutil.copytree(two.model, folder / "two")
+    export_onnx(folder / "two", folder / "two-onnx")
+    write_texts(folder)
     expected = {name: call("translate", folder / name, "--input", folder / "in.txt") for name in MODELS}
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+
+
+def write_texts(folder: Path) -> None:
+    """plain.txt, text.jsonl, and pairs as .tsv, .tsv.gz, .jsonl and, where there is pyarrow, .parquet."""
+    lines = [f"one two {i} three" for i in range(60)]
+    (folder / "plain.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    rows = [{"text": line} if i % 2 else {"prompt": line, "completion": "four"} for i, line in enumerate(lines)]
+    (folder / "text.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    pairs = [{"source": line, "target": line.upper()} for line in lines]
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs), encoding="utf-8")
+    table = "".join(f"{line}\t{line.upper()}\n" for line in lines).encode()
+    (folder / "pairs.tsv").write_bytes(table)
+    (folder / "pairs.tsv.gz").write_bytes(gzip.compress(table))
+    if find_spec("pyarrow"):
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist(pairs), folder / "pairs.parquet")
 
 
 def call(*arguments: object) -> str:

@@ -1,17 +1,17 @@
-"""What is damaged, and which commands read it afterwards."""
+"""What is damaged, and which commands read it afterwards; further.py has the commands beside the main path."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import damage
 import graphs
-from attempts import Attempt, from_python, numbers, paths, search_model
+from attempts import from_python, numbers, paths, search_model
 from damage import NUMBERS
+from further import FURTHER
+from kind import Class, digests, nothing, on
 
 TRAIN = "train {f}/recipe.toml --out {f}/new --steps 1"
 MODEL = (
@@ -39,51 +39,6 @@ def onnx_commands(name: str) -> tuple[str, ...]:
         *(f"info {here}", f"validate {{f}}/model {here}", f"translate {here} --input {{f}}/in.txt --beam 3"),
         f"translate {here} --input {{f}}/in.txt --stream",
     )
-
-
-@dataclass(frozen=True)
-class Class:
-    """bases: what is copied before the damage. commands: one of them is run, "{f}" stands for the folder; or a function
-    that chooses. told: digests are there, so that no damaged weights may speak."""
-
-    name: str
-    bases: tuple[str, ...]
-    damage: Callable[[Random, Path], object]
-    commands: tuple[str, ...] | Callable[[Random, Path], Attempt]
-    weight: int = 10
-    told: bool = False
-
-    def attempt(self, random: Random, folder: Path) -> tuple[Attempt, str]:
-        """What is run, and in words."""
-        if callable(self.commands):
-            chosen = self.commands(random, folder)
-            shown = getattr(chosen, "__name__", "call") if callable(chosen) else " ".join(chosen)
-        else:
-            shown = random.choice(self.commands)
-            chosen = shown.format(f=folder).split()
-        return chosen, shown.replace(str(folder), "{f}").encode("ascii", "backslashreplace").decode()[:150]
-
-
-def _on(path: str, how: Callable[[Random, Path], object], manifest: bool = False) -> Callable[[Random, Path], None]:
-    """Damage to one of the files that a pattern finds; without `manifest` nothing is left that would tell."""
-
-    def change(random: Random, folder: Path) -> None:
-        if not manifest:
-            for file in folder.rglob("manifest.json"):
-                file.unlink()
-        how(random, random.choice([file for file in sorted(folder.glob(path)) if file.is_file()]))
-
-    return change
-
-
-def _on_weights(random: Random, path: Path) -> None:
-    """The same number of bytes, some of them others: what only a digest tells."""
-    data = bytearray(path.read_bytes())
-    at = random.randrange(len(data) // 2, len(data))
-    size = random.choice([1, 4, 64, 1000])
-    changed = random.choice([bytes(size), random.randbytes(size), bytes([data[at] ^ 64])])
-    data[at : at + size] = changed[: len(data) - at]
-    path.write_bytes(data)
 
 
 def _recipe(random: Random, path: Path) -> None:
@@ -142,10 +97,6 @@ def _run_folder(random: Random, folder: Path) -> None:
         )
 
 
-def nothing(random: Random, folder: Path) -> None:
-    """The numbers are the damage."""
-
-
 ALL = (
     "model",
     "onnx",
@@ -173,17 +124,12 @@ ODD = (
 )
 
 
-def _digests(name: str, bases: tuple[str, ...], path: str, commands: tuple[str, ...]) -> Class:
-    """Damage that the digests beside the file tell of."""
-    return Class(f"digests: {name}", bases, _on(path, _on_weights, True), commands, 5, True)
-
-
 CLASSES = (
-    Class("config.json", ("model", "onnx", "in.txt"), _on("model/config.json", damage.in_json_file), MODEL, 38),
-    Class("safetensors", ("model", "onnx", "in.txt"), _on("model/*.safetensors", damage.in_safetensors), MODEL, 20),
-    Class("tokenizer.json", ("model", "onnx", "in.txt"), _on("model/tokenizer.json", damage.in_json_file), MODEL, 32),
+    Class("config.json", ("model", "onnx", "in.txt"), on("model/config.json", damage.in_json_file), MODEL, 38),
+    Class("safetensors", ("model", "onnx", "in.txt"), on("model/*.safetensors", damage.in_safetensors), MODEL, 20),
+    Class("tokenizer.json", ("model", "onnx", "in.txt"), on("model/tokenizer.json", damage.in_json_file), MODEL, 32),
     Class(
-        "manifest.json", ("model", "onnx", "in.txt"), _on("model/manifest.json", damage.in_json_file, True), MODEL, 10
+        "manifest.json", ("model", "onnx", "in.txt"), on("model/manifest.json", damage.in_json_file, True), MODEL, 10
     ),
     Class("no regular files", ALL, _odd_files, ODD, 25),
     Class(
@@ -191,38 +137,38 @@ CLASSES = (
         ("quantized", "onnx", "in.txt"),
         lambda random, folder: random.choice(
             [
-                _on("quantized/config.json", damage.in_json_file),
-                _on("quantized/*.safetensors", damage.in_safetensors),
+                on("quantized/config.json", damage.in_json_file),
+                on("quantized/*.safetensors", damage.in_safetensors),
             ]
         )(random, folder),
         tuple(command.replace("{f}/model", "{f}/quantized") for command in MODEL),
         15,
     ),
     Class(
-        "ONNX graphs", ("onnx", "model", "in.txt"), _on("onnx/onnx/*.onnx", graphs.in_graph), onnx_commands("onnx"), 35
+        "ONNX graphs", ("onnx", "model", "in.txt"), on("onnx/onnx/*.onnx", graphs.in_graph), onnx_commands("onnx"), 35
     ),
-    Class("ONNX data", ("onnx", "model", "in.txt"), _on("onnx/onnx/*_data", damage.in_text), onnx_commands("onnx"), 5),
+    Class("ONNX data", ("onnx", "model", "in.txt"), on("onnx/onnx/*_data", damage.in_text), onnx_commands("onnx"), 5),
     Class(
         "ONNX folder's JSON",
         ("onnx", "model", "in.txt"),
-        _on("onnx/*.json", damage.in_json_file),
+        on("onnx/*.json", damage.in_json_file),
         onnx_commands("onnx"),
         25,
     ),
     Class(
-        "ONNX target cpu", ("cpu", "model", "in.txt"), _on("cpu/onnx/*.onnx", graphs.in_graph), onnx_commands("cpu"), 15
+        "ONNX target cpu", ("cpu", "model", "in.txt"), on("cpu/onnx/*.onnx", graphs.in_graph), onnx_commands("cpu"), 15
     ),
     Class(
         "ONNX of fixed shape",
         ("fixed", "model", "in.txt"),
-        _on("fixed/**/*.onnx", graphs.in_graph),
+        on("fixed/**/*.onnx", graphs.in_graph),
         onnx_commands("fixed"),
         6,
     ),
     Class(
         "ONNX made elsewhere",
         ("foreign", "model", "in.txt"),
-        _on("foreign/*.json", damage.in_json_file),
+        on("foreign/*.json", damage.in_json_file),
         onnx_commands("foreign"),
         8,
     ),
@@ -231,9 +177,9 @@ CLASSES = (
         ("alone", "alone-onnx"),
         lambda random, folder: random.choice(
             [
-                *[_on("alone*/*.json", damage.in_json_file)] * 2,
-                _on("alone/*.safetensors", damage.in_safetensors),
-                _on("alone-onnx/onnx/*.onnx", graphs.in_graph),
+                *[on("alone*/*.json", damage.in_json_file)] * 2,
+                on("alone/*.safetensors", damage.in_safetensors),
+                on("alone-onnx/onnx/*.onnx", graphs.in_graph),
             ]
         )(random, folder),
         (
@@ -247,29 +193,28 @@ CLASSES = (
     Class(
         "ONNX precisions",
         ("int8", "model", "in.txt"),
-        _on("int8/**/*.onnx", graphs.in_graph),
+        on("int8/**/*.onnx", graphs.in_graph),
         tuple(f"translate {{f}}/int8 --input {{f}}/in.txt --precision {name}" for name in ("int8", "int4", "float32")),
         8,
     ),
-    Class(
-        "single file", ("ids.onnx", "text.onnx", "model", "in.txt"), _on("*.onnx", graphs.in_graph), search_model, 25
-    ),
+    Class("single file", ("ids.onnx", "text.onnx", "model", "in.txt"), on("*.onnx", graphs.in_graph), search_model, 25),
     Class(
         "Marian folder",
         ("theirs",),
         lambda random, folder: random.choice(
-            [_on("theirs/*.json", damage.in_json_file)] * 3 + [_on("theirs/*.safetensors", damage.in_safetensors)]
+            [on("theirs/*.json", damage.in_json_file)] * 3 + [on("theirs/*.safetensors", damage.in_safetensors)]
         )(random, folder),
         ("import {f}/theirs {f}/new",),
         20,
     ),
-    Class("recipe", TEXT, _on("recipe.toml", _recipe), (TRAIN,), 36),
-    Class("training text", TEXT, _on("0.*", damage.in_text), (TRAIN,), 8),
+    Class("recipe", TEXT, on("recipe.toml", _recipe), (TRAIN,), 36),
+    Class("training text", TEXT, on("0.*", damage.in_text), (TRAIN,), 8),
     Class("run, --resume", ("run", *TEXT), _run_folder, RESUME, 30),
     Class("numbers", ALL, nothing, numbers, 75),
     Class("paths", ALL, nothing, paths, 20),
     Class("from Python", ("text.onnx", "ids.onnx", "onnx", "cpu", "model"), nothing, from_python, 20),
-    _digests("checkpoint", ("model", "onnx", "in.txt"), "model/*.safetensors", MODEL[:4]),
-    _digests("ONNX", ("onnx", "in.txt"), "onnx/onnx/model.*", onnx_commands("onnx")[:4]),
-    _digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),
+    digests("checkpoint", ("model", "onnx", "in.txt"), "model/*.safetensors", MODEL[:4]),
+    digests("ONNX", ("onnx", "in.txt"), "onnx/onnx/model.*", onnx_commands("onnx")[:4]),
+    digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),
+    *FURTHER,
 )

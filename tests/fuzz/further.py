@@ -1,0 +1,245 @@
+"""What is damaged, and which commands read it, beside the main path: decoders and encoders alone, adapters, two
+vocabularies, pages, comparisons, scores, and every way that text comes in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+
+import damage
+import graphs
+from attempts import Attempt
+from damage import NUMBERS
+from kind import Class, nothing, on, one_of
+
+from mlx_transformer.training.recipe_help import recipe_help
+
+PAGES = (
+    *("explain {f}/model one --out {f}/new.html", "explain {f}/onnx one --beam 3 --out {f}/new.html"),
+    *("explain {f}/model one --with {f}/onnx --out {f}/new.html", "explain {f}/cpu one --figures {f}/new"),
+    "compare {f}/model {f}/onnx --source {f}/in.txt --out {f}/new.html",
+    "compare {f}/onnx {f}/cpu --source {f}/in.txt --reference {f}/in.txt --json {f}/new.json --out {f}/new.html",
+    *(f"score {{f}}/{name} --source {{f}}/in.txt --target {{f}}/in.txt" for name in ("model", "onnx", "cpu")),
+    *("translate {f}/model --input {f}/in.txt --alignment", "translate {f}/page --input {f}/in.txt --alignment"),
+    *("web {f}/page --out {f}/new --assets {f}/node_modules", "validate {f}/model {f}/page"),
+)
+ADAPTER = (
+    *("merge {f}/model {f}/adapted --out {f}/new", "merge {f}/model {f}/adapted/adapter --out {f}/new"),
+    *("info {f}/adapted", "info {f}/adapted/adapter", "translate {f}/adapted --input {f}/in.txt"),
+    *("export {f}/adapted {f}/new", "train --resume {f}/adapted --steps 3"),
+)
+KEPT = (
+    *("translate {f}/kept --input {f}/in.txt", "translate {f}/packed --input {f}/in.txt --beam 2"),
+    *("validate {f}/kept {f}/packed", "export {f}/kept {f}/new --precision packed", "info {f}/kept"),
+    *("info {f}/packed", "merge {f}/quantized {f}/kept --out {f}/new"),
+)
+TWO = (
+    *("translate {f}/two --input {f}/in.txt", "translate {f}/two-onnx --input {f}/in.txt", "info {f}/two"),
+    *("export {f}/two {f}/new", "validate {f}/two {f}/two-onnx", "to-huggingface {f}/two {f}/new"),
+    "score {f}/two --source {f}/in.txt --target {f}/in.txt",
+)
+RUNS = (
+    *("report {f}/run --out {f}/new.html", "report {f}/run {f}/adapted --out {f}/new.html", "info {f}/run"),
+    "average {f}/run/checkpoints/step-00000001 {f}/run/checkpoints/step-00000002 --out {f}/new",
+    "train --from {f}/run --source {f}/0.source --target {f}/0.target --out {f}/new --steps 1",
+)
+SIZES = "--preset tiny --vocab-size 280 --steps 1 --out {f}/new"
+TEXTS = (
+    *(f"train --objective language-model --text {{f}}/{name} {SIZES}" for name in ("plain.txt", "text.jsonl")),
+    *(f"train --objective masked-language-model --text {{f}}/plain.txt {SIZES}",),
+    *(f"train --objective denoising --text {{f}}/text.jsonl {SIZES}",),
+    *(f"train --pairs {{f}}/{name} {SIZES}" for name in ("pairs.tsv", "pairs.jsonl", "pairs.parquet", "pairs.tsv.gz")),
+)
+
+
+def _every_key(random: Random, folder: Path) -> None:
+    """One or two keys of all that a recipe may have."""
+    path = folder / "recipe.toml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for _ in range(random.choice([1, 1, 2])):
+        table, key, default = random.choice(KEYS)
+        values = [default] * 3 + ["0", "1", "-1", "2", "3.5", "true", "false", '"x"', '""', "[]", "1e308", "nan"]
+        values += [str(number) for number in NUMBERS if isinstance(number, int) and abs(number) < 10**30]
+        lines = [line for line in lines if not line.startswith(f"{key} = ")]
+        place = lines.index(f"[{table}]")
+        lines.insert(place + 1, f"{key} = {random.choice(values)}")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _all_keys() -> list[tuple[str, str, str]]:
+    """(table, key, default) of all."""
+    found, table = [], ""
+    for line in recipe_help().splitlines():
+        if head := re.match(r"\[(\w+)\]", line):
+            table = head[1]
+        elif line.startswith("# [["):
+            table = ""
+        elif table and (key := re.match(r"# (\w+) = *(\"[^\"]*\"|[^ #]+)?", line)):
+            found.append((table, key[1], key[2] or '""'))
+    return found
+
+
+KEYS = _all_keys()
+
+
+def more_numbers(random: Random, folder: Path) -> Attempt:
+    """Commands with one or two options of unheard-of values."""
+    here = str(folder)
+    command, options = random.choice(
+        [
+            (
+                f"explain {here}/model one --out {here}/new.html",
+                "beam length-penalty max-new-tokens top-k runtime target",
+            ),
+            (f"explain {here}/onnx one --out {here}/new.html", "beam max-new-tokens top-k threads precision with"),
+            ("explain claims 13 --out new.html", "figures lang"),
+            (f"compare {here}/model {here}/onnx --source {here}/in.txt", "beam length-penalty max-new-tokens threads"),
+            (f"generate {here}/alone one", "max-new-tokens min-new-tokens temperature top-k top-p seed beam stop"),
+            (f"generate {here}/alone-onnx one", "max-new-tokens min-new-tokens beam stop threads precision"),
+            (f"fill {here}/encoder one<mask>", "top-k backend"),
+            (f"fill {here}/encoder-onnx one<mask>", "top-k threads precision"),
+            (f"score {here}/onnx --source {here}/in.txt --target {here}/in.txt", "threads precision overlong backend"),
+            (f"export {here}/model {here}/new --attention", "attention-layer target fixed-shape precision"),
+            (f"train {here}/recipe.toml --out {here}/new --steps 1", "accumulate memory precision optimizer schedule"),
+            (
+                f"train --from {here}/model --pairs {here}/pairs.tsv --steps 1 --out {here}/new",
+                "rank alpha adapter-dropout targets freeze adapter final best patience",
+            ),
+            (f"train --text {here}/plain.txt {SIZES.format(f=here)}", "objective batch-tokens vocab-size dropout"),
+        ]
+    )
+    given = command.split()
+    for _ in range(random.choice([1, 1, 2])):
+        values = [*NUMBERS, *NUMBERS, *[text for text in damage.TEXTS if "\0" not in text and text != "\ud800"]]
+        value = random.choice([number for number in values if not (isinstance(number, int) and number > 10**300)])
+        given += [f"--{random.choice(options.split())}", str(value)]
+    return [
+        *given,
+        *(["--sample"] if {"--temperature", "--top-p", "--top-k"} & {*given} and given[0] == "generate" else []),
+    ]
+
+
+FURTHER = (
+    Class(
+        "encoder alone",
+        ("encoder", "encoder-onnx"),
+        one_of(
+            *[on("encoder*/*.json", damage.in_json_file)] * 2,
+            on("encoder/*.safetensors", damage.in_safetensors),
+            on("encoder-onnx/onnx/*.onnx", graphs.in_graph),
+        ),
+        (
+            *("fill {f}/encoder one<mask>three", "fill {f}/encoder-onnx one<mask>three", "info {f}/encoder-onnx"),
+            *("validate {f}/encoder {f}/encoder-onnx", "explain {f}/encoder one --out {f}/new.html"),
+            *("export {f}/encoder {f}/new", "translate {f}/encoder --input {f}/encoder/config.json"),
+        ),
+        20,
+    ),
+    Class(
+        "decoder that goes on",
+        ("alone", "alone-onnx"),
+        one_of(
+            *[on("alone*/*.json", damage.in_json_file)] * 2,
+            on("alone/*.safetensors", damage.in_safetensors),
+            on("alone-onnx/onnx/*.onnx", graphs.in_graph),
+        ),
+        (
+            *("generate {f}/alone one --max-new-tokens 4", "generate {f}/alone-onnx one --max-new-tokens 4"),
+            *("generate {f}/alone one two --beam 3 --json", "explain {f}/alone one --out {f}/new.html"),
+            "explain {f}/alone-onnx one --out {f}/new.html",
+        ),
+        20,
+    ),
+    Class(
+        "pages and scores",
+        ("model", "onnx", "cpu", "page", "node_modules", "in.txt"),
+        one_of(
+            on("model/*.json", damage.in_json_file),
+            on("model/*.safetensors", damage.in_safetensors),
+            on("onnx/*.json", damage.in_json_file),
+            *(on(f"{name}/onnx/*.onnx", graphs.in_graph) for name in ("onnx", "cpu", "page")),
+            on("page/*.json", damage.in_json_file),
+            on("in.txt", damage.in_text),
+            on("node_modules/**/*", damage.in_text),
+        ),
+        PAGES,
+        45,
+    ),
+    Class(
+        "adapter",
+        ("adapted", "model", "in.txt", "0.source", "0.target"),
+        one_of(
+            *[on("adapted/adapter/*.json", damage.in_json_file)] * 2,
+            on("adapted/adapter/*.safetensors", damage.in_safetensors),
+            on("adapted/**/*.json", damage.in_json_file),
+            on("adapted/**/*.safetensors", damage.in_safetensors),
+            on("model/config.json", damage.in_json_file),
+        ),
+        ADAPTER,
+        25,
+    ),
+    Class(
+        "adapter beside integers",
+        ("kept", "packed", "quantized", "in.txt"),
+        one_of(
+            *[on("kept/*.json", damage.in_json_file)] * 2,
+            on("kept/**/*.safetensors", damage.in_safetensors),
+            on("packed/onnx/*.onnx", graphs.in_graph),
+            on("packed/*.json", damage.in_json_file),
+        ),
+        KEPT,
+        20,
+    ),
+    Class(
+        "two vocabularies",
+        ("two", "two-onnx", "in.txt"),
+        one_of(
+            *[on("two*/*_tokenizer.json", damage.in_json_file)] * 2,
+            on("two*/*.json", damage.in_json_file),
+            on("two*/**/*", damage.to_no_file),
+        ),
+        TWO,
+        20,
+    ),
+    Class(
+        "runs: reports, averages",
+        ("run", "adapted", "0.source", "0.target"),
+        one_of(
+            *[on("run/*.jsonl", damage.in_text)] * 2,
+            on("run/run.json", damage.in_json_file),
+            on("run/**/*.json", damage.in_json_file),
+            on("run/**/*.safetensors", damage.in_safetensors),
+            on("adapted/run.json", damage.in_json_file),
+        ),
+        RUNS,
+        25,
+    ),
+    Class(
+        "every key of a recipe",
+        ("recipe.toml", "0.source", "0.target"),
+        _every_key,
+        ("train {f}/recipe.toml --out {f}/new --steps 1",),
+        45,
+    ),
+    Class(
+        "texts and pairs",
+        ("plain.txt", "text.jsonl", "pairs.tsv", "pairs.jsonl", "pairs.parquet", "pairs.tsv.gz"),
+        one_of(
+            on("*", damage.in_text),
+            on("pairs.*", lambda random, path: path.write_bytes(damage.in_bytes(random, path.read_bytes()))),
+        ),
+        TEXTS,
+        30,
+    ),
+    Class(
+        "more numbers",
+        (
+            *("model", "onnx", "in.txt", "alone", "alone-onnx", "encoder", "encoder-onnx"),
+            *("recipe.toml", "0.source", "0.target", "plain.txt", "pairs.tsv"),
+        ),
+        nothing,
+        more_numbers,
+        70,
+    ),
+)
