@@ -11,7 +11,7 @@ import onnx
 
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
-from export.search.interface import CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZER
+from export.search.interface import ATTENTION, CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZER
 from export.targets.names import DECODER_MERGED, ENCODER
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
@@ -58,6 +58,8 @@ class SiteModel:
     float16: bool = False
     """On WebGPU it needs one that computes in float16."""
     caches: tuple[str, ...] = ()
+    attention: bool = False
+    """Whether it says how much of each source token was read."""
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
@@ -94,7 +96,8 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
         details = _source(path), graphs, webgpu, opened.precision == "float16", _caches(files["decoder"])
-        found.append(SiteModel(opened.precision, "steps", opened.config, tokenizer, *details))
+        attention = opened.interface.attention_layer is not None
+        found.append(SiteModel(opened.precision, "steps", opened.config, tokenizer, *details, attention))
     return found
 
 
@@ -123,7 +126,8 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
         model.metadata_props.remove(entry)
     name = f"{facts.get(PRECISION, 'float32')}, search inside"
     graph = Graph(file, data, model.SerializeToString(deterministic=True))
-    return SiteModel(name, "search", config, facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, False)
+    details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, False
+    return SiteModel(name, "search", config, *details, attention=ATTENTION in facts)
 
 
 def _load(file: Path) -> onnx.ModelProto:

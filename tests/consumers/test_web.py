@@ -8,16 +8,20 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import HERE, MODEL, TEXTS
 from imports import ROOT
+from tokenizers import Regex, pre_tokenizers
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.web import write_site
 from export.web.site import SITE
+from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
 
 pytestmark = pytest.mark.consumers
 
@@ -36,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(trained, folder) -> Path:
     int8 = export_onnx(MODEL, folder / "int8", target="web", precision="int8", attention=True, accept_loss=True)
-    file = export_search(MODEL, folder / "mine.onnx", target="cpu")
+    file = export_search(MODEL, folder / "mine.onnx", target="cpu", attention=True)
     modules = HERE / "node" / "node_modules"
     return write_site([trained.web, int8, file], folder / "site", assets=modules, title="Phrases, English to German")
 
@@ -121,6 +125,35 @@ def test_precisions_have_the_tokens_of_our_runtime(folder, trained, chosen, answ
     pairs = zip(ids_of(answer["searches"]["int8"]), (model.generate([row])[0] for row in rows), strict=True)
     # Another order of additions is a step of the activations' grid: where two tokens are that near, either may win.
     assert sum(found == expected for found, expected in pairs) >= COUNT - 1
+
+
+def groups(tokenizer: Tokenizer, ids: list[int], length: int) -> list[range]:
+    """The tokens of each word of a text; `length`: where the last one ends."""
+    text, pieces = tokenizer.decode(ids), pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated")
+    begins = {begin for _, (begin, _) in pieces.pre_tokenize_str(text)}
+    starts = [i for i in range(len(ids)) if len(tokenizer.decode(ids[:i])) in begins]
+    return [range(*pair) for pair in pairwise([*starts, length])]
+
+
+@pytest.mark.parametrize(("name", "precision", "allowed"), [("int8", "int8", 2), ("inside, beam", "float32", 0.6)])
+def test_attention_is_that_of_our_runtime(name, precision, allowed, folder, trained, chosen, answer):
+    """In percent, by words: summed over a source word's tokens, the mean over those of an output's."""
+    out = folder / f"shown-{precision}"
+    model = OnnxTransformer(export_onnx(MODEL, out, precision=precision, attention=True, accept_loss=True))
+    for text, found in zip(chosen, answer["searches"][name]["found"], strict=True):
+        [source], ids = trained.tokenizer.encode_batch([text]), found["ids"]
+        weights = model.cross_attention([source], [[model.config.bos_id, *ids[:-1]]])[0]
+        columns = [*groups(trained.tokenizer, source[:-1], len(source) - 1), range(len(source) - 1, len(source))]
+        rows = groups(trained.tokenizer, ids, len(ids))
+        expected = [[100 * weights[list(row)][:, list(column)].sum(1).mean() for column in columns] for row in rows]
+        assert np.abs(np.array(found["read"]["shares"]) - expected).max() <= allowed
+        assert found["read"]["columns"][-1] == "(end)"
+        assert "".join(found["read"]["columns"][:-1]) == "".join(text.split())
+        assert "".join(found["read"]["rows"]) == "".join(found["text"].split())
+
+
+def test_a_model_without_attention_shows_none(answer):
+    assert {found["read"] for found in answer["searches"]["greedy"]["found"]} == {None}
 
 
 def test_the_tokenizer_is_that_of_python(trained, answer):

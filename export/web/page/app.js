@@ -3,10 +3,12 @@
 import { Client } from './client.js';
 import { controlled, keep, missing } from './offline.js';
 import { deviceFor, fillModels, options, showMethod, threads } from './settings.js';
-import { find, megabytes, rounded, showChoices, showFacts, showRows, showWords } from './view.js';
+import { find, megabytes, rounded, showChoices, showFacts, showRows, showShares, showWords } from './view.js';
 
 const PAUSE = 250; // milliseconds without a key
 const CHOICES = 8;
+const MOST_WORDS = 60; // of a text whose attention is shown
+const READ = 'Of 100 parts of the attention, one layer’s heads together, so many went to each word of the text while the word on the left was written.';
 
 const client = new Client();
 let [site, about, opened] = [null, null, null];
@@ -77,6 +79,7 @@ async function translate() {
   closeAlternatives();
   const text = source();
   if (!opened) return;
+  find('attention').hidden = true;
   if (!text) {
     show({ ids: [], words: [], others: [] });
     return;
@@ -93,6 +96,22 @@ async function translate() {
   find('translation').dataset.source = text;
   showSpeed(answer);
   announce(`Translation: ${answer.words.map((word) => word.text).join('')}`);
+  await showAttention();
+}
+
+/** What each word of the translation read, where the model says it. */
+async function showAttention() {
+  const [text, mine] = [find('translation').dataset.source, ids];
+  find('attention').hidden = !opened?.model.attention || !text || !mine.length;
+  if (find('attention').hidden || !find('attention-shown').open) return;
+  delete find('shares').dataset.ids;
+  const { source: from, output, shares } = await client.ask('attention', { text, ids: mine });
+  if (mine !== ids) return; // another translation has begun
+  const tooMany = Math.max(from.length, output.length) > MOST_WORDS;
+  find('attention-told').textContent = tooMany ? `Shown for texts of up to ${MOST_WORDS} words.` : READ;
+  const none = { columns: [], rows: [], shares: [] };
+  showShares(find('shares'), tooMany ? none : { columns: [...from, '(end)'], rows: output, shares });
+  find('shares').dataset.ids = mine.join(' ');
 }
 
 function show({ ids: found, words, others }) {
@@ -213,6 +232,7 @@ for (const id of ['model', 'device']) {
   });
 }
 find('free').addEventListener('click', again);
+find('attention-shown').addEventListener('toggle', () => running ?? attempt(showAttention()));
 find('compare').addEventListener('click', () => attempt(compare()));
 document.addEventListener('keydown', ({ key }) => key === 'Escape' && closeAlternatives());
 showMethod();

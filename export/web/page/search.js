@@ -1,5 +1,6 @@
 // One file with the search inside: ids in, the best translations out, in one call.
 
+import { rowsOf } from './attention.js';
 import { lengthLimit } from './limits.js';
 
 export class SearchModel {
@@ -15,7 +16,7 @@ export class SearchModel {
     const int64 = (values, dims = []) => new this.ort.Tensor('int64', BigInt64Array.from(values, BigInt), dims);
     const float = (value) => new this.ort.Tensor('float32', [value], []);
     const bool = (value) => new this.ort.Tensor('bool', [value], []);
-    const { sequences, lengths, scores } = await this.session.run({
+    const { sequences, lengths, scores, cross_attention: read } = await this.session.run({
       input_ids: int64(source, [1, S]),
       attention_mask: int64(source.map(() => 1), [1, S]),
       beam: int64([width]),
@@ -33,9 +34,15 @@ export class SearchModel {
       rows: int64([0], [1]),
     });
     const T = sequences.dims[2];
+    this.read = read && rowsOf(read, 0, Number(lengths.data[0])); // of the best one
     return Array.from(lengths.data, (length, i) => ({
       ids: Array.from(sequences.data.subarray(i * T, i * T + Number(length)), Number),
       score: scores.data[i],
     })).filter(({ score }) => score > -5e8);
+  }
+
+  /** What was read in the last search, which found `ids`: as StepModel has it. */
+  async attention() {
+    return this.read;
   }
 }

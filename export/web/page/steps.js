@@ -1,5 +1,7 @@
 // The encoder and the decoder with its cache, a step at a time: what greedy search, sampling and beams are made of.
 
+import { rowsOf } from './attention.js';
+
 /** rows of a tensor's data, each `size` numbers, in another order or several times. */
 function gathered(data, size, rows) {
   const found = new Float32Array(rows.length * size);
@@ -20,6 +22,18 @@ export class StepModel {
     return new Decoder(this, found.last_hidden_state, mask);
   }
 
+  /** How much of each source token was read when each of `ids` was chosen: an array for each of them. */
+  async attention(source, ids) {
+    const decoder = await this.start(source);
+    try {
+      const given = [this.config.bos_id, ...ids.slice(0, -1)];
+      const { cross_attention: read } = await this.decoder.run(decoder.feeds([given]), ['cross_attention']);
+      return rowsOf(read, 0, ids.length);
+    } finally {
+      decoder.dispose();
+    }
+  }
+
   int64(values, dims) {
     return new this.ort.Tensor('int64', BigInt64Array.from(values, BigInt), dims);
   }
@@ -37,17 +51,20 @@ class Decoder {
     this.fetched = [needed, needed.filter((name) => !name.includes('.encoder.'))];
   }
 
-  /** The next tokens of each row, each an array of equal length -> logits, an array for each of them, row by row. */
-  async step(ids) {
+  feeds(ids) {
     const { model, rows, begun } = this;
-    const feeds = {
+    return {
       ...this.past,
       input_ids: model.int64(ids.flat(), [rows, ids[0].length]),
       encoder_hidden_states: this.memory,
       encoder_attention_mask: this.mask,
       use_cache_branch: new model.ort.Tensor('bool', [begun], [1]),
     };
-    const { logits, ...present } = await model.decoder.run(feeds, this.fetched[Number(begun)]);
+  }
+
+  /** The next tokens of each row, each an array of equal length -> logits, an array for each of them, row by row. */
+  async step(ids) {
+    const { logits, ...present } = await this.model.decoder.run(this.feeds(ids), this.fetched[Number(this.begun)]);
     for (const [name, tensor] of Object.entries(present)) this.#keep(name.replace('present', 'past_key_values'), tensor);
     this.begun = true;
     const V = logits.dims[2];

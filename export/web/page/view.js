@@ -59,5 +59,16 @@ export function showRows(body, rows) {
   )))));
 }
 
+/** A table of shares, darker where more: rows and columns have the names given. */
+export function showShares(table, { columns, rows, shares }) {
+  const head = columns.map((name) => made('th', { scope: 'col', textContent: name }));
+  const body = rows.map((name, i) => made('tr', {}, made('th', { scope: 'row', textContent: name }), ...shares[i].map((share) => {
+    const cell = made('td', { className: 'n', textContent: String(Math.round(100 * share)) });
+    cell.style.setProperty('--share', share.toFixed(3));
+    return cell;
+  })));
+  table.replaceChildren(made('thead', {}, made('tr', {}, made('td'), ...head)), made('tbody', {}, ...body));
+}
+
 export const megabytes = (bytes) => (bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0);
 export const rounded = (value) => (value >= 100 ? value.toFixed(0) : value.toPrecision(2));

@@ -1,6 +1,7 @@
 // Runs models beside the page. Requests are answered one after another, each by messages {id, ...}: parts of an answer
 // {part}, then {answer} or {error}. A request {stop: id} ends the one with that id at its next step.
 
+import { byWords } from './attention.js';
 import { beamSearch } from './beam.js';
 import { alternatives, tokens } from './greedy.js';
 import { memoryInUse, openModel, watchMemory } from './models.js';
@@ -36,6 +37,15 @@ const KINDS = {
   async alternatives({ text, prefix, count }) {
     const found = await alternatives(opened.model, tokenizer.encode(text), prefix, count);
     return found.map(({ id, probability }) => ({ id, probability, text: tokenizer.decode([id]) }));
+  },
+
+  /** What each word of the last translation read: {source, output, shares}, words and a row of shares for each of the
+   * output's, the last share being that of the source's end. */
+  async attention({ text, ids }) {
+    const source = tokenizer.encode(text);
+    const [from, to] = [tokenizer.words(source.slice(0, -1)), tokenizer.words(ids)];
+    const shares = byWords(await opened.model.attention(source, ids), from, to);
+    return { source: from.map((word) => word.text.trim()), output: to.map((word) => word.text.trim()), shares };
   },
 
   encode: ({ texts }) => texts.map((text) => tokenizer.encode(text)),

@@ -77,7 +77,20 @@ async function finished(page, text) {
     || document.querySelector('#translation').dataset.source === expected, text);
   const box = page.locator('#translation');
   const ids = (await box.getAttribute('data-ids')).split(' ').filter(Boolean).map(Number);
-  return { ids, text: await box.textContent(), error: await textOf(page, 'error') };
+  return { ids, text: await box.textContent(), error: await textOf(page, 'error'), read: await read(page, ids) };
+}
+
+/** The table of attention: {columns, rows, shares}; null where the model shows none. */
+async function read(page, ids) {
+  if (await page.locator('#attention').isHidden()) return null;
+  await page.waitForFunction((expected) => document.querySelector('#shares').dataset.ids === expected, ids.join(' '));
+  const shares = page.locator('#shares');
+  const rows = await shares.locator('tbody tr').all();
+  return {
+    columns: await shares.locator('thead th').allTextContents(),
+    rows: await shares.locator('tbody th').allTextContents(),
+    shares: await Promise.all(rows.map(async (row) => (await row.locator('td').allTextContents()).map(Number))),
+  };
 }
 
 async function choose(page, model, device = 'auto') {
@@ -133,6 +146,11 @@ async function withServer(browser) {
     return { ids: lines.map((line) => tokenizer.encode(line)), texts: rows.map((ids) => tokenizer.decode(ids)), words };
   }, task);
   for (const each of task.searches) answer.searches[each.name] = await searched(page, each);
+  answer.violations.push(...await violations(page));
+  await page.emulateMedia({ colorScheme: 'dark' });
+  answer.violations.push(...await violations(page));
+  await page.screenshot({ path: join(out, 'attention.png'), fullPage: true });
+  await page.emulateMedia({ colorScheme: 'light' });
   await choose(page, task.searches[0].model);
   await page.selectOption('#method', 'greedy');
   const [text] = task.searches[0].texts;

@@ -30,7 +30,7 @@ def made(text_folder, tmp_path_factory):
     """FOLDER/web, an export for browsers, FOLDER/mine.onnx, the file with the search, FOLDER/node_modules."""
     folder = tmp_path_factory.mktemp("web")
     export_onnx(text_folder / "model", folder / "web", target="web", precision=PRECISIONS, accept_loss=True)
-    export_search(text_folder / "model", folder / "mine.onnx", target="cpu")
+    export_search(text_folder / "model", folder / "mine.onnx", target="cpu", attention=True)
     write_web_package(folder / "node_modules")
     return folder
 
@@ -60,6 +60,7 @@ def test_models_are_those_of_the_folder_and_the_file(site, made):
     assert [model["kind"] for model in facts["models"]] == ["steps", "steps", "steps", "search"]
     assert [model["webgpu"] for model in facts["models"]] == [True, True, False, False]
     assert [model["float16"] for model in facts["models"]] == [False, True, False, False]
+    assert [model["attention"] for model in facts["models"]] == [False, False, False, True]
     for model in facts["models"]:
         paths = [p for g in model["graphs"].values() for p in (g["graph"], *(data["file"] for data in g["data"]))]
         assert model["bytes"] == sum(facts["files"][path]["bytes"] for path in paths)
