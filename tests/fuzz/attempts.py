@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,13 +11,27 @@ from damage import NUMBERS, TEXTS
 
 Attempt = list[str] | Callable[[], object]
 """Arguments of the command line, or a call from Python."""
+TRAIN = "train {f}/recipe.toml --out {f}/new --steps 1"
+
+
+def with_odd_values(random: Random, commands: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """One of these, each with the names of its options, of which one or two get unheard-of values."""
+    command, options = random.choice(commands)
+    given = command.split()
+    for _ in range(random.choice([1, 1, 2])):
+        values = [*NUMBERS, *NUMBERS, *[text for text in TEXTS if "\0" not in text and text != "\ud800"]]
+        value = str(random.choice([n for n in values if not (isinstance(n, int) and n > 10**300)]))
+        given += [f"--{random.choice(options)}", "x".join([value] * 3) if "coreml" in given else value]
+    draws = given[0] in ("translate", "generate") and {"--temperature", "--top-p", "--top-k"} & {*given}
+    return [*given, *(["--sample"] if draws else [])]
 
 
 def numbers(random: Random, folder: Path) -> Attempt:
     """A command with one or two options of unheard-of values."""
     decoding = "beam length-penalty n-best min-new-tokens max-new-tokens temperature top-k top-p seed".split()
     train = "vocab-size batch-tokens epochs minutes warmup learning-rate dropout save-every seed preset".split()
-    command, options = random.choice(
+    return with_odd_values(
+        random,
         [
             *((f"translate {folder}/model --input {folder}/in.txt", decoding),) * 3,
             *((f"translate {folder}/{random.choice(['onnx', 'cpu'])} --input {folder}/in.txt", [*decoding, "threads"]),)
@@ -30,14 +44,8 @@ def numbers(random: Random, folder: Path) -> Attempt:
             (f"validate {folder}/model {folder}/onnx", ["seed", "threads", "runtimes", "names"]),
             (f"quickstart --out {folder}/model", ["minutes", "seed"]),
             (f"serve {folder}/onnx --port -1", ["max-batch", "max-wait-ms", "max-queue", "threads", "workers"]),
-        ]
+        ],
     )
-    given = command.split()
-    for _ in range(random.choice([1, 1, 2])):
-        values = [*NUMBERS, *NUMBERS, *[text for text in TEXTS if "\0" not in text and text != "\ud800"]]
-        value = str(random.choice([n for n in values if not (isinstance(n, int) and n > 10**300)]))
-        given += [f"--{random.choice(options)}", "x".join([value] * 3) if "coreml" in given else value]
-    return [*given, *(["--sample"] if {"--temperature", "--top-p", "--top-k"} & {*given} else [])]
 
 
 def paths(random: Random, folder: Path) -> Attempt:

@@ -8,12 +8,11 @@ from random import Random
 
 import damage
 import graphs
-from attempts import from_python, numbers, paths, search_model
+from attempts import TRAIN, from_python, numbers, paths, search_model
 from damage import NUMBERS
-from further import FURTHER
-from kind import Class, digests, nothing, on
+from further import FURTHER, in_one
+from kind import Class, digests, nothing, on, one_of
 
-TRAIN = "train {f}/recipe.toml --out {f}/new --steps 1"
 MODEL = (
     *("translate {f}/model --input {f}/in.txt",) * 4,
     *(
@@ -135,12 +134,7 @@ CLASSES = (
     Class(
         "quantised checkpoint",
         ("quantized", "onnx", "in.txt"),
-        lambda random, folder: random.choice(
-            [
-                on("quantized/config.json", damage.in_json_file),
-                on("quantized/*.safetensors", damage.in_safetensors),
-            ]
-        )(random, folder),
+        one_of(on("quantized/config.json", damage.in_json_file), on("quantized/*.safetensors", damage.in_safetensors)),
         tuple(command.replace("{f}/model", "{f}/quantized") for command in MODEL),
         15,
     ),
@@ -175,13 +169,7 @@ CLASSES = (
     Class(
         "decoder alone",
         ("alone", "alone-onnx"),
-        lambda random, folder: random.choice(
-            [
-                *[on("alone*/*.json", damage.in_json_file)] * 2,
-                on("alone/*.safetensors", damage.in_safetensors),
-                on("alone-onnx/onnx/*.onnx", graphs.in_graph),
-            ]
-        )(random, folder),
+        in_one("alone"),
         (
             "validate {f}/alone {f}/alone-onnx",
             "export {f}/alone {f}/new",
@@ -201,9 +189,7 @@ CLASSES = (
     Class(
         "Marian folder",
         ("theirs",),
-        lambda random, folder: random.choice(
-            [on("theirs/*.json", damage.in_json_file)] * 3 + [on("theirs/*.safetensors", damage.in_safetensors)]
-        )(random, folder),
+        one_of(*[on("theirs/*.json", damage.in_json_file)] * 3, on("theirs/*.safetensors", damage.in_safetensors)),
         ("import {f}/theirs {f}/new",),
         20,
     ),

@@ -3,17 +3,22 @@ vocabularies, pages, comparisons, scores, and every way that text comes in."""
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 
 import damage
 import graphs
-from attempts import Attempt
+from attempts import TRAIN, Attempt, with_odd_values
 from damage import NUMBERS
 from kind import Class, nothing, on, one_of
 
-from mlx_transformer.training.recipe_help import recipe_help
+from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.fields import kinds_of
+from mlx_transformer.training.options import DataOptions, TrainingOptions
+from mlx_transformer.training.recipe import Recipe
 
 PAGES = (
     *("explain {f}/model one --out {f}/new.html", "explain {f}/onnx one --beam 3 --out {f}/new.html"),
@@ -53,13 +58,19 @@ TEXTS = (
 )
 
 
+TABLES = {"data": DataOptions, "model": TransformerConfig, "training": TrainingOptions}
+KEYS = [("model", "preset", Recipe.preset)]
+KEYS += [(table, f.name, f.default) for table, kind in TABLES.items() for f in fields(kind) if f.name in kinds_of(kind)]
+
+
 def _every_key(random: Random, folder: Path) -> None:
     """One or two keys of all that a recipe may have."""
     path = folder / "recipe.toml"
     lines = path.read_text(encoding="utf-8").splitlines()
     for _ in range(random.choice([1, 1, 2])):
         table, key, default = random.choice(KEYS)
-        values = [default] * 3 + ["0", "1", "-1", "2", "3.5", "true", "false", '"x"', '""', "[]", "1e308", "nan"]
+        values = [json.dumps(default) if isinstance(default, (str, int, float)) else '""'] * 3
+        values += ["0", "1", "-1", "2", "3.5", "true", "false", '"x"', '""', "[]", "1e308", "nan"]
         values += [str(number) for number in NUMBERS if isinstance(number, int) and abs(number) < 10**30]
         lines = [line for line in lines if not line.startswith(f"{key} = ")]
         place = lines.index(f"[{table}]")
@@ -67,68 +78,47 @@ def _every_key(random: Random, folder: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
-def _all_keys() -> list[tuple[str, str, str]]:
-    """(table, key, default) of all."""
-    found, table = [], ""
-    for line in recipe_help().splitlines():
-        if head := re.match(r"\[(\w+)\]", line):
-            table = head[1]
-        elif line.startswith("# [["):
-            table = ""
-        elif table and (key := re.match(r"# (\w+) = *(\"[^\"]*\"|[^ #]+)?", line)):
-            found.append((table, key[1], key[2] or '""'))
-    return found
-
-
-KEYS = _all_keys()
-
-
 def more_numbers(random: Random, folder: Path) -> Attempt:
     """Commands with one or two options of unheard-of values."""
     here = str(folder)
-    command, options = random.choice(
-        [
-            (
-                f"explain {here}/model one --out {here}/new.html",
-                "beam length-penalty max-new-tokens top-k runtime target",
-            ),
-            (f"explain {here}/onnx one --out {here}/new.html", "beam max-new-tokens top-k threads precision with"),
-            ("explain claims 13 --out new.html", "figures lang"),
-            (f"compare {here}/model {here}/onnx --source {here}/in.txt", "beam length-penalty max-new-tokens threads"),
-            (f"generate {here}/alone one", "max-new-tokens min-new-tokens temperature top-k top-p seed beam stop"),
-            (f"generate {here}/alone-onnx one", "max-new-tokens min-new-tokens beam stop threads precision"),
-            (f"fill {here}/encoder one<mask>", "top-k backend"),
-            (f"fill {here}/encoder-onnx one<mask>", "top-k threads precision"),
-            (f"score {here}/onnx --source {here}/in.txt --target {here}/in.txt", "threads precision overlong backend"),
-            (f"export {here}/model {here}/new --attention", "attention-layer target fixed-shape precision"),
-            (f"train {here}/recipe.toml --out {here}/new --steps 1", "accumulate memory precision optimizer schedule"),
-            (
-                f"train --from {here}/model --pairs {here}/pairs.tsv --steps 1 --out {here}/new",
-                "rank alpha adapter-dropout targets freeze adapter final best patience",
-            ),
-            (f"train --text {here}/plain.txt {SIZES.format(f=here)}", "objective batch-tokens vocab-size dropout"),
-        ]
-    )
-    given = command.split()
-    for _ in range(random.choice([1, 1, 2])):
-        values = [*NUMBERS, *NUMBERS, *[text for text in damage.TEXTS if "\0" not in text and text != "\ud800"]]
-        value = random.choice([number for number in values if not (isinstance(number, int) and number > 10**300)])
-        given += [f"--{random.choice(options.split())}", str(value)]
-    return [
-        *given,
-        *(["--sample"] if {"--temperature", "--top-p", "--top-k"} & {*given} and given[0] == "generate" else []),
+    commands = [
+        (
+            f"explain {here}/model one --out {here}/new.html",
+            "beam length-penalty max-new-tokens top-k runtime target",
+        ),
+        (f"explain {here}/onnx one --out {here}/new.html", "beam max-new-tokens top-k threads precision with"),
+        ("explain claims 13 --out new.html", "figures lang"),
+        (f"compare {here}/model {here}/onnx --source {here}/in.txt", "beam length-penalty max-new-tokens threads"),
+        (f"generate {here}/alone one", "max-new-tokens min-new-tokens temperature top-k top-p seed beam stop"),
+        (f"generate {here}/alone-onnx one", "max-new-tokens min-new-tokens beam stop threads precision"),
+        (f"fill {here}/encoder one<mask>", "top-k backend"),
+        (f"fill {here}/encoder-onnx one<mask>", "top-k threads precision"),
+        (f"score {here}/onnx --source {here}/in.txt --target {here}/in.txt", "threads precision overlong backend"),
+        (f"export {here}/model {here}/new --attention", "attention-layer target fixed-shape precision"),
+        (f"train {here}/recipe.toml --out {here}/new --steps 1", "accumulate memory precision optimizer schedule"),
+        (
+            f"train --from {here}/model --pairs {here}/pairs.tsv --steps 1 --out {here}/new",
+            "rank alpha adapter-dropout targets freeze adapter final best patience",
+        ),
+        (f"train --text {here}/plain.txt {SIZES.format(f=here)}", "objective batch-tokens vocab-size dropout"),
     ]
+    return with_odd_values(random, [(given, options.split()) for given, options in commands])
+
+
+def in_one(name: str) -> Callable[[Random, Path], None]:
+    """Damage to the checkpoint of that name, or to its export."""
+    return one_of(
+        *[on(f"{name}*/*.json", damage.in_json_file)] * 2,
+        on(f"{name}/*.safetensors", damage.in_safetensors),
+        on(f"{name}-onnx/onnx/*.onnx", graphs.in_graph),
+    )
 
 
 FURTHER = (
     Class(
         "encoder alone",
         ("encoder", "encoder-onnx"),
-        one_of(
-            *[on("encoder*/*.json", damage.in_json_file)] * 2,
-            on("encoder/*.safetensors", damage.in_safetensors),
-            on("encoder-onnx/onnx/*.onnx", graphs.in_graph),
-        ),
+        in_one("encoder"),
         (
             *("fill {f}/encoder one<mask>three", "fill {f}/encoder-onnx one<mask>three", "info {f}/encoder-onnx"),
             *("validate {f}/encoder {f}/encoder-onnx", "explain {f}/encoder one --out {f}/new.html"),
@@ -139,11 +129,7 @@ FURTHER = (
     Class(
         "decoder that goes on",
         ("alone", "alone-onnx"),
-        one_of(
-            *[on("alone*/*.json", damage.in_json_file)] * 2,
-            on("alone/*.safetensors", damage.in_safetensors),
-            on("alone-onnx/onnx/*.onnx", graphs.in_graph),
-        ),
+        in_one("alone"),
         (
             *("generate {f}/alone one --max-new-tokens 4", "generate {f}/alone-onnx one --max-new-tokens 4"),
             *("generate {f}/alone one two --beam 3 --json", "explain {f}/alone one --out {f}/new.html"),
@@ -219,7 +205,7 @@ FURTHER = (
         "every key of a recipe",
         ("recipe.toml", "0.source", "0.target"),
         _every_key,
-        ("train {f}/recipe.toml --out {f}/new --steps 1",),
+        (TRAIN,),
         45,
     ),
     Class(
