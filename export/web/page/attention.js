@@ -1,12 +1,12 @@
 // What attention read, told in words in the place of tokens.
 
-/** The first of `words` [{text, at}] begins at 0, whatever it says: where each ends, the last at `length`. */
+/** Where each of `words` [{text, at}] ends, the last at `length`. */
 const ends = (words, length) => words.map((_, i) => words[i + 1]?.at ?? length);
 
 /** Shares of the source's words, the last being its end token, for each word of the output. weights: an array of S
  * shares for each token. A word of the source has the sum of its tokens' shares, one of the output their mean. */
 export function byWords(weights, source, output) {
-  const S = weights[0]?.length ?? 0;
+  const S = weights[0].length;
   const columns = [...ends(source, S - 1), S];
   const summed = weights.map((row) => columns.map((end, i) => {
     let sum = 0;
@@ -20,8 +20,8 @@ export function byWords(weights, source, output) {
   });
 }
 
-/** The rows of a tensor (..., T, S) from number `first` on: `count` arrays of S numbers. */
-export function rowsOf(tensor, first, count) {
+/** The first rows of a tensor (..., T, S): `count` arrays of S numbers. */
+export function rowsOf(tensor, count) {
   const S = tensor.dims.at(-1);
-  return Array.from({ length: count }, (_, i) => Array.from(tensor.data.subarray((first + i) * S, (first + i + 1) * S)));
+  return Array.from({ length: count }, (_, i) => Array.from(tensor.data.subarray(i * S, (i + 1) * S)));
 }

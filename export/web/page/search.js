@@ -34,7 +34,7 @@ export class SearchModel {
       rows: int64([0], [1]),
     });
     const T = sequences.dims[2];
-    this.read = read && rowsOf(read, 0, Number(lengths.data[0])); // of the best one
+    this.read = read && rowsOf(read, Number(lengths.data[0])); // of the best one
     return Array.from(lengths.data, (length, i) => ({
       ids: Array.from(sequences.data.subarray(i * T, i * T + Number(length)), Number),
       score: scores.data[i],

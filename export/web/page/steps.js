@@ -28,7 +28,7 @@ export class StepModel {
     try {
       const given = [this.config.bos_id, ...ids.slice(0, -1)];
       const { cross_attention: read } = await this.decoder.run(decoder.feeds([given]), ['cross_attention']);
-      return rowsOf(read, 0, ids.length);
+      return rowsOf(read, ids.length);
     } finally {
       decoder.dispose();
     }
