@@ -24,7 +24,7 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 
 import pytest  # noqa: E402
 import runtimes  # noqa: E402
-from choices import DEVICE_CHOICES  # noqa: E402
+from choices import DEVICE_CHOICES, thin  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # No deadline: the first call of a kernel or a session may take seconds on a busy machine.
@@ -37,6 +37,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("project")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    thin(items)
 
 
 def pytest_collection_finish():

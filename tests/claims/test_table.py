@@ -1,15 +1,19 @@
-"""The table of claims: every number is what the code computes, every name in it leads somewhere."""
+"""The table of claims: every number is what the code computes, every figure is drawn, every name leads somewhere."""
 
 import ast
+import re
 from functools import cache
+from xml.etree import ElementTree
 
 import pytest
 from imports import ROOT
 
 from mlx_transformer.claims import table
+from mlx_transformer.claims.figures import drawing
 from mlx_transformer.claims.row import RECORDED, above, below, equal
 from mlx_transformer.spec.errors import UserError
 
+FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
 COMPUTED = [number for number, row in table.ROWS.items() if not row.trained]
 
 
@@ -20,6 +24,26 @@ def test_the_numbers_hold(number: int) -> None:
     assert found.keys() == row.numbers.keys()
     for name, claimed in row.numbers.items():
         assert claimed.holds(found[name]), f"{name}: claimed {claimed.text()}, found {found[name]}"
+
+
+@pytest.mark.parametrize("path", FIGURES)
+def test_every_figure(path: str, model) -> None:
+    """In this file because some take a training that the numbers take as well."""
+    with drawing.style():
+        figure = table.called(f"mlx_transformer.claims.figures.{path}", *([model] if FIGURES[path].trained else []))
+        assert isinstance(figure, drawing.Table) == path.startswith("tables.")
+        if isinstance(figure, drawing.Table):
+            assert {len(row) for row in figure.rows} == {len(figure.head)}
+            figure = drawing.as_figure(figure)
+        text = drawing.inline_svg(figure, "f1", "a < b")
+    root = ElementTree.fromstring(text)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "a < b"
+    assert "<text" in text
+    assert not [color for color in drawing.PAGE_COLOURS if color in text]
+    assert set(re.findall(r'\bid="([^-"]+)', text)) == {"f1"}
+    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= set(re.findall(r'\bid="([^"]+)', text))
+    assert len(text) < 120_000
 
 
 @pytest.mark.parametrize(

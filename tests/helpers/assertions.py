@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CALLS = ("pytest.raises", "pytest.warns", "pytest.fail", "np.testing.assert_", "assert_equal")
@@ -90,14 +91,26 @@ class Reader:
     def _definition(self, file: str, name: str) -> tuple[str, Function] | None:
         """A function inside the one that is read, of its file, or of the file it is imported from."""
         for place in (self.functions[-1], self.files[file]):
-            for node in ast.walk(place):
-                if isinstance(node, Function) and node.name == name:
+            match _defined(place).get(name):
+                case ast.ImportFrom(module=str(module), names=names) if module in self.files:
+                    original = next(alias.name for alias in names if name == (alias.asname or alias.name))
+                    return self._definition(module, original)
+                case ast.FunctionDef() | ast.AsyncFunctionDef() as node:
                     return file, node
-                if isinstance(node, ast.ImportFrom) and node.module in self.files:
-                    for alias in node.names:
-                        if name == (alias.asname or alias.name):
-                            return self._definition(node.module, alias.name)
         return None
+
+
+@cache
+def _defined(place: ast.AST) -> dict[str, ast.AST]:
+    """By name, the function in it that is called so, or the import that it comes from; of several the first."""
+    found: dict[str, ast.AST] = {}
+    for node in ast.walk(place):
+        if isinstance(node, Function):
+            found.setdefault(node.name, node)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found.setdefault(alias.asname or alias.name, node)
+    return found
 
 
 def always(test: ast.expr) -> bool:

@@ -1,9 +1,25 @@
 """Tests of what a GPU does otherwise run twice on a CPU: with its own choices and with a GPU's."""
 
 import os
+from collections import Counter
 
 import pytest
+from combined import SLOW
 from runtimes import mlx_gpu
 
 DEVICE_CHOICES = ["own"] if mlx_gpu() or "MLX_TRANSFORMER_DEVICE_CHOICES" in os.environ else ["own", "gpu"]
 both_choices = [pytest.mark.gpu_path, pytest.mark.usefixtures("device_choices")]
+
+
+def thin(items: list[pytest.Item]) -> None:
+    """Of each test with several cases, mark every other one with a GPU's choices slow; `make test-gpu-path` has all."""
+    seen = Counter[tuple[str, str]]()
+    for item in items:
+        chosen = getattr(item, "callspec", None)
+        if chosen is None or chosen.params.get("device_choices") != "gpu" or item.get_closest_marker("slow"):
+            continue
+        test = (str(item.path), item.originalname)
+        if seen[test] % 2:
+            for mark in SLOW:
+                item.add_marker(mark)
+        seen[test] += 1

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from combined import thinned
 from small_models import SIZES, configs, encoder_decoder, random_weights
 
 from export.package import export_onnx
@@ -44,7 +45,7 @@ def initializers(path):
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-@pytest.mark.parametrize("name", configs())
+@pytest.mark.parametrize("name", thinned(configs(), 2))
 def test_every_parameter_once_by_its_name_bit_for_bit(name, tmp_path):
     config = configs()[name]
     weights = random_weights(config)
@@ -117,7 +118,7 @@ def test_external_data_from_any_size_on(checkpoint, exported, tmp_path, threshol
             assert all(t.name.startswith("const_") for t in inline)
 
 
-@pytest.mark.parametrize("name", configs())
+@pytest.mark.parametrize("name", thinned(configs(), 2))
 def test_graphs_are_standard(name):
     """No operator from outside ai.onnx, nothing unused, the builder's notes gone."""
     config = configs()[name]

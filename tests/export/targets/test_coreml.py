@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from combined import combined, thinned
 from coreml_models import ARCHITECTURES, SHAPE, config_of
 from small_models import CHOICES, random_weights
 
@@ -28,8 +29,7 @@ def pair(config: TransformerConfig, folder: Path) -> tuple[OnnxTransformer, Onnx
     return OnnxTransformer(fixed), OnnxTransformer(export_onnx(folder / "model", folder / "portable"))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("name", "architecture"), combined(CHOICES, ARCHITECTURES))
 def test_nothing_is_dynamic(name, architecture, tmp_path):
     config = config_of(name, architecture)
     export_coreml(config, tmp_path)
@@ -46,7 +46,7 @@ def test_nothing_is_dynamic(name, architecture, tmp_path):
                 assert set(node.input[1:]) <= known, node.name
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", thinned(CHOICES, 2))
 def test_searches_of_encoder_decoders(name, tmp_path):
     fixed, portable = pair(config_of(name, "encoder-decoder"), tmp_path)
     rng = np.random.default_rng(0)

@@ -44,8 +44,10 @@ def test_the_same_function(runtime: str, model: str, exported: dict[str, tuple[P
     assert report.equal, (report.seed, report.failures())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("runtime", [name for name in runtimes.strict() if name.startswith("onnxruntime:")])
+ONNX_RUNTIMES = [name for name in runtimes.strict() if name.startswith("onnxruntime:")]
+
+
+@pytest.mark.parametrize(("runtime", "threads"), combined(ONNX_RUNTIMES, [1, 2]))
 def test_any_number_of_threads(runtime: str, threads: int, exported: dict[str, tuple[Path, Path]]) -> None:
     report = compare(*exported["paper"], [runtime], longest=24, threads=threads)
     assert report.equal, (report.seed, report.failures())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combined import thinned
 from random_models import random_weights, write_model
 from small_models import configs
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.gpu_path
 CONFIGS = configs()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", thinned(CONFIGS, 2))
 def test_every_kind_of_parameter_has_the_gradient_that_differences_give(name: str) -> None:
     config = CONFIGS[name]
     gradients = check_gradients(config, random_weights(config, 1), seed=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combined import combined
 from random_models import random_weights, write_model
 from rich.console import Console
 
@@ -47,8 +48,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     return {name: write_model(c, tmp_path_factory.mktemp("m"), 1) for name, c in CONFIGS.items()}
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "seed"), combined(CONFIGS, [1, 2, 3]))
 def test_equal_models_are_equal(name: str, seed: int, exported: dict[str, tuple[Path, Path]]) -> None:
     report = compare(*exported[name], seed=seed, threads=1)
     assert report.verdict == "equal", report.failures()
