@@ -102,6 +102,10 @@ def train(
     valid_text: Annotated[str | None, typer.Option(help="Plain text for validation.")] = None,
     valid_pairs: Annotated[str | None, typer.Option(help="One file of both for validation.")] = None,
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
+    norm_placement: Annotated[
+        str | None,
+        typer.Option(help="pre, or the paper's post, which to-huggingface needs.", show_default="pre"),
+    ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
     separate_vocabularies: Annotated[
         bool, typer.Option("--separate-vocabularies", help="A vocabulary for each language in place of a joint one.")
@@ -128,7 +132,7 @@ def train(
         ),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="adam, adamw, adafactor, lion or muon.", show_default="adam")
+        str | None, typer.Option(help="adam, adamw, adafactor, lion or muon.", show_default="muon; adam with --from")
     ] = None,
     accumulate: Annotated[
         int | None, typer.Option(help="Batches a step; the gradient is that of all their tokens.", show_default="1")
@@ -220,7 +224,7 @@ def train(
     flags = {
         "data": {"corpus": corpus, "vocab_size": vocab_size, "batch_tokens": batch_tokens, **files}
         | {"separate_vocabularies": separate_vocabularies or None},
-        "model": {"preset": preset, "dropout": dropout},
+        "model": {"preset": preset, "norm_placement": norm_placement, "dropout": dropout},
         "training": {"objective": objective, "steps": steps, "epochs": epochs, "minutes": minutes, "seed": seed}
         | {"warmup_steps": warmup, "learning_rate": learning_rate, "checkpoint_seconds": save_every}
         | {"schedule": schedule, "optimizer": optimizer, "accumulate": accumulate, "precision": precision}

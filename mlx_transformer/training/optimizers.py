@@ -49,9 +49,9 @@ def _lion(options: TrainingOptions) -> optim.Optimizer:
 
 
 class Muon(optim.Muon):
-    """Muon with updates as large as Adam's, so that both take one learning rate (Liu et al. 2025, "Muon is Scalable for
-    LLM Training", section 2.2): an orthogonal (O, D) matrix has a root mean square of max(O, D)^-0.5, Adam's updates
-    one of about 0.2."""
+    """Muon with updates as large as Adam's, so that both take a like learning rate (Liu et al. 2025, "Muon is Scalable
+    for LLM Training", section 2.2): an orthogonal (O, D) matrix has a root mean square of max(O, D)^-0.5,
+    Adam's updates one of about 0.2."""
 
     def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
         rows, columns = parameter.shape
@@ -69,7 +69,8 @@ KINDS = {
     "adafactor": Kind(_adafactor),
     # Its updates have a root mean square of 1 (Chen et al. 2023: a rate 3 to 10 times below Adam's).
     "lion": Kind(_lion, rate=0.2, decay=0.05),
-    "muon": Kind(_muon, decay=0.01),
+    # Measured (benchmarks/RESULTS.md, "What the defaults learn"): Adam's rate is too low for it.
+    "muon": Kind(_muon, rate=2.0, decay=0.01),
 }
 
 
@@ -81,14 +82,14 @@ class Optimizer:
     """
 
     def __init__(self, model: Transformer, options: TrainingOptions):
-        kind = KINDS[options.optimizer]
+        kind = KINDS[options.optimizer_name]
         trained = [name for name, _ in _flat(model.trainable_parameters())]
         self._rate = kind.rate
         self._decay = kind.decay if options.weight_decay is None else options.weight_decay
         exempt = matching(trained, options.no_decay or NO_DECAY, "no_decay", strict=options.no_decay is not None)
         self._decayed = frozenset(trained) - exempt if self._decay else frozenset()
         self.inner = kind.make(options)
-        if options.optimizer == "muon":
+        if options.optimizer_name == "muon":
             tables = embedding_names(model.config) | position_table_names(model.config)
             tables |= {output_weight_name(model.config)}
             self.inner = optim.MultiOptimizer(

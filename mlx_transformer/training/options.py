@@ -9,6 +9,7 @@ from mlx_transformer.spec.adapter import Alpha, Kind, Rank, Share
 from mlx_transformer.spec.fields import Bounds
 from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
 
+OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
 ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
@@ -119,8 +120,9 @@ class TrainingOptions:
     cooldown: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
     """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
     constant, linear and cosine have no such end."""
-    optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
-    """lion's learning rate is a fifth of the schedule's; muon takes the matrices inside the stacks, adam the others."""
+    optimizer: OptimizerName | None = None
+    """lion's learning rate is a fifth of the schedule's, muon's twice; muon takes the matrices inside the stacks, adam
+    the others. Unset: muon; adam of an adapter and of a model that is trained further."""
     weight_decay: Annotated[float, Bounds(at_least=0, at_most=1e3)] | None = None
     """Share of a parameter, times the learning rate, that is taken off at each step; unset: 0 of adam and adafactor,
     0.01 of adamw and muon, 0.05 of lion."""
@@ -189,6 +191,13 @@ class TrainingOptions:
     """Project of Weights & Biases that the curves go to as well, where its package is installed."""
     stop_after_bad_steps: Some = 20
     """End the run after so many steps in a row whose gradient is not finite."""
+
+    @property
+    def optimizer_name(self) -> OptimizerName:
+        """The optimizer's: what Adam has trained Muon would push in other directions (Liu et al. 2025, section 3.5)."""
+        if self.optimizer is None:
+            return "muon" if self.start_from is None else "adam"
+        return self.optimizer
 
     @property
     def smoothing(self) -> float:

@@ -35,6 +35,12 @@ PATHS = (*FILES, "tokenizer", "cache")
 # What the presets, which are of encoder-decoders, lack for one stack alone.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+# What is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
+# key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates that suit pre-norm
+# (benchmarks/RESULTS.md, "What the defaults learn").
+NORM_PLACEMENT, EARLIER_PLACEMENT = "pre", "post"
+# What runs were trained with whose record has no such key.
+EARLIER_OPTIMIZER = "adam"
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 
@@ -64,20 +70,23 @@ class Recipe:
         """Of a model that starts from fresh weights; source_vocab_size: of the source's own vocabulary, where it has
         one. `UserError` if [model] has no sense."""
         architecture = self.objective.architecture
-        fitting = {"architecture": architecture, **SHAPES.get(architecture, {})}
+        fitting = {"architecture": architecture, "norm_placement": NORM_PLACEMENT, **SHAPES.get(architecture, {})}
         if source_vocab_size is not None:
             fitting |= {"source_vocab_size": source_vocab_size, "tie_embeddings": "target-output"}
         fitting |= self.model
         return TransformerConfig.preset(self.preset, vocab_size, **fitting)
 
     def recorded(self, batch_tokens: int) -> Recipe:
-        """As it stands in the record of a run: with the batch that follows from the text, which stays what it is, and
-        with whole paths, so that the run goes on from any folder."""
+        """As it stands in the record of a run: with what was chosen where it says nothing (the batch by the text, the
+        norms' place and the optimizer), so that it stays that, and with whole paths, so that the run goes on from any
+        folder."""
         start = self.training.start_from
-        training = replace(self.training, start_from=None if start is None else os.path.abspath(start))
+        whole = None if start is None else os.path.abspath(start)
+        training = replace(self.training, start_from=whole, optimizer=self.training.optimizer_name)
         corpora = tuple(_with_whole_paths(corpus) for corpus in self.data.corpora)
         data = replace(_with_whole_paths(self.data), batch_tokens=batch_tokens, corpora=corpora)
-        return replace(self, data=data, training=training)
+        model = self.model if start is not None else {"norm_placement": NORM_PLACEMENT, **self.model}
+        return replace(self, model=model, data=data, training=training)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -122,10 +131,12 @@ def _with_whole_paths(options: Any) -> Any:
     return replace(options, **{name: os.path.abspath(path) for name, path in paths.items()})
 
 
-def defaults() -> dict[str, Any]:
+def earlier_defaults(recipe: Recipe) -> dict[str, Any]:
     """ "recipe.training.optimizer": "adam" and so on: what a run did whose version didn't know a key yet."""
     tables = {"data": DataOptions, "training": TrainingOptions}
-    return {f"recipe.{t}.{f.name}": f.default for t, kind in tables.items() for f in dataclasses.fields(kind)}
+    keys = {f"recipe.{t}.{f.name}": f.default for t, kind in tables.items() for f in dataclasses.fields(kind)}
+    placement = {} if recipe.training.start_from else {"recipe.model.norm_placement": EARLIER_PLACEMENT}
+    return {**keys, **placement, "recipe.training.optimizer": EARLIER_OPTIMIZER}
 
 
 def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
@@ -177,9 +188,12 @@ def _recorded(path: Path) -> dict[str, Any]:
     try:
         tables = record["recipe"]
         model = {"preset": tables["preset"], **tables["model"]}
+        training = {"optimizer": EARLIER_OPTIMIZER, **tables["training"]}
+        if training.get("start_from") is None:
+            model.setdefault("norm_placement", EARLIER_PLACEMENT)
         return {
             table: {key: value for key, value in values.items() if value is not None}
-            for table, values in {"data": tables["data"], "model": model, "training": tables["training"]}.items()
+            for table, values in {"data": tables["data"], "model": model, "training": training}.items()
         }
     except (AttributeError, LookupError, TypeError) as error:
         raise UserError(f"{path}: damaged (no recipe in it); give the recipe again or restore it") from error
@@ -226,7 +240,7 @@ def _problems(recipe: Recipe) -> Iterator[str]:
     if t.best in SCORES and not t.valid_sentences:
         yield f"best = {t.best!r} is a score of translations: raise valid_sentences"
     yield from _adapter_problems(t)
-    if t.optimizer == "adam" and t.weight_decay:
+    if t.optimizer_name == "adam" and t.weight_decay:
         yield "optimizer adam has no weight decay: take adamw"
     if not t.weight_decay and t.weight_decay is not None and t.no_decay is not None:
         yield "no_decay says nothing where weight_decay is 0"

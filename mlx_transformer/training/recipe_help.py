@@ -13,7 +13,7 @@ from mlx_transformer.spec.config import PRESETS, TransformerConfig
 from mlx_transformer.spec.fields import kinds_of, meanings_of
 
 from .options import CorpusOptions, DataOptions, TrainingOptions
-from .recipe import FROM_TOKENIZER, Recipe
+from .recipe import FROM_TOKENIZER, NORM_PLACEMENT, Recipe
 
 HEAD = """\
 # Every key of a recipe and its default; one without is unset. Take the # away from those you change:
@@ -50,6 +50,7 @@ def recipe_help() -> str:
         replace(key, default=None, meaning=f"{key.meaning} Unset: the preset's.") if key.name in sized else key
         for key in model
     ]
+    model = [replace(key, default=NORM_PLACEMENT) if key.name == "norm_placement" else key for key in model]
     tables = {
         "[data]": _keys(DataOptions),
         f"# {CORPORA:{COLUMN - 3}} # Several corpora: such a table for each of them.": _keys(CorpusOptions),

@@ -32,7 +32,7 @@ from .group import ALONE, Group
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
 from .live import Live, memory_of_log
 from .memory import cache_limit, within_memory
-from .recipe import Recipe, defaults
+from .recipe import Recipe, earlier_defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
 from .speed import Speed
@@ -92,7 +92,8 @@ class Trainer:
         record |= {"processes": group.size} if group.size > 1 else {}
         self.stop = StopSignal()
         if group.leads:
-            self.files = Run(out, record, resume, self.reporter.line, force, defaults(), self.options.wandb)
+            earlier = earlier_defaults(recipe)
+            self.files = Run(out, record, resume, self.reporter.line, force, earlier, self.options.wandb)
         else:
             self.files = Follower(out)
         try:

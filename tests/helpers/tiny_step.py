@@ -36,7 +36,9 @@ def batch(rows=5, source=18, target=17, seed=0, ragged=True):
 
 def step_with(made, streams=None, clip_norm=0.0, kind=TrainStep, precision="float32", compiled=None, **options):
     """`streams`: not compiled, but split over so many. None: what the device likes. `options`: of a recipe."""
-    chosen = TrainingOptions(**{"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": EPSILON, **options})
+    chosen = TrainingOptions(
+        **{"optimizer": "adam", "beta1": BETAS[0], "beta2": BETAS[1], "epsilon": EPSILON, **options}
+    )
     compiled = compiled if streams is None else False
     step = kind(made, Optimizer(made, chosen), 0.1, clip_norm, Arithmetic(precision), compiled)
     if streams is not None:

@@ -59,6 +59,29 @@ def test_the_papers_numbers(name):
     assert (config.dropout, config.attention_dropout, config.norm_placement) == (dropout, 0, "post")
 
 
+@pytest.mark.parametrize("name", ["paper", *(name for name in BUILT_IN if name.startswith("wmt14"))])
+def test_recipes_of_the_paper_are_trained_as_it_says(name):
+    made = load_recipe(name, FILES)
+    assert made.training.optimizer_name == "adam"
+    assert made.config(300).norm_placement == "post"
+
+
+def test_what_is_chosen_where_nothing_is_said():
+    """By what it was seen to learn; of a model that is trained further, what it was trained by."""
+    plain, further = made(), made(training={"steps": 1, "start_from": "model"})
+    assert (plain.training.optimizer_name, further.training.optimizer_name) == ("muon", "adam")
+    assert [plain.config(300).norm_placement, made(model={"norm_placement": "post"}).config(300).norm_placement] == [
+        "pre",
+        "post",
+    ]
+    for recipe in (plain, further):
+        recorded = recipe.recorded(500)
+        assert recorded.training.optimizer == recipe.training.optimizer_name
+        assert recorded.recorded(500) == recorded
+    assert plain.recorded(500).model == {"norm_placement": "pre"}
+    assert further.recorded(500).model == {}
+
+
 def test_there_are_recipes():
     assert {"quickstart", "multi30k"} <= set(BUILT_IN)
 
@@ -216,7 +239,7 @@ def test_a_runs_own_recipe(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     recipe = made(
         data={**FILES["data"], "batch_tokens": 300},
-        model={"preset": "tiny", "heads": 4},
+        model={"preset": "tiny", "heads": 4, "norm_placement": "pre"},
         training={"epochs": 2.5, "keep": 3},
     )
     (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe.to_dict()}), encoding="utf-8")
@@ -254,8 +277,7 @@ def test_help_lists_every_key_with_its_meaning_and_default():
     values["training"]["steps"] = 1
     recipe = Recipe.from_dict(values)
     assert (recipe.data, recipe.training, recipe.preset) == (made().data, made().training, "small")
-    size = TransformerConfig.preset(recipe.preset, 300)
-    assert TransformerConfig.preset(recipe.preset, 300, **recipe.model) == size
+    assert recipe.config(300) == made().config(300)
     assert "(post, pre)" in recipe_help()
     assert max(map(len, recipe_help().splitlines())) <= 120
 
