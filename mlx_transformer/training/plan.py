@@ -9,7 +9,7 @@ from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.memory import check_memory
 from mlx_transformer.spec.parameters import parameter_count
 
-from .options import TrainingOptions
+from .options import ENDLESS, TrainingOptions
 from .schedule import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warmup_steps
 
 
@@ -36,7 +36,9 @@ def plan_lines(
     lengths = [] if steps is None else [f"{steps:,} steps ({steps / batches:,.1f} epochs)"]
     lengths += [] if options.minutes is None else [f"{options.minutes:g} minutes"]
     rate = f"learning rate {_warm_up(options, config.d_model, steps)}"
-    if options.cooldown > 0:
+    if options.schedule in ("linear", "cosine"):
+        rate += f", {options.schedule} down to 0"
+    elif options.schedule not in ENDLESS and options.cooldown > 0:
         rate += f", down to 0 over the last {options.cooldown:.0%}"
     yield f"{' or '.join(lengths)}, {batches:,} steps an epoch, {batch_tokens:,} target tokens a step; {rate}"
     if steps is not None:

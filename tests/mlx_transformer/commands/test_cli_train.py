@@ -13,8 +13,11 @@ from tiny_run import metrics, write_pairs, write_recipe
 
 from mlx_transformer import cli
 from mlx_transformer.spec import progress
+from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.progress import Reporter
 from mlx_transformer.training import announcement, trainer
+from mlx_transformer.training.options import TrainingOptions
+from mlx_transformer.training.plan import plan_lines
 
 
 def main(*arguments: object) -> int:
@@ -35,7 +38,7 @@ def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):
     out, said = capsys.readouterr()
     assert re.fullmatch(rf"{re.escape(str(run / 'model'))}: [\d,]+ parameters, 2 steps, \d+ s\n", out)
     first, second = said.splitlines()[:2]
-    assert first == "training on 60 pairs, 10 for validation; vocabulary 260, 955,904 parameters"
+    assert first == "training on 60 pairs, 10 for validation; vocabulary 260, 956,416 parameters"
     plan = r"2 steps \((1.0|0.5) epochs\) or 9 minutes, (2|4) steps an epoch"  # a GPU's batches have few shapes
     assert re.match(rf"{plan}, 300 target tokens a step; learning rate up", second)
     assert re.search(r"^training 100 %  step 2/2  loss \d+\.\d{3}  [\d,]+ tokens/s$", said, re.MULTILINE)
@@ -62,6 +65,21 @@ def test_the_recipe_decides_and_flags_change_it(tmp_path, capsys):
     recipe = write_recipe(tmp_path, steps=5)
     assert main("train", recipe, "--steps", 2, "--out", tmp_path / "run") == 0
     assert ", 2 steps, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end"),
+    [
+        ("linear", ", linear down to 0"),
+        ("cosine", ", cosine down to 0"),
+        ("constant", ""),
+        ("warmup-stable-decay", ", down to 0 over the last 50%"),
+    ],
+)
+def test_how_the_rate_ends_is_said(schedule, end):
+    options = TrainingOptions(steps=8, warmup_steps=2, learning_rate=0.1, schedule=schedule)
+    lines = list(plan_lines(options, TransformerConfig.preset("tiny", 300), "pairs", 100, 4))
+    assert lines[1].endswith(f"; learning rate up to 0.1 over 2 steps{end}")
 
 
 def test_resume_alone_is_enough(tmp_path, capsys):

@@ -70,10 +70,8 @@ def test_what_is_chosen_where_nothing_is_said():
     """By what it was seen to learn; of a model that is trained further, what it was trained by."""
     plain, further = made(), made(training={"steps": 1, "start_from": "model"})
     assert (plain.training.optimizer_name, further.training.optimizer_name) == ("muon", "adam")
-    assert [plain.config(300).norm_placement, made(model={"norm_placement": "post"}).config(300).norm_placement] == [
-        "pre",
-        "post",
-    ]
+    said = made(model={"norm_placement": "post"})
+    assert [recipe.config(300).norm_placement for recipe in (plain, said)] == ["pre", "post"]
     for recipe in (plain, further):
         recorded = recipe.recorded(500)
         assert recorded.training.optimizer == recipe.training.optimizer_name

@@ -238,7 +238,7 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path):
     record = json.loads(path.read_text(encoding="utf-8"))
     del record["recipe"]["training"]["optimizer"], record["recipe"]["model"]["norm_placement"]
     path.write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(UserError, match="norm_placement was .*optimizer was .adam., now"):
+    with pytest.raises(UserError, match=r"norm_placement was .*optimizer was .adam., now"):
         train(tmp_path, "run", resume=True, steps=4)
     own = load_recipe(None, {"training": {"steps": 4}}, run=tmp_path / "run")
     found = weights(Trainer(own, tmp_path / "run", resume=True).run().model)
