@@ -28,7 +28,7 @@ def test_curves_samples_and_facts_of_both(runs):
     text = page(logs)
     said = read(text)
     assert "http" not in text
-    for word in ("2 runs", "first", "second", "parameters", "9,536", "BLEU", "learning rate", "norm of the gradient"):
+    for word in ("2 runs", "first", "second", "parameters", "9,600", "BLEU", "learning rate", "norm of the gradient"):
         assert word in said
     entries = metrics(runs / "first", "train")
     assert logs[0].train["loss"] == [(entry["step"], entry["loss"]) for entry in entries]
