@@ -13,7 +13,9 @@ from .arguments import Checkpoint, Force
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face Marian folder: config.json and model.safetensors.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A Hugging Face folder of Marian or Pegasus: config.json, model.safetensors.")
+    ],
     out: Annotated[Path, typer.Argument(help="The checkpoint folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
@@ -29,7 +31,7 @@ def to_huggingface_command(
     out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
-    """Write a checkpoint as a Marian model for `transformers`, and so for PyTorch, Optimum and CTranslate2."""
+    """Write a checkpoint as a Marian or Pegasus model for `transformers`, and so for PyTorch and Optimum."""
     from mlx_transformer.convert import to_huggingface
 
     print(f"{to_huggingface(checkpoint, out, force=force)}: written; pad its inputs on the right")

@@ -1,6 +1,6 @@
 """Published checkpoints to this project's and back: one module a model family, with tables of names and fields.
 
-A family's module has `MODEL_TYPE` (config.json's `model_type`), `read(folder) -> (config, weights, notes)` and
+A family's module has its `Family`: `model_type` of config.json, `read(folder) -> (config, weights, notes)` and
 `write(checkpoint) -> (config.json, weights)`, which writes what `read` would read back equal and refuses the rest;
 `huggingface.py` knows the folders they are kept in. NumPy alone.
 """
@@ -14,10 +14,11 @@ from mlx_transformer.spec.durable import check_free
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer_files import side_texts
 
-from . import marian
 from .huggingface import read_folder, read_tokenizer, write_folder
+from .marian import MARIAN
+from .pegasus import PEGASUS
 
-FAMILIES = {family.MODEL_TYPE: family for family in (marian,)}
+FAMILIES = {family.model_type: family for family in (MARIAN, PEGASUS)}
 
 
 def import_huggingface(folder: str | Path, out: str | Path, force: bool = False) -> list[str]:
@@ -39,8 +40,11 @@ def import_huggingface(folder: str | Path, out: str | Path, force: bool = False)
     return [*notes, *note]
 
 
-def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "marian", force: bool = False) -> Path:
+def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None = None, force: bool = False) -> Path:
     """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads.
+
+    `family` is a key of `FAMILIES`; by default the one whose norms stand where the model's do: "marian" behind each
+    sub-layer, "pegasus" before it.
 
     `out` is new or empty, or with `force` such a folder that is replaced. Raises `UserError` with every reason why the
     family has no such model.
@@ -52,5 +56,7 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str = "maria
         raise UserError(
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
         )
+    if family is None:
+        family = next(f.model_type for f in FAMILIES.values() if f.norm_placement == opened.config.norm_placement)
     config, weights = FAMILIES[family].write(opened)
     return write_folder(Path(out), opened.config, config, weights, tokenizer)

@@ -35,6 +35,7 @@ for early, stop in ((True, True), ("never", False)):
         SEARCHES[f"beam, early_stopping {early}, alpha {alpha}"] = (theirs, ours)
 
 SIZES = dict(
+    model_type="marian",
     **dict(vocab_size=80, d_model=48, encoder_layers=2, decoder_layers=3, max_position_embeddings=64),
     **dict(encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96),
     **dict(pad_token_id=79, decoder_start_token_id=79, eos_token_id=0, forced_eos_token_id=None),
@@ -48,6 +49,7 @@ THEIRS = {
     "untied": dict(share_encoder_decoder_embeddings=False, tie_word_embeddings=False, d_model=64),
     "target and output tied": dict(share_encoder_decoder_embeddings=False, activation_function="gelu_new"),
     "output untied": dict(tie_word_embeddings=False, activation_function="relu"),
+    "pegasus": dict(model_type="pegasus", pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
 }
 PAPER = encoder_decoder("paper")
 # Models that we make.
@@ -66,6 +68,7 @@ OURS = {
     "ours, unscaled": dataclasses.replace(
         PAPER, scale_embeddings=False, feed_forward_bias=False, activation="silu", tie_embeddings="target-output"
     ),
+    "ours, pre-norm": dataclasses.replace(PAPER, norm_placement="pre"),
 }
 TRAINED = "trained"
 END = 3.5  # added to the logits of the end of sentence, so that random models come to one

@@ -1,4 +1,4 @@
-"""Logits and tokens of `transformers`' Marian alone: runs in an environment that has no package of ours.
+"""Logits and tokens of `transformers`' Marian and Pegasus alone: runs in an environment that has no package of ours.
 
     python with_marian.py TASKS.json
 
@@ -25,7 +25,7 @@ socket.socket.connect = no_network
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from transformers import MarianConfig, MarianMTModel  # noqa: E402
+from transformers import AutoConfig, AutoModelForSeq2SeqLM  # noqa: E402
 
 
 def make(folder: str, config: dict, end: float) -> None:
@@ -34,7 +34,7 @@ def make(folder: str, config: dict, end: float) -> None:
     Norms have weights of either sign: else a tied matrix finds the token again that went in, and repeats it for ever.
     """
     torch.manual_seed(0)
-    model = MarianMTModel(MarianConfig(**config))
+    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" not in name:
@@ -48,7 +48,7 @@ def make(folder: str, config: dict, end: float) -> None:
 
 
 def answer(folder: str, inputs: str, searches: dict, answers: str) -> None:
-    model, given = MarianMTModel.from_pretrained(folder).eval(), np.load(inputs)
+    model, given = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), np.load(inputs)
     ids, mask, target = (torch.tensor(given[name]) for name in ("ids", "mask", "target"))
     with torch.no_grad():
         found = {"logits": model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits.numpy()}

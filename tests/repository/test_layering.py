@@ -158,7 +158,7 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
         ("mlx_transformer.nn.model", "from ..training import trainer"),
         ("mlx_transformer.training.trainer", "def f():\n    import export"),
         ("mlx_transformer.training.trainer", "from onnxruntime import InferenceSession"),
-        ("mlx_transformer.convert.marian", "from export.nn.model import Transformer"),
+        ("mlx_transformer.convert.family", "from export.nn.model import Transformer"),
         ("mlx_transformer.spec.config", "if TYPE_CHECKING:\n    import mlx.core as mx"),
         ("mlx_transformer.__init__", "from .nn import model"),
         ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    pass\nelse:\n    from .nn import model"),

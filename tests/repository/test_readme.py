@@ -77,13 +77,13 @@ def test_its_pictures_are_there_and_small():
 def test_blocks_without_training(tmp_path):
     """On random weights in the places of the trained models."""
     reader = Reader(tmp_path)
-    for run in ("quickstart", "runs/post", "runs/mine"):
+    for run in ("quickstart", "runs/mine"):
         folder = write_text_model(tmp_path / run, max_positions=128)
     shutil.copytree(folder / "onnx", tmp_path / "runs/mine-onnx")
     assert len(WITHOUT_TRAINING) >= 10
     read(reader, WITHOUT_TRAINING)
     assert (tmp_path / "runs/opus-en-de/config.json").exists()
-    assert (tmp_path / "runs/post-hf/config.json").exists()
+    assert (tmp_path / "runs/mine-hf/config.json").exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Marian folders read and written: nothing is changed on the way, and the tokenizer goes along.
+"""Marian and Pegasus folders read and written: nothing is changed on the way, and the tokenizer goes along.
 
 That `transformers` computes the same with them is tested in tests/consumers/test_marian.py.
 """
@@ -19,7 +19,8 @@ from safetensors.numpy import load_file
 from small_models import random_weights
 
 from mlx_transformer import Tokenizer, Transformer, cli
-from mlx_transformer.convert import import_huggingface, marian, to_huggingface
+from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.convert.names import channels
 from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.spec.parameters import parameter_shapes
 from mlx_transformer.spec.positions import sinusoids
@@ -31,6 +32,10 @@ CONFIGS = {
     "target-output": dataclasses.replace(PAPER, tie_embeddings="target-output", attention_bias=True),
     "untied": dataclasses.replace(PAPER, tie_embeddings="none", output_bias=True, activation="gelu_tanh"),
     "starts with pad": dataclasses.replace(PAPER, pad_id=49, bos_id=49, eos_id=0),
+    "pre-norm": dataclasses.replace(PAPER, norm_placement="pre"),
+    "pre-norm, biases": dataclasses.replace(
+        PAPER, norm_placement="pre", attention_bias=True, output_bias=True, scale_embeddings=False, activation="gelu"
+    ),
 }
 
 
@@ -54,10 +59,10 @@ def test_there_and_back_changes_nothing(name: str, tmp_path: Path) -> None:
     assert np.array_equal(logits(tmp_path / "back"), logits(tmp_path / "ours"))
 
 
-def test_channels_are_those_of_marians_position_table() -> None:
+def test_channels_are_those_of_their_position_table() -> None:
     angle = np.arange(20)[:, None] / 10000 ** (np.arange(0, 32, 2) / 32)
     expected = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-    np.testing.assert_allclose(sinusoids(20, 32)[:, marian.channels(32)], expected, atol=1e-6)
+    np.testing.assert_allclose(sinusoids(20, 32)[:, channels(32)], expected, atol=1e-6)
 
 
 def test_only_sides_of_width_d_model_are_permuted(tmp_path: Path) -> None:
@@ -79,6 +84,24 @@ def test_only_sides_of_width_d_model_are_permuted(tmp_path: Path) -> None:
     assert np.array_equal(theirs["final_logits_bias"], ours["output_proj.bias"][None])
     assert np.array_equal(theirs["model.shared.weight"], ours["embedding.weight"][:, order])
     assert "lm_head.weight" not in theirs
+
+
+def test_the_family_is_the_one_whose_norms_stand_there(tmp_path: Path) -> None:
+    """Pre-norm is Pegasus: a norm behind each stack, and one vocabulary for both languages."""
+    folder = written(tmp_path, CONFIGS["pre-norm"])
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert (values["model_type"], values["architectures"]) == ("pegasus", ["PegasusForConditionalGeneration"])
+    assert values["forced_eos_token_id"] is None  # of which transformers would else make 1
+    assert not {"decoder_vocab_size", "share_encoder_decoder_embeddings"} & values.keys()
+    theirs, ours = load_file(folder / "model.safetensors"), dict(open_checkpoint(tmp_path / "ours").tensors())
+    order = channels(32)
+    for side in ("encoder", "decoder"):
+        assert np.array_equal(theirs[f"model.{side}.layer_norm.weight"], ours[f"{side}.norm.weight"][order])
+        assert np.array_equal(theirs[f"model.{side}.layer_norm.bias"], ours[f"{side}.norm.bias"][order])
+    # As published Pegasus models have them.
+    edit_config(folder, normalize_before=True, add_final_layer_norm=True, static_position_embeddings=True)
+    import_huggingface(folder, tmp_path / "back")
+    assert open_checkpoint(tmp_path / "back").config == CONFIGS["pre-norm"]
 
 
 def test_biases_that_we_lack_become_zeros(tmp_path: Path) -> None:
@@ -139,7 +162,7 @@ def test_halves(tmp_path: Path) -> None:
 
 def test_tables_and_copies_in_the_file_are_compared(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    table = np.asarray(sinusoids(40, 32)[:, marian.channels(32)], order="C")
+    table = np.asarray(sinusoids(40, 32)[:, channels(32)], order="C")
     more = {f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
     edit_tensors(folder, lambda tensors: {**tensors, **more, "lm_head.weight": tensors["model.shared.weight"]})
     import_huggingface(folder, tmp_path / "back")

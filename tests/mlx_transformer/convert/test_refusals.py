@@ -14,7 +14,8 @@ import pytest
 from marian_folders import PAPER, edit_config, edit_tensors, written
 from small_models import encoder_decoder, random_weights
 
-from mlx_transformer.convert import huggingface, import_huggingface, marian, to_huggingface
+from mlx_transformer.convert import family, huggingface, import_huggingface, to_huggingface
+from mlx_transformer.convert.marian import MARIAN
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.positions import sinusoids
@@ -58,6 +59,33 @@ def test_refused_configs(reason: str, tmp_path: Path) -> None:
     assert reason in str(error.value)
     assert str(folder) in str(error.value)
     assert not (tmp_path / "back").exists()
+
+
+# The same of a Pegasus: what published ones say of themselves is what it is, and nothing else.
+REFUSED_OF_PEGASUS = {
+    "normalize_before is off": dict(normalize_before=False),
+    "normalize_embedding is on": dict(normalize_embedding=True),
+    "add_final_layer_norm is off": dict(add_final_layer_norm=False),
+    "static_position_embeddings is off": dict(static_position_embeddings=False),
+    "add_bias_logits=0.5 must be true or false": dict(add_bias_logits=0.5),
+    "missing lm_head.weight (50, 32)": dict(tie_word_embeddings=False),
+    "unknown model.encoder.layer_norm.weight (32,)": dict(model_type="marian"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED_OF_PEGASUS)
+def test_refused_configs_of_pegasus(reason: str, tmp_path: Path) -> None:
+    folder = written(tmp_path, dataclasses.replace(PAPER, norm_placement="pre"))
+    edit_config(folder, **REFUSED_OF_PEGASUS[reason])
+    with pytest.raises(UserError) as error:
+        import_huggingface(folder, tmp_path / "back")
+    assert reason in str(error.value)
+
+
+def test_a_family_that_was_asked_for_says_what_it_lacks(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(UserError, match="Pegasus has no such model: norm_placement='post', Pegasus has 'pre'"):
+        to_huggingface(tmp_path / "ours", tmp_path / "pegasus", family="pegasus")
 
 
 DAMAGED_TENSORS = {
@@ -134,11 +162,10 @@ def test_a_folder_of_theirs_is_not_replaced(tmp_path: Path) -> None:
 
 INEXPRESSIBLE = {
     "modern": [
-        "key_value_heads=2, Marian has 4",
-        "norm_placement='pre', Marian has 'post'",
-        "norm='rmsnorm', Marian has 'layernorm'",
-        "gated=True, Marian has False",
-        "positions='rotary', Marian has 'sinusoidal'",
+        "key_value_heads=2, Pegasus has 4",
+        "norm='rmsnorm', Pegasus has 'layernorm'",
+        "gated=True, Pegasus has False",
+        "positions='rotary', Pegasus has 'sinusoidal'",
     ],
     "odd widths": [
         "key_value_heads=1, Marian has 4",
@@ -147,7 +174,7 @@ INEXPRESSIBLE = {
         "positions='learned'",
     ],
     "two vocabularies": ["positions='sinusoidal_concat'", "vocab_size=50, Marian has 60"],
-    "untied": ["norm_placement='pre'", "positions='none'"],
+    "untied": ["tie_embeddings='none', Pegasus has 'all'", "positions='none'"],
 }
 
 
@@ -157,7 +184,8 @@ def test_all_reasons_against_writing_a_model(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         written(tmp_path, config)
     message = str(error.value)
-    assert "Marian has no such model: " in message
+    family = "Pegasus" if config.norm_placement == "pre" else "Marian"
+    assert f"{family} has no such model: " in message
     assert all(reason in message for reason in INEXPRESSIBLE[name])
     assert message.count(";") == len(INEXPRESSIBLE[name]) - 1
     assert not (tmp_path / "theirs").exists()
@@ -194,14 +222,14 @@ class More(TransformerConfig):
 )
 def test_options_to_come_are_refused_by_themselves(changes, reason, monkeypatch) -> None:
     """By the reader, which says nothing of them: `write` has no list of what Marian lacks."""
-    for module in (marian, huggingface):
+    for module in (family, huggingface):
         monkeypatch.setattr(module, "TransformerConfig", More)
     config = More(**{**PAPER.to_dict(), **changes})
     weights = random_weights(config)
     ours: Any = SimpleNamespace(folder=Path("ours"), config=config, tensors=weights.items)
     if not reason:
-        assert marian.write(ours)[0]["activation_function"] == "relu"
+        assert MARIAN.write(ours)[0]["activation_function"] == "relu"
         return
     with pytest.raises(UserError) as error:
-        marian.write(ours)
+        MARIAN.write(ours)
     assert str(error.value).startswith(f"ours: Marian has no such model: {reason}")
