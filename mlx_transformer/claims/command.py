@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,19 @@ QUICKSTART = "quickstart"
 FILE = re.compile(r"\d\d-[\w-]+\.(png|svg)")
 
 
-def claims(rows: list[str], out: str | None, figures: str | None, force: bool, model: str | None = None) -> None:
+def claims(
+    rows: list[str],
+    out: str | None,
+    figures: str | None,
+    force: bool,
+    model: str | None = None,
+    sentences: Sequence[str] = (),
+) -> None:
     """Print the chosen rows (all without any), and with `out` write a page, with `figures` a folder of PNG and SVG.
 
-    `model`: a checkpoint or a run's folder, for the rows about a trained one. `UserError` for a row that there isn't,
-    a model that can't be read, figures without matplotlib, and for anything in the way of what is written.
+    `model`: a checkpoint or a run's folder, for the rows about a trained one; `sentences`: what its attention is looked
+    at in. `UserError` for a row that there isn't, a model that can't be read, a sentence that is too long for it,
+    figures without matplotlib, and for anything in the way of what is written.
     """
     from .table import chosen
 
@@ -35,16 +43,18 @@ def claims(rows: list[str], out: str | None, figures: str | None, force: bool, m
 
         check_free(Path(figures), "folder of figures", _ours, force)
     if out is None and figures is None:
-        for row, _, text, _ in _computed(wanted, model, drawn=False):
+        for row, _, text, _ in _computed(wanted, model, sentences, drawn=False):
             print(printable(text), end="\n\n" if row is not wanted[-1] else "\n", flush=True)
         return
     from .figures.drawing import style
 
     with style():
-        _write(wanted, model, out, figures)
+        _write(wanted, model, sentences, out, figures)
 
 
-def _write(wanted: list[Row], model: str | None, out: str | None, figures: str | None) -> None:
+def _write(
+    wanted: list[Row], model: str | None, sentences: Sequence[str], out: str | None, figures: str | None
+) -> None:
     """Both are computed first, so that nothing is written where something fails."""
     from mlx_transformer.spec.durable import replace_folder, write_text
 
@@ -52,7 +62,7 @@ def _write(wanted: list[Row], model: str | None, out: str | None, figures: str |
     from .page import page
 
     articles, files = [], {}
-    for row, drawing, text, article in _computed(wanted, model, drawn=True):
+    for row, drawing, text, article in _computed(wanted, model, sentences, drawn=True):
         print(printable(text), end="\n\n", flush=True)
         articles.append(article)
         if drawing is not None and figures is not None:
@@ -70,13 +80,15 @@ def _write(wanted: list[Row], model: str | None, out: str | None, figures: str |
         print(f"{figures}: {len(files)} files")
 
 
-def _computed(wanted: list[Row], model: str | None, drawn: bool) -> Iterator[tuple[Row, Any, str, str]]:
+def _computed(
+    wanted: list[Row], model: str | None, sentences: Sequence[str], drawn: bool
+) -> Iterator[tuple[Row, Any, str, str]]:
     """(row, its figure if no row before it had the same, text, article); one by one, for some take seconds."""
     from . import page
     from .printing import as_text
     from .table import called, computed
 
-    trained, reason = _trained(wanted, model)
+    trained, reason = _trained(wanted, model, sentences)
     first: dict[str, int] = {}
     for row in wanted:
         found, why, figure, html = None, reason, None, ""
@@ -107,7 +119,7 @@ def _computed(wanted: list[Row], model: str | None, drawn: bool) -> Iterator[tup
         yield row, figure, as_text(row, found, table, why), page.article(row, found, html, why)
 
 
-def _trained(wanted: list[Row], model: str | None) -> tuple[Trained | None, str]:
+def _trained(wanted: list[Row], model: str | None, sentences: Sequence[str]) -> tuple[Trained | None, str]:
     """The model that rows about a trained one look at, or why there is none."""
     if not any(row.trained for row in wanted):
         return None, ""
@@ -115,7 +127,7 @@ def _trained(wanted: list[Row], model: str | None) -> tuple[Trained | None, str]
 
     if model is None and not Path(QUICKSTART, "model").is_dir():
         return None, f"needs a trained model: make quickstart, or --model RUN (there is no {QUICKSTART}/ here)"
-    return open_trained(Path(model or QUICKSTART)), ""
+    return open_trained(Path(model or QUICKSTART), sentences), ""
 
 
 def _short(row: Row) -> str:

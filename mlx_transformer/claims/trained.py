@@ -23,7 +23,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 
 from .row import Found
 
-PHRASES = ("February 28, 1992", "12 kilometers per hour", "Apr 2 – Nov 18, 2021", "73 or 75", "in 9 days")
+PHRASES = ("12 kilometers per hour", "February 28, 1992", "Apr 2 – Nov 18, 2021", "73 or 75", "in 9 days")
 MONTHS = "January February March April May June July August September October November December".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 UNITS = "seconds minutes hours days weeks months years meters kilometers miles pounds dollars liters".split()
@@ -41,6 +41,8 @@ class Trained:
     folder: Path
     model: Transformer
     tokenizer: Tokenizer
+    sentences: tuple[str, ...] = PHRASES
+    """What attention is looked at in; the figure shows the first."""
 
     @cached_property
     def fresh(self) -> Transformer:
@@ -52,8 +54,8 @@ class Trained:
 
     @cached_property
     def pairs(self) -> list[tuple[list[int], list[int]]]:
-        """Of each of `PHRASES` the source ids, and the model's own greedy translation behind the start token."""
-        sources = self.tokenizer.encode_batch(PHRASES)
+        """Of each sentence the source ids, and the model's own greedy translation behind the start token."""
+        sources = self.tokenizer.encode_batch(self.sentences)
         targets = self.model.generate(sources, max_new_tokens=24)
         return [(source, [self.tokenizer.bos_id, *target]) for source, target in zip(sources, targets, strict=True)]
 
@@ -64,8 +66,11 @@ class Trained:
         return [text if text.isprintable() and "\ufffd" not in text else "·" for text in texts]
 
 
-def open_trained(folder: Path) -> Trained:
-    """`UserError` for what is no encoder-decoder with a tokenizer."""
+def open_trained(folder: Path, sentences: Sequence[str] = ()) -> Trained:
+    """`sentences`: those to look at, `PHRASES` without any.
+
+    `UserError` for what is no encoder-decoder with a tokenizer, and for a sentence that is empty or too long for it.
+    """
     model, tokenizer = load(folder)
     if tokenizer is None or model.config.architecture != "encoder-decoder":
         raise UserError(
@@ -73,7 +78,11 @@ def open_trained(folder: Path) -> Trained:
         )
     if tokenizer.separate:
         raise UserError(f"{folder}: has a vocabulary for each language; these rows look at a joint one")
-    return Trained(folder, model, tokenizer)
+    for sentence in sentences:
+        length = len(tokenizer.encode(sentence))
+        if not sentence.strip() or length > model.config.max_positions:
+            raise UserError(f"--sentence {sentence!r:.60}: {length} tokens, where 2 to {model.config.max_positions} go")
+    return Trained(folder, model, tokenizer, tuple(sentences) or PHRASES)
 
 
 def attention_maps(model: Transformer, source: list[int], target: list[int]) -> Maps:

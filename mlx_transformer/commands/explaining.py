@@ -52,6 +52,10 @@ def explain(
         Path | None,
         typer.Option("--model", help="Of claims: the trained model that some rows look at.", show_default="quickstart"),
     ] = None,
+    sentences: Annotated[
+        list[str] | None,
+        typer.Option("--sentence", help="Of claims: where to look at that model's attention.", show_default="dates"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
     """Show what a model does with a sentence, on a page; explain claims [ROW ...]: what is said of the Transformer."""
@@ -59,9 +63,11 @@ def explain(
         from mlx_transformer.claims.command import claims
 
         page, folder, looked_at = (None if path is None else str(path) for path in (out, figures, trained))
-        return claims(texts or [], page, folder, force, looked_at)
+        return claims(texts or [], page, folder, force, looked_at, sentences or [])
     if trained is not None:
         raise UserError("--model goes with claims; the model that is explained is the first argument")
+    if sentences:
+        raise UserError("--sentence goes with claims; the sentence that is explained follows the model")
     from export.explain.command import explain as run
 
     written = run(

@@ -40,6 +40,16 @@ def test_maps_are_those_of_the_layers(model: trained.Trained) -> None:
         np.testing.assert_array_equal(maps["encoder"][i].astype(np.float32), expected)
 
 
+def test_sentences_of_ones_own_are_looked_at(model: trained.Trained) -> None:
+    own = trained.open_trained(model.folder, ["May 1", "in 3 days"])
+    assert [model.tokenizer.decode(source) for source, _ in own.pairs] == ["May 1", "in 3 days"]
+    other = trained.open_trained(model.folder, ["May 1"])
+    assert trained.heads(own) != trained.heads(other) != trained.heads(model)
+    for sentence in ("", " ", "7 " * model.model.config.max_positions):
+        with pytest.raises(UserError, match=r"^--sentence .* tokens, where 2 to \d+ go$"):
+            trained.open_trained(model.folder, [sentence])
+
+
 def test_words_of_one_kind_are_found_near(model: trained.Trained) -> None:
     words = trained.known_words(model)
     assert len(words) == sum(map(len, trained.KINDS.values()))

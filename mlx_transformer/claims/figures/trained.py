@@ -15,8 +15,8 @@ NAMED = 6
 
 
 def head_grid(trained: look.Trained) -> Any:
-    """Every head of every layer for one phrase: encoder, decoder, and decoder to encoder."""
-    source, target = trained.pairs[1]
+    """Every head of every layer for the first sentence: encoder, decoder, and decoder to encoder."""
+    source, target = trained.pairs[0]
     maps = look.attention_maps(trained.model, source, target)
     words = {"source": trained.words(source), "target": trained.words(target)}
     sides = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}

@@ -48,6 +48,7 @@ def test_claims_are_a_word_of_their_own(call, made, tmp_path):
     assert out.count("\n\n") >= 1
     refused(call("explain", "claims", "99"), "99")
     refused(call("explain", made / "onnx", "one", "--model", made / "model"), "--model goes with claims")
+    refused(call("explain", made / "onnx", "one", "--sentence", "two"), "--sentence goes with claims")
 
 
 def test_both_programs_have_it():
