@@ -104,7 +104,7 @@ def train(
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.", show_default="small")] = None,
     norm_placement: Annotated[
         str | None,
-        typer.Option(help="pre, or the paper's post, which to-huggingface needs.", show_default="pre"),
+        typer.Option(help="Norms before each sub-layer (pre) or, as in the paper, behind (post).", show_default="pre"),
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the joint vocabulary.", show_default="8000")] = None,
     separate_vocabularies: Annotated[
