@@ -91,13 +91,16 @@ quickstart: $(VENV)/.installed
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 # Two processes with one BLAS thread each (tests/conftest.py) use two cores better than one process with two threads.
+# The order is that of tests/conftest.py.
+TESTS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q -m 'not slow and not consumers' $(ARGS)
+
 test: $(VENV)/.installed-dev
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
+	@$(BIN)/pytest $(TESTS)
 
 # What a GPU does otherwise: the compiled step, batches of few shapes, a search that seldom asks. The files that turn on
 # it run so in `make test` too, beside the CPU's way (tests/helpers/choices.py). ARGS="-m gpu_path": what test-cuda runs.
 test-gpu-path: $(VENV)/.installed-dev
-	@MLX_TRANSFORMER_DEVICE_CHOICES=gpu $(BIN)/pytest -n $(WORKERS) --dist loadfile -q -m 'not slow and not consumers' $(ARGS)
+	@MLX_TRANSFORMER_DEVICE_CHOICES=gpu $(BIN)/pytest $(TESTS)
 
 # ARGS="--only Haswell": one machine; ARGS=--list names them. What pytest says goes to .machines/.
 test-machines: $(VENV)/.installed-dev

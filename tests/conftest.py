@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 # Signals are sent to what the tests start: a suite begun by nohup or as a script's background job ignores them, and
 # so would its children. Windows has no SIGHUP.
@@ -39,9 +40,15 @@ settings.register_profile(
 settings.load_profile("project")
 
 
+# Minutes of few files. Begun last, one of them would keep a process busy while the others have nothing left to do.
+LONG = ("mlx_transformer/training/", "repository/test_readme.py", "repository/test_notebook.py", "faults/", "fuzz/")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     thin(items)
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: not item.path.relative_to(tests).as_posix().startswith(LONG))
 
 
 def pytest_collection_finish():

@@ -154,7 +154,7 @@ def run(machine: Machine, workers: int, arguments: Iterable[str]) -> Outcome:
             who = {"user": STRANGER, "group": STRANGER, "extra_groups": []}
             _give_away(Path(scratch))
         report = Path(scratch) / "report.xml"
-        parallel = ["-n", str(machine.workers or workers), "--dist", "loadfile"]
+        parallel = ["-n", str(machine.workers or workers), "--dist", "loadfile", "--no-loadscope-reorder"]
         command = [*machine.command, python, "-m", "pytest", "-q", *parallel, *CHOSEN, f"--junitxml={report}"]
         variables = {**os.environ, "PYTHONPATH": str(place), "TMPDIR": scratch, **machine.variables}
         with log.open("w", encoding="utf-8") as output:

@@ -27,13 +27,13 @@ def write_pairs(folder: Path, count: int = 120, seed: int = 0) -> tuple[Path, Pa
 
 
 def recipe(folder: Path, model: dict | None = None, **training) -> Recipe:
-    """Dropout is on; five steps an epoch."""
+    """Dropout is on; five steps an epoch. No line is translated: these models say nothing, and at great length."""
     source, target = folder / "0.source", folder / "0.target"
     if not source.exists():
         write_pairs(folder)
     data = {"source": str(source), "target": str(target), "vocab_size": 260, "batch_tokens": 128}
     training = {"warmup_steps": 10, "cooldown": 0, "valid_every": 1000, **training}
-    training = {"steps": 4, "log_every": 1, "valid_sentences": 2, **training}
+    training = {"steps": 4, "log_every": 1, "valid_sentences": 0, **training}
     return Recipe.from_dict({"data": data, "model": {**MODEL, **(model or {})}, "training": training})
 
 

@@ -19,7 +19,7 @@ from mlx_transformer.training.trainer import Trainer
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     for name, options in {"first": {}, "second": {"learning_rate": 1e-3, "seed": 2}}.items():
-        Trainer(recipe(folder, steps=6, valid_every=2, **options), folder / name).run()
+        Trainer(recipe(folder, steps=6, valid_every=2, valid_sentences=2, **options), folder / name).run()
     return folder
 
 

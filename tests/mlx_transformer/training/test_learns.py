@@ -16,8 +16,8 @@ pytestmark = both_choices
 def test_a_small_model_learns_to_copy(tmp_path):
     """1+1 layers, digits to the same digits; held-out lines, greedy.
 
-    The loss falls below a tenth within 170 steps whatever kernels round, with a GPU's batches too, which hold half the
-    lines (padded to 16 positions); the rate begins to fall at step 280.
+    Every line that validates is right by step 120 under five BLAS kernels, with a GPU's batches too, which hold half
+    the lines (padded to 16 positions).
     """
     source, target = write_pairs(tmp_path, count=4000, seed=1)
     held_out = write_pairs(tmp_path, count=100, seed=2)
@@ -27,9 +27,9 @@ def test_a_small_model_learns_to_copy(tmp_path):
     data = {"source": str(source), "target": str(target), "vocab_size": 260, "batch_tokens": 1024}
     model = {"preset": "tiny", "d_model": 32, "heads": 1, "d_ff": 64, "dropout": 0.0}
     model |= {"encoder_layers": 1, "decoder_layers": 1}
-    training = {"steps": 400, "warmup_steps": 60, "learning_rate_scale": 0.4, "cooldown": 0.3, "valid_every": 100}
+    training = {"steps": 150, "warmup_steps": 20, "learning_rate": 0.01, "schedule": "linear", "valid_every": 50}
     recipe = Recipe.from_dict(
-        {"data": data, "model": model, "training": {**training, "log_every": 10, "label_smoothing": 0}}
+        {"data": data, "model": model, "training": {**training, "log_every": 5, "label_smoothing": 0}}
     )
     result = Trainer(recipe, tmp_path / "run").run()
     losses = [entry["loss"] for entry in metrics(tmp_path / "run", "train")]

@@ -35,7 +35,7 @@ def losses(run):
 
 
 def test_a_run_leaves_everything_behind(tmp_path):
-    result = train(tmp_path, steps=7, valid_every=3, keep=2, checkpoint_seconds=0)
+    result = train(tmp_path, steps=7, valid_every=3, valid_sentences=2, keep=2, checkpoint_seconds=0)
     run = tmp_path / "run"
     assert (result.state.step, result.interrupted) == (7, None)
     assert result.parameters == sum(array.size for _, array in open_checkpoint(result.model).tensors())
