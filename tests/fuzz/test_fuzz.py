@@ -74,18 +74,19 @@ def test_a_process_is_watched():
 import os, signal, sys, tempfile, time
 from pathlib import Path
 import forks
-forks.SECONDS, forks.BYTES = 2, 300 << 20
-def end(run):
+forks.BYTES = 300 << 20
+def end(run, seconds):
+    forks.SECONDS = seconds
     child = forks.Child(Path(tempfile.mkdtemp()), lambda: run)
     while (found := child.ended()) is None:
         time.sleep(0.01)
     print(found.status, found.killed, found.out.decode().strip(), found.peak > 200 << 20)
-end(lambda: print("said") or 7)
-end(lambda: os.kill(os.getpid(), signal.SIGSEGV))
-end(lambda: time.sleep(60))
-end(lambda: [bytearray(os.urandom(1) * (20 << 20)) for _ in iter(lambda: time.sleep(0.02), 0)])
+end(lambda: print("said") or 7, LONG)
+end(lambda: os.kill(os.getpid(), signal.SIGSEGV), LONG)
+end(lambda: time.sleep(LONG), 2)
+end(lambda: [bytearray(os.urandom(1) * (20 << 20)) for _ in iter(lambda: time.sleep(0.02), 0)], LONG)
 """
-    done = run_python("-c", script)
+    done = run_python("-c", script.replace("LONG", str(PATIENCE)))
     expected = ["7  said False", "-11   False", "-9 hang  False", "-9 memory  True"]
     assert done.stdout.splitlines() == expected, done.stderr
 
