@@ -26,6 +26,11 @@ def combined(*choices: Iterable[Any]) -> list[Any]:
     ]
 
 
+def in_pairs(*choices: Iterable[Any]) -> list[Any]:
+    """The same for a fixture, whose parameter is the tuple."""
+    return [pytest.param(p.values, marks=p.marks, id=" ".join(map(str, p.values))) for p in combined(*choices)]
+
+
 def thinned(values: Iterable[Any], step: int) -> list[Any]:
     """Parameters of one list, all but each `step`-th marked slow."""
     return [pytest.param(value, marks=SLOW if i % step else []) for i, value in enumerate(values)]

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import onnx
 import pytest
+from combined import thinned
 from random_models import random_weights
 from small_models import alone, encoder_decoder
 
@@ -35,7 +36,7 @@ MODELS = {
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [10, 11, 12, 2]]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=thinned(MODELS, 2))
 def package(request, tmp_path_factory):
     """(checkpoint, package, its precisions beside float32): all of the first model, one of a kind of the others"""
     chosen = LOWER if request.param == "paper" else ["float16", "int8", "int4"]

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import onnx
 import pytest
-from combined import combined
+from combined import combined, in_pairs
 from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
@@ -33,7 +33,7 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[(name, target) for name in CONFIGS for target in ("portable", "cpu")], ids=str)
+@pytest.fixture(scope="module", params=in_pairs(CONFIGS, ["portable", "cpu"]))
 def both(request, tmp_path_factory):
     """MLX's model and the graph."""
     name, target = request.param

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from combined import combined
 from small_models import CHOICES, alone, encoder_decoder, random_weights
 
 from export.package import export_onnx
@@ -19,8 +20,7 @@ ON_HOST = {"Max", "And", "Identity"}
 WASM_ONLY = {"int8": {"QuantizeLinear", "MatMulInteger"}}
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("name", "precision"), combined(CHOICES, ["float32", "float16", "int8", "int4"]))
 def test_operators(name, precision):
     web = target_of("web")
     known = {domain: set(names.split()) for domain, names in KERNELS["operators"].items()}
