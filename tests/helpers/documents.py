@@ -48,7 +48,9 @@ class Reader:
 
     def __init__(self, folder: Path):
         self.folder, self.server = folder, None
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "no_proxy": "localhost"}
+        # Without what a `make test ARGS=...` around this would tell every make in here.
+        given = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        self.environment = {**given, "PYTHONPATH": str(ROOT), "no_proxy": "localhost"}
         for name in ("Makefile", "pyproject.toml", "constraints.txt", "tests", "export", "mlx_transformer"):
             (folder / name).symlink_to(ROOT / name)
         programs = folder / ".venv" / "bin"
