@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mlx_transformer.compare.worker import Worker, peak_memory
 from mlx_transformer.spec.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
+HELPERS = Path(__file__).parents[2] / "helpers"
 
 
 def test_turns_and_order():
@@ -82,3 +84,22 @@ def test_ctrl_c_is_one_line(made, tmp_path):
     _, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (130, "mlx-transformer: interrupted\n")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_no_process_hears_ctrl_c_before_it_can_ignore_it():
+    """The first one too, with which Python's tracker of resources begins; looked at where nothing has run before."""
+    script = """
+from pathlib import Path
+from compared import unchanged
+from mlx_transformer.compare.worker import Worker
+if __name__ == "__main__":
+    worker = Worker("one", unchanged)
+    print(Path(f"/proc/{worker.process.pid}/status").read_text())
+    worker.close()
+"""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs Linux's /proc")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HELPERS.parents[1], HELPERS)))}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    blocked = next(int(line.split()[1], 16) for line in done.stdout.splitlines() if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGINT - 1) & 1
