@@ -75,7 +75,7 @@ def explain(
         data = content(models, sentence, traces, min(top_k, models[0].config.vocab_size))
         text = page(data)
         write_text(out, text)
-        written = [f"{out}: {len(text.encode()) / 1e6:.1f} MB"]
+        written = [f"{out}: {len(text.encode()) / 1e6:.2f} MB"]
         if figures is not None:
             from .figures import write_figures
 

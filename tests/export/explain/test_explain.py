@@ -44,7 +44,7 @@ def weights_of(data, kind, model=0):
 def test_the_page_shows_the_models_numbers(models, architecture, folder, tmp_path):
     text = "one two <mask> four" if architecture == "encoder" else TEXT
     said = explain(models[architecture] / folder, [text], out=tmp_path / "page.html", top_k=4)
-    assert re.fullmatch(r".*page\.html: 0\.\d MB", said)
+    assert re.fullmatch(r".*page\.html: 0\.\d\d MB", said)
     data = data_of(tmp_path / "page.html")
     model = open_model(models[architecture] / folder)
     sentence = read_sentence(model, text, None, Options(max_new_tokens=20 if architecture == "decoder" else None))
