@@ -3,15 +3,15 @@
     python benchmarks/fine_tuning.py --folder /tmp/fine-tuning
 
 The kinds of the built-in corpus are cut in two halves. A model of the first half goes on with the second: all weights,
-LoRA or DoRA, as many steps as a model that knows nothing gets. Each is merged where it is an adapter, exported, proven
-by `validate`, and judged by exact match on held-out phrases of both halves, decoded greedily by the ONNX graphs.
+LoRA or DoRA, as many steps as a model that knows nothing gets. Each (with its adapter merged, as `train` leaves it) is
+exported, proven by `validate`, and judged by exact match on held-out phrases of both halves, decoded greedily by the
+ONNX graphs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import subprocess
@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from safetensors import safe_open
-
 from mlx_transformer.data.cldr import KINDS, build, write
+from mlx_transformer.spec.tensors import read_tensors
 
 HALVES = {"first": KINDS[::2], "second": KINDS[1::2]}
 PROGRAM = [sys.executable, "-m", "mlx_transformer"]
@@ -31,13 +30,12 @@ PROGRAM = [sys.executable, "-m", "mlx_transformer"]
 
 @dataclass(frozen=True)
 class Way:
-    """How one model is trained: flags of `train` but for text, steps and folder. An adapter is merged to be judged."""
+    """How one model is trained: flags of `train` but for text, steps and folder."""
 
     name: str
     half: str
     flags: tuple[str, ...]
     from_base: bool = True
-    adapter: bool = False
 
 
 # The better of a few that were tried by hand, for 100 and 150 steps; what isn't here is train's own.
@@ -47,8 +45,8 @@ BASE = Way("model of the first half", "first", NEW, from_base=False)
 WAYS = (
     Way("new model", "second", NEW, from_base=False),
     Way("all weights", "second", ("--optimizer", "muon")),
-    Way("LoRA", "second", ("--adapter", "lora", *ADAPTER), adapter=True),
-    Way("DoRA", "second", ("--adapter", "dora", *ADAPTER), adapter=True),
+    Way("LoRA", "second", ("--adapter", "lora", *ADAPTER)),
+    Way("DoRA", "second", ("--adapter", "dora", *ADAPTER)),
 )
 
 
@@ -76,7 +74,7 @@ def main() -> None:
 
 
 def judged(options: argparse.Namespace, way: Way, steps: int) -> list[str]:
-    """A row of the table: one model trained, merged, exported, proven, and asked for both halves."""
+    """A row of the table: one model trained, exported, proven, and asked for both halves."""
     folder = options.folder / way.name.replace(" ", "-")
     base = options.folder / BASE.name.replace(" ", "-")
     source, target = (str(options.folder / way.half / f"train.{side}") for side in ("en", "de"))
@@ -85,13 +83,9 @@ def judged(options: argparse.Namespace, way: Way, steps: int) -> list[str]:
     train = ["train", "--source", source, "--target", target, "--steps", str(steps), "--out", str(folder)]
     call(*train, *start, *way.flags, "--seed", str(options.seed))
     seconds = time.monotonic() - begin
-    model = folder
-    if way.adapter:
-        model = folder / "merged"
-        call("merge", str(base), str(folder), "--out", str(model))
     onnx = folder / "onnx"
-    call("export", str(model), str(onnx))
-    proof = subprocess.run([*PROGRAM, "validate", str(model), str(onnx)], capture_output=True, text=True)
+    call("export", str(folder), str(onnx))
+    proof = subprocess.run([*PROGRAM, "validate", str(folder), str(onnx)], capture_output=True, text=True)
     scores = [f"{exact_match(options.folder / half, onnx):.1f} %" for half in HALVES]
     proven = "equal" if proof.returncode == 0 else f"exit status {proof.returncode}"
     return [way.name, f"{way.half} half", str(steps), f"{weights_trained(folder):,}", f"{seconds:.0f}", *scores, proven]
@@ -101,8 +95,7 @@ def weights_trained(run: Path) -> int:
     """Numbers in what a run trained: a model, or an adapter alone."""
     folder = run / "adapter" if (run / "adapter").exists() else run / "model"
     (file,) = folder.glob("*.safetensors")
-    with safe_open(file, "numpy") as tensors:
-        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return sum(array.size for array in read_tensors(file).values())
 
 
 def exact_match(text: Path, onnx: Path) -> float:
