@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from mlx_transformer.nn import Transformer
+from mlx_transformer.spec.errors import UserError
 
 from .arithmetic import Arithmetic
 from .checkpointing import checkpoint_layers
@@ -12,6 +15,8 @@ from .optimizers import Optimizer, freeze
 from .options import TrainingOptions
 from .start import Start
 from .step import TrainStep
+
+MOST_EPOCHS_A_STEP = 100
 
 
 def assembled(
@@ -27,3 +32,15 @@ def assembled(
     step = TrainStep(model, optimizer, options.smoothing, options.clip_norm, arithmetic, compiled, group)
     step.logits = chunk_within(options.memory)
     return model, step
+
+
+def batches_a_step(options: TrainingOptions, group: Group, epoch: Sized) -> int:
+    """Of all processes. `UserError` if a step would take the text over and over: its gradient stays the same, and a
+    first line of progress may be hours away."""
+    count = options.accumulate * group.size
+    if count > MOST_EPOCHS_A_STEP * len(epoch):
+        raise UserError(
+            f"accumulate = {options.accumulate}: a step would take the text {count // len(epoch):,} times, which has "
+            f"{len(epoch):,} batches: lower it"
+        )
+    return count

@@ -24,7 +24,7 @@ from mlx_transformer.spec.tokenizer import Tokenizer
 from mlx_transformer.spec.tokenizer_files import tokenizer_files, tokenizer_path
 
 from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
-from .assembly import assembled
+from .assembly import assembled, batches_a_step
 from .clock import CLOCK, Clock
 from .data import EncodedText, RunData, load_data
 from .follower import Follower, Silent
@@ -80,8 +80,8 @@ class Trainer:
             recipe, said = within_memory(recipe, self.start, text, group)
             self.reporter.line(said)
         self.options = recipe.training
-        self.a_step = self.options.accumulate * group.size  # batches, of all processes
         self.batches = text.batches(recipe, self.options.seed)
+        self.a_step = batches_a_step(self.options, group, self.batches)
         recipe = recipe.recorded(self.batches.batch_tokens)
         valid = EncodedText(self.data.valid, self.tokenizer, recipe, "validation text")
         self.valid = valid.batches(recipe, seed=0, grow=True)

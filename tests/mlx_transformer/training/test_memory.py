@@ -86,3 +86,10 @@ def test_chunks_of_the_loss_follow():
     assert chunk_within(None) == LARGEST
     assert chunk_within(1000.0) == LARGEST
     assert 16 * chunk_within(1.0) == pytest.approx(1e9 / 8, rel=1e-6)
+
+
+def test_a_step_that_would_take_the_text_over_and_over(tmp_path):
+    said = r"accumulate = 65536: .* text [\d,]+ times, which has \d+ batches: lower it"
+    with pytest.raises(UserError, match=said):
+        trainer(tmp_path, "run", accumulate=2**16)
+    assert not (tmp_path / "run").exists()
