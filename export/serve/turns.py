@@ -12,6 +12,11 @@ from typing import Any, Protocol
 AT_ONCE = 8
 """Sentences that a request has computed in its turn: one of a few is answered at once, and not one by one."""
 
+PASSED = 8
+"""Batches that may pass a request over, before it leads one of the next two. Clients that all have something in each
+batch are level for ever, so that the rest of what they want would wait without a bound. (Simulated at twice the
+capacity, 8 clients and 7 kinds of work: at most 14 s, instead of 41.)"""
+
 
 class Work(Protocol):
     """What is done with items; items of equal works may share a call."""
@@ -45,12 +50,14 @@ class Client:
 
 @dataclass(eq=False)
 class Request:
-    """Items that were submitted together, for equal work. width: hypotheses that a sentence of it is computed with."""
+    """Items that were submitted together, for equal work. width: hypotheses that a sentence of it is computed with;
+    behind: the batches that were taken before it came."""
 
     client: Client
     work: Work
     width: int
     turn: Turn
+    behind: int
     items: dict[Item, None] = field(default_factory=dict)  # those that wait, the oldest first
 
 
@@ -73,6 +80,7 @@ class Turns:
         self.clients: dict[Hashable, Client] = {}  # those that wait or are computed for
         self.size = 0  # sentences
         self._next = count()
+        self._taken = 0  # batches
 
     def __iter__(self) -> Iterator[Item]:
         return (item for client in self.clients.values() for request in client.requests for item in request.items)
@@ -87,7 +95,7 @@ class Turns:
         """A request of the client: payloads of `size` sentences each, whose results are the items' futures."""
         now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
         client = self.clients.setdefault(name, Client(name, Turn(since)))
-        request = Request(client, work, width, Turn(since))
+        request = Request(client, work, width, Turn(since), self._taken)
         items = [
             Item(request, payload, length, size, now, loop.create_future())
             for payload, length in zip(payloads, lengths, strict=True)
@@ -103,6 +111,12 @@ class Turns:
         waiting = [client for client in self.clients.values() if client.size]
         if not waiting:
             return None
+        if self._taken % 2:
+            oldest = min(
+                (one for client in waiting for one in client.requests if one.items), key=lambda one: one.behind
+            )
+            if self._taken - oldest.behind > PASSED:
+                return next(iter(oldest.items))
         requests = min(waiting, key=lambda client: client.turn.key()).requests
         request = min((one for one in requests if one.items), key=lambda one: one.turn.key())
         return next(iter(request.items))
@@ -128,6 +142,7 @@ class Turns:
             self._count(item.request.client, -item.size)
         for turn in _turns(batch):
             turn.running += 1
+        self._taken += 1
         return batch
 
     def done(self, batch: list[Item]) -> None:

@@ -12,6 +12,7 @@ from waiting import PATIENCE, until
 
 from export.serve.app import ENDING, App
 from export.serve.batching import Batcher, EndingError, OverloadError
+from export.serve.turns import PASSED, Turns
 from mlx_transformer.generation.steps import Stopped
 
 
@@ -63,6 +64,27 @@ def test_a_later_request_is_in_the_batch_after_the_running_one(second):
     equal = order([("a", 1, "ABCDEFGH")], late=[(second, 1, "x")])
     assert [len(batch) for batch in equal] == [3, 3, 3]
     assert "x" in equal[1]
+
+
+def test_no_request_waits_for_ever_behind_company():
+    """Both clients ask for the same again and again, so both are in each batch, and neither waits longer."""
+
+    async def scene():
+        turns, waited = Turns(), 0
+        turns.add("a", "usual", "A", [1], 1, 1)
+        [rare] = turns.add("b", "rare", "R", [1], 1, 1)
+        while rare in turns:
+            turns.add("a", "usual", "A", [1], 1, 1)
+            turns.add("b", "usual", "B", [1], 1, 1)
+            batch = turns.take(turns.first(), 2)
+            turns.done(batch)
+            waited += 1
+            assert waited <= PASSED + 3
+        for item in turns:
+            item.future.cancel()
+        return waited
+
+    assert asyncio.run(scene()) > 2, "it was passed over"
 
 
 def test_clients_take_turns_whatever_they_have_sent():
