@@ -272,6 +272,23 @@ def test_a_folder_runs_without_onnx(target: str, shape: str | None, tmp_path: Pa
     assert run_python(BLOCK.format(blocked={*MLX, *ONNX, "tokenizers", "safetensors"}) + run).startswith("[[")
 
 
+def test_no_graph_needs_sympy(tmp_path: Path) -> None:
+    """onnx_ir has it for dimensions that are expressions. Who makes one, or imports sympy as such, gets it."""
+    checkpoint, _ = write_model(encoder_decoder("paper"), tmp_path)
+    loaded = run_python(
+        "import sys\n"
+        "import export.validate.assertion\n"
+        "from export import export_onnx, export_search\n"
+        f"export_onnx({str(checkpoint)!r}, {str(tmp_path / 'int8')!r}, precision='int8')\n"
+        f"export_search({str(checkpoint)!r}, {str(tmp_path / 'one.onnx')!r})\n"
+        "print(sum(name.startswith('sympy.') for name in sys.modules))\n"
+        "import onnx_ir, sympy\n"
+        "print(onnx_ir.SymbolicDim('length') + 1)\n"
+        "print(sympy.Symbol('x') * 2)\n"
+    )
+    assert loaded.splitlines() == ["0", "length + 1", "2*x"]
+
+
 def test_the_block_blocks() -> None:
     """Guards the tests above: with the finder in place, MLX and onnx cannot be imported."""
     source = BLOCK.format(blocked={"mlx", "onnx"}) + (

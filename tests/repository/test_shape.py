@@ -14,7 +14,10 @@ ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are fill
     "parameters": "graphs are filled as they are written",
     "lora": "a graph gets an adapter by a pass (export/precision)",
 }
-ONLY_ONNX = {"primitives": "what mlx.nn is on the other side"}
+ONLY_ONNX = {
+    "primitives": "what mlx.nn is on the other side",
+    "deferred": "what onnx_ir imports for dimensions that are expressions",
+}
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
