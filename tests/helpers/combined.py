@@ -1,7 +1,7 @@
 """Which combinations of several choices `make test` tries: each choice with some other; `make test-slow` tries all,
 and so does `make test-cuda`, on whose machine nothing else does."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -33,4 +33,9 @@ def in_pairs(*choices: Iterable[Any]) -> list[Any]:
 
 def thinned(values: Iterable[Any], step: int) -> list[Any]:
     """Parameters of one list, all but each `step`-th marked slow."""
-    return [pytest.param(value, marks=SLOW if i % step else []) for i, value in enumerate(values)]
+    return thinned_rows(((value,) for value in values), step)
+
+
+def thinned_rows(rows: Iterable[Sequence[Any]], step: int) -> list[Any]:
+    """The same for several parameters at once."""
+    return [pytest.param(*row, marks=SLOW if i % step else []) for i, row in enumerate(rows)]

@@ -4,6 +4,7 @@ the operation. The fast part is one of each kind; `make mutations` shows all of 
 from pathlib import Path
 
 import pytest
+from combined import thinned
 from mutation_run import SEED, Models, all_mutations, make_models, run, table
 from mutations import CONFIGS
 from rich.console import Console
@@ -47,7 +48,7 @@ def test_there_are_enough_of_them() -> None:
     assert ALL.keys() >= FAST
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", thinned(CONFIGS, 2))
 def test_the_unmutated_models_pass(name: str, models: Models) -> None:
     report = compare(*models[name], seed=SEED, threads=1)
     assert report.equal, report.failures()

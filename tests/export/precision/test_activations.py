@@ -8,7 +8,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from combined import combined
+from combined import combined, thinned
 from ending_models import POST_NORM, made, rows
 from quantized_models import wide
 from random_models import random_weights
@@ -121,7 +121,7 @@ def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied,
         assert "GatherBlockQuantized" not in {node.op_type for node in nodes(folder)}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", thinned(TARGETS, 2))
 def test_eight_bits_are_unpacked_for_float32_activations(target, tmp_path):
     """No operator on blocks is left, as ONNX Runtime has no fast one; the files are as small all the same."""
     checkpoint, sizes = saved(tmp_path, dataclasses.replace(PAPER, d_model=64, d_ff=256)), {}
@@ -137,8 +137,7 @@ def test_eight_bits_are_unpacked_for_float32_activations(target, tmp_path):
         OnnxTransformer(folder, activations="int8")
 
 
-@pytest.mark.parametrize("activations", ACTIVATIONS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "activations"), combined(TARGETS, ACTIVATIONS))
 def test_what_the_graphs_say(target, activations, tmp_path):
     """The operator's attribute; operators that round, where that is wanted and nowhere else; and the description."""
     folder = export_onnx(
@@ -229,7 +228,7 @@ def test_packed(target, tmp_path):
     assert report.runtimes[0].budget.unit == UNIT
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_single_file(target, tmp_path):
     """The file says which, and whoever runs it here heeds it: scores within float32's rounding of its own network."""
     _, checkpoint = made(tmp_path, **POST_NORM, d_model=64)

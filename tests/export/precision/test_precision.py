@@ -7,7 +7,7 @@ import re
 import numpy as np
 import onnx
 import pytest
-from combined import thinned
+from combined import combined, thinned
 from random_models import random_weights
 from small_models import alone, encoder_decoder
 
@@ -74,7 +74,7 @@ def test_all_files_are_standard_and_keep_their_inputs_and_outputs(package):
                 assert [v.type.tensor_type.elem_type for v in ours] == [v.type.tensor_type.elem_type for v in theirs]
 
 
-@pytest.mark.parametrize("target", ["cpu", "web"])
+@pytest.mark.parametrize("target", thinned(["cpu", "web"], 2))
 def test_the_other_targets_say_what_the_portable_one_says(target, tmp_path):
     _, folder = written(WIDE, tmp_path, LOWER, target=target)
     _, portable = written(WIDE, tmp_path / "portable", LOWER)
@@ -86,7 +86,7 @@ def test_the_other_targets_say_what_the_portable_one_says(target, tmp_path):
             assert a[0].score == pytest.approx(b[0].score, rel=close), precision
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu", "web"])
+@pytest.mark.parametrize("target", thinned(["web", "cpu", "portable"], 2))
 def test_an_embedding_that_products_and_residuals_read_as_it_is(target, tmp_path):
     """Neither scaled nor with positions, nor a norm before the first layer: what replaces the lookup feeds them all."""
     bare = dataclasses.replace(PAPER, positions="none", scale_embeddings=False, norm_placement="post")
@@ -96,8 +96,7 @@ def test_an_embedding_that_products_and_residuals_read_as_it_is(target, tmp_path
     assert report.equal, report.failures()
 
 
-@pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4"])
-@pytest.mark.parametrize("target", ["portable", "web"])
+@pytest.mark.parametrize(("precision", "target"), combined(["int8", "int8-weights", "int4"], ["portable", "web"]))
 def test_what_the_files_hold_is_what_numpy_quantises(precision, target, tmp_path):
     _, folder = written(WIDE, tmp_path, precision, target=target)
     weights, shapes = random_weights(WIDE, 7), parameter_shapes(WIDE)

@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from combined import thinned_rows
 from imports import ROOT
 from serving import LINES, STREAM
 from waiting import PATIENCE, until
@@ -78,7 +79,9 @@ OnnxTransformer.generate = held
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
+@pytest.mark.parametrize(
+    ("number", "status"), thinned_rows([(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)], 2)
+)
 def test_process(folder, text_model, tmp_path, number, status):
     """A machine without MLX serves; told to end, it answers what it has taken, and says so by its exit status."""
     hold = tmp_path / "hold"
@@ -108,7 +111,7 @@ def test_process(folder, text_model, tmp_path, number, status):
         process.stderr.close()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), thinned_rows([(signal.SIGINT, 130), (signal.SIGTERM, 0)], 2))
 def test_told_again_it_gives_up(folder, tmp_path, number, status):
     """Three times in all: who waits for an answer or a stream is told so, and the log has no traceback."""
     hold = tmp_path / "hold"

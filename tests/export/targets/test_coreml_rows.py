@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from combined import thinned_rows
 from coreml_models import SHAPE, config_of
 from onnx import numpy_helper
 from random_models import random_weights, write_model
@@ -40,7 +41,7 @@ def graphs_of(package: Path) -> list[onnx.ModelProto]:
     return [onnx.load(file) for file in sorted((package / "onnx").glob("*.onnx"))]
 
 
-@pytest.mark.parametrize(("architecture", "name"), KINDS)
+@pytest.mark.parametrize(("architecture", "name"), thinned_rows(KINDS, 2))
 def test_no_tensor_is_longer_than_the_limit(architecture, name, short, tmp_path):
     config = replace(config_of(name, architecture), **NARROW)
     shape = "2x4x7" if architecture == "encoder-decoder" else "2x4"
@@ -57,7 +58,7 @@ def test_no_tensor_is_longer_than_the_limit(architecture, name, short, tmp_path)
         assert "logits" not in extents
 
 
-@pytest.mark.parametrize(("architecture", "name"), KINDS)
+@pytest.mark.parametrize(("architecture", "name"), thinned_rows(KINDS, 2))
 def test_parts_are_equal_to_the_whole(architecture, name, short, tmp_path):
     """By `validate`: weights bit for bit, every tap, logits, the structure, searches."""
     options = dict(target="coreml", fixed_shape=SHAPE[architecture])

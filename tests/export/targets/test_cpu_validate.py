@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from combined import thinned
+from combined import thinned, thinned_rows
 from covering_configs import COVERING, config_of, configs, name_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -100,11 +100,14 @@ def changed(package: Path, graph: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("graph", "name"),
-    [
-        ("encoder_cpu", "encoder.layers.1.feed_forward.down_proj.weight"),
-        ("encoder_cpu", "decoder.layers.0.cross_attention.value_proj.weight"),
-        ("decoder_cpu", "decoder.layers.1.self_attention.query_proj.weight"),
-    ],
+    thinned_rows(
+        [
+            ("encoder_cpu", "decoder.layers.0.cross_attention.value_proj.weight"),
+            ("encoder_cpu", "encoder.layers.1.feed_forward.down_proj.weight"),
+            ("decoder_cpu", "decoder.layers.1.self_attention.query_proj.weight"),
+        ],
+        2,
+    ),
 )
 def test_a_wrong_weight(graph, name, tmp_path):
     checkpoint, cpu = written(tmp_path, encoder_decoder("modern"))

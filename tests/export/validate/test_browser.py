@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combined import thinned
 from random_models import write_model
 from waiting import PATIENCE, until
 from web_package import write_web_package
@@ -225,7 +226,7 @@ def test_one_that_nobody_holds_any_more_is_ended(playing, package: Path) -> None
     assert process.returncode is not None
 
 
-@pytest.mark.parametrize("ending", ["Ctrl-C", "an error"])
+@pytest.mark.parametrize("ending", thinned(["Ctrl-C", "an error"], 2))
 def test_it_ends_with_the_program(ending: str, playing, package: Path, temporary: Path) -> None:
     playing(ECHO)
     code = f"""

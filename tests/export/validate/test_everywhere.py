@@ -121,6 +121,7 @@ def test_make_test_cuda_is_an_error_where_nothing_can_run_on_cuda() -> None:
 
 
 @pytest.mark.skipif(runtimes.mlx_gpu() or "cuda" in runtimes.providers(), reason="there is a GPU here")
+@pytest.mark.slow
 def test_with_cuda_demanded_its_absence_fails_and_skips_nothing() -> None:
     chosen = "what_ran or cuda:all-encoder or tf32_of_mlx"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from combined import combined
+from combined import combined, thinned
 from random_models import write_model
 from small_models import SIZES, configs
 
@@ -66,13 +66,13 @@ def test_target_cpu(name, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, "onnxruntime", target="cpu")
 
 
-@pytest.mark.parametrize("name", ["modern", "modern, decoder", "modern, encoder"])
+@pytest.mark.parametrize("name", thinned(["modern", "modern, decoder", "modern, encoder"], 2))
 def test_fixed_shapes(name, tmp_path):
     config = CONFIGS[name]
     assert_shown(config, tmp_path, "onnxruntime", target="coreml", fixed_shape=FIXED[config.architecture])
 
 
-@pytest.mark.parametrize("target", ["web", "cuda"])
+@pytest.mark.parametrize("target", thinned(["web", "cuda"], 2))
 def test_other_targets(target, tmp_path):
     assert_shown(CONFIGS["modern"], tmp_path, "onnxruntime", target=target)
 

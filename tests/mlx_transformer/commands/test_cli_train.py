@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from terminal import on_a_terminal
-from tiny_run import metrics, write_pairs, write_recipe
+from tiny_run import MODEL, metrics, write_pairs, write_recipe
 
 from mlx_transformer import cli
 from mlx_transformer.spec import progress
@@ -26,6 +26,27 @@ def main(*arguments: object) -> int:
     except SystemExit as done:
         return int(done.code or 0)
     return 0
+
+
+def test_pairs_by_flags(tmp_path, monkeypatch, capsys):
+    """Beside a recipe; text that has moved since is found again by the same flag."""
+    rows = [json.dumps({"translation": {"en": f"{i} {i * i}", "de": f"{i}"}}) for i in range(60)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    (tmp_path / "valid.jsonl").write_text("\n".join(rows[:5]), encoding="utf-8")
+    (tmp_path / "own.toml").write_text(
+        '[data]\nsource = "none"\ntarget = "none"\n[model]\n'
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in MODEL.items()),
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    flags = "train own.toml --pairs train.jsonl --valid-pairs valid.jsonl --languages en-de --out run --steps 2"
+    assert main(*flags.split(), "--vocab-size", 260) == 0
+    assert "training on 60 pairs, 5 for validation" in capsys.readouterr().err
+    (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
+    resume = ["train", "--resume", "run", "--steps", 3]
+    assert main(*resume) == 2
+    assert "say where it is now by --pairs" in capsys.readouterr().err
+    assert main(*resume, "--pairs", "moved.jsonl") == 0
 
 
 def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):

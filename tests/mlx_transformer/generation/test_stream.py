@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from combined import thinned
 from toy_model import Toy
 
 from export import OnnxTransformer, export_onnx
@@ -157,7 +158,7 @@ def test_command_line(text_folder, capsysbinary, monkeypatch, text_model):
     assert b"stream with --beam 1" in capsysbinary.readouterr().err
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_threads_share_one_model(text_folder, tmp_path, target):
     """Eight threads at once, every kind of call: what each gets is what it gets alone."""
     onnx = OnnxTransformer(export_onnx(text_folder / "model", tmp_path / "onnx", target=target), threads=1)

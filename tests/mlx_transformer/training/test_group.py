@@ -57,6 +57,7 @@ def test_two_processes_are_one_with_twice_the_batches(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_cpu")
 def test_a_run_of_several_processes_goes_on_where_it_was(tmp_path):
     """Dropout included, bit for bit."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 from choices import both_choices
-from tiny_run import COMMAND, MODEL, recipe, write_pairs
+from tiny_run import MODEL, recipe, write_pairs
 
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.tokenizer import Tokenizer
@@ -152,29 +151,6 @@ def test_the_vocabulary_of_some_lines(tmp_path):
     train(tmp_path, "some", {"vocab_size": 300, "vocab_lines": 40}, steps=1)
     found = [Tokenizer.load(tmp_path / name).fingerprint for name in ("all", "some")]
     assert found[0] != found[1]
-
-
-def test_pairs_by_flags(tmp_path):
-    rows = [json.dumps({"translation": {"en": f"{i} {i * i}", "de": f"{i}"}}) for i in range(60)]
-    (tmp_path / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    (tmp_path / "valid.jsonl").write_text("\n".join(rows[:5]), encoding="utf-8")
-    (tmp_path / "own.toml").write_text(
-        '[data]\nsource = "none"\ntarget = "none"\n[model]\n'
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in MODEL.items()),
-        encoding="utf-8",
-    )
-    flags = "train own.toml --pairs train.jsonl --valid-pairs valid.jsonl --languages en-de --out run --steps 2"
-    command = [*COMMAND, *flags.split(), "--vocab-size", "260"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "training on 60 pairs, 5 for validation" in done.stderr
-    (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
-    resume = [*COMMAND, "train", "--resume", "run", "--steps", "3"]
-    refused = subprocess.run(resume, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120, check=False)
-    assert "say where it is now by --pairs" in refused.stderr
-    resume += ["--pairs", "moved.jsonl"]
-    done = subprocess.run(resume, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_pairs_that_do_not_fit_are_named_with_their_line(tmp_path):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from combined import thinned_rows
 from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
 
@@ -26,7 +27,9 @@ def newest_step(run: Path) -> int:
     return max((int(path.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*")), default=0)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"), thinned_rows([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], 2)
+)
 def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
     recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
     with start("train", recipe, "--out", run) as process:
