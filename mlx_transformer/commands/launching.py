@@ -19,9 +19,9 @@ import typer
 
 from mlx_transformer.spec.errors import UserError
 
-PATIENCE = 5.0
-"""Seconds that the others have to end by themselves after one has failed, and then after they were told to. MLX's ring
-may wait for ever for a process that is gone."""
+BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
+"""Seconds that the others have to end after one has failed, and then after they were told to: MLX's ring may wait for
+ever for a process that is gone."""
 LOOK = 0.05  # seconds
 MOST = max(16, 4 * (os.cpu_count() or 1))
 """Processes on one machine: each has a model, its gradients and moments of its own."""
@@ -105,12 +105,12 @@ def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
     while any(rank.poll() is None for rank in ranks):
         if failed is None:
             failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + BY_THEMSELVES
         elif time.monotonic() > deadline:
             for rank in ranks:
                 if rank.poll() is None:
                     rank.kill() if told else rank.terminate()
-            told, deadline = True, time.monotonic() + PATIENCE
+            told, deadline = True, time.monotonic() + ONCE_TOLD
         time.sleep(LOOK)
     return failed if failed is not None else next((i for i, rank in enumerate(ranks) if rank.returncode), None)
 

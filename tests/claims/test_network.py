@@ -104,6 +104,7 @@ def test_padding_never_changes_a_result(kind: str, side: str) -> None:
         np.testing.assert_allclose(padded[:1, :4], alone, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
 def test_a_two_plus_two_stack_trains() -> None:
     """It learns to copy five random words out of nine: the loss falls from log(9) and more to almost nothing."""

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from export import OnnxTransformer, export_onnx
 from export.reference import Reference
@@ -10,6 +11,7 @@ from mlx_transformer.claims import pictures
 from mlx_transformer.spec.checkpoint import save_checkpoint
 
 
+@pytest.mark.slow
 def test_both_runtimes_put_pictures_in_the_same_words(on_cpu, tmp_path) -> None:
     """And what their encoders make of the patches is within the budget of `validate`."""
     seen = pictures.in_words()

@@ -109,6 +109,7 @@ def test_float32_alone_is_not_judged(checkpoint, text, tmp_path):
     assert not recorded(export_onnx(checkpoint, tmp_path / "onnx", gate_source=text[0]))
 
 
+@pytest.mark.slow
 def test_the_built_in_corpus_where_the_run_names_it(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setitem(LIMITS, "int8", ALWAYS)
     monkeypatch.setattr(quality, "PHRASES", 6)
