@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 
 from mlx_transformer.blas import set_blas_threads, use_fast_blas  # noqa: E402
 from mlx_transformer.nn.attention import attention, attention_weights  # noqa: E402
+from mlx_transformer.spec.cores import usable_cores  # noqa: E402
 from mlx_transformer.spec.versions import versions  # noqa: E402
 
 HEADS, HEAD_WIDTH = 2, 64
@@ -153,7 +154,7 @@ def described() -> str:
         processor = next((value.strip() for name, _, value in fields if name.strip() == "model name"), processor)
     found = versions()
     parts = [f"`python benchmarks/attention.py`, {date.today().isoformat()}; {platform.system()}, {processor}"]
-    parts.append(f"{os.cpu_count()} cores, one used" if CPU else str(mx.default_device()))
+    parts.append(f"{usable_cores()} cores, one used" if CPU else str(mx.default_device()))
     parts.append(f"Python {found['python']}, mlx {found['mlx']}, {use_fast_blas()}")
     return "; ".join(parts) + "."
 

@@ -30,6 +30,7 @@ from engines.process import BENCHMARKS, last_line
 from mlx_transformer.convert import to_huggingface
 from mlx_transformer.spec.checkpoint import save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
 from mlx_transformer.spec.versions import versions
@@ -167,7 +168,7 @@ def arguments() -> argparse.Namespace:
 
 def described(chosen: argparse.Namespace, config: TransformerConfig) -> str:
     parameters = parameter_count(config)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     wanted = ("python", "numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
     found = ", ".join(f"{name} {version}" for name, version in versions().items() if name in wanted)
     return (

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from datetime import date
 from pathlib import Path
 
 from mlx_transformer.data.cldr import KINDS, build, write
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.tensors import read_tensors
 
 HALVES = {"first": KINDS[::2], "second": KINDS[1::2]}
@@ -65,7 +65,7 @@ def main() -> None:
         write(build("cldr:en-de", options.pairs, 100, 0, options.seed, weights), options.folder / half)
     rows = [judged(options, BASE, options.base_steps)]
     rows += [judged(options, way, options.steps) for way in WAYS]
-    print(f"\n{os.cpu_count()} cores, {platform.machine()}, {date.today()}")
+    print(f"\n{usable_cores()} cores, {platform.machine()}, {date.today()}")
     print("; ".join(f"{half} half: {', '.join(kinds)}" for half, kinds in HALVES.items()) + "\n")
     print("| | trained on | steps | weights trained | seconds | exact match, first half | second half | validate |")
     print("|-|-|-|-|-|-|-|-|")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import resource
 import shutil
@@ -22,6 +21,8 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+
+from mlx_transformer.spec.cores import usable_cores
 
 STEPS = 12
 
@@ -52,7 +53,7 @@ def main() -> None:
         found[label] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     assert found["first start"]["weights"] == found["resumed"]["weights"], "resumed otherwise than in one piece"
     size = sum(path.stat().st_size for path in text_files(options)) / 1e6
-    print(f"\n{options.pairs:,} pairs, {size:,.0f} MB; {os.cpu_count()} cores, {platform.machine()}, {date.today()}\n")
+    print(f"\n{options.pairs:,} pairs, {size:,.0f} MB; {usable_cores()} cores, {platform.machine()}, {date.today()}\n")
     print("| | first batch after, s | peak memory at the first batch, MB | after training, MB |\n|-|-|-|-|")
     for label, one in found.items():
         print(f"| {label} | {one['seconds']:.1f} | {one['begun']:,.0f} | {one['peak']:,.0f} |")

@@ -181,11 +181,12 @@ def torch_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], float
 
 def described() -> str:
     from mlx_transformer.blas import use_fast_blas
+    from mlx_transformer.spec.cores import usable_cores
     from mlx_transformer.spec.versions import versions
 
     found = versions()
     blas = use_fast_blas()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     machine = f"{platform.system()} {platform.machine()}, {cores} cores"
     return f"`python benchmarks/training.py`, {date.today()}; {machine}; mlx {found.get('mlx')}, {blas}."
 

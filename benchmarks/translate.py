@@ -190,12 +190,13 @@ def arguments() -> argparse.Namespace:
 
 
 def described(options: argparse.Namespace) -> str:
+    from mlx_transformer.spec.cores import usable_cores
     from mlx_transformer.spec.versions import versions
 
     packages = ("ctranslate2", "torch", "transformers", "optimum-onnx", "onnxruntime")
     code = f"from importlib.metadata import version; print(*(f'{{n}} {{version(n)}}' for n in {packages}), sep=', ')"
     peers = subprocess.run([options.peers_python, "-c", code], capture_output=True, text=True).stdout.strip()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     machine = f"{platform.system()} {platform.machine()}, {cores} cores, {options.threads} threads used"
     ours = f"onnxruntime {versions().get('onnxruntime')}"
     command = shlex.join(["python", "benchmarks/translate.py", *sys.argv[1:]])

@@ -26,6 +26,7 @@ from typing import Any
 from export import export_onnx, export_search
 from export.web import write_site
 from mlx_transformer.data import cldr
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +98,7 @@ def dtype_of(folder: Path) -> str:
 def described(options: argparse.Namespace, versions: dict[str, str]) -> str:
     text = options.text.name if options.text else "phrases of cldr:en-de"
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    where = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    where = f"{platform.system()} {platform.machine()}, {usable_cores()} cores"
     command = f"python benchmarks/web.py {options.model.name} --precision {options.precision}"
     return (
         f"`{command}`, {date.today()}; {options.sentences} lines of {text}, one at a time,"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .spec.cores import usable_cores
 from .spec.errors import UserError
 
 DEVICE = "MLX_TRANSFORMER_DEVICE"
@@ -133,7 +134,7 @@ def cpu_streams() -> list[mx.Stream]:
     one MLX stream runs on one core. On a GPU its own."""
     if _on_gpu():
         return [mx.default_stream(mx.default_device())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return [mx.new_stream(mx.cpu) for _ in range(cores)]
 
 

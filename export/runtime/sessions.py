@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from export.targets.names import (
     MODEL,
 )
 from mlx_transformer.generation.steps import Stopped
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.fields import Bounds, check_value
 
@@ -48,7 +48,7 @@ STEP_PATIENCE = 200
 """Microseconds. Between two steps the search needs less: threads that wait for the next one save a tenth of a small
 model's time."""
 
-MOST_THREADS = max(16, 4 * (os.cpu_count() or 1))
+MOST_THREADS = max(16, 4 * usable_cores())
 """Most threads of one operator. More threads than cores are slower, and far more never end: 300 on two cores took forty
 times as long."""
 
@@ -221,7 +221,7 @@ class Opener:
         """Open all sessions at the same time: each takes one core and releases Python's lock meanwhile. So does reading
         the data once more for its digest, for which only the end waits."""
         graphs, weights = self.folder.graphs, self.weights
-        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(max(1, threads or os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(max(1, threads or usable_cores())) as pool:
             damage_check = reader.submit(self.folder.verify_data) if self.verify else None
             futures = [pool.submit(self._open, name, threads, weights) for name in graphs]
             if damage_check is not None:

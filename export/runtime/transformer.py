@@ -8,7 +8,6 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, 
 from mlx_transformer.generation.likelihood import log_probabilities
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids, check_sources
 from mlx_transformer.generation.search import generate, search
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.errors import UserError
 from mlx_transformer.spec.notebook import table
 from mlx_transformer.spec.parameters import parameter_count
@@ -81,7 +81,7 @@ class OnnxTransformer:
         def cpu_model(sessions: dict[str, Any], **named: Any) -> CpuModel:
             return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **named)
 
-        cores = threads or os.cpu_count() or 1
+        cores = threads or usable_cores()
         if cores == 1 or self.folder.weights_size > opening.SMALL:
             return cpu_model(self.sessions)
         return cpu_model(self.sessions, threads=cores, single_threaded=lambda: cpu_model(self._open(1)))

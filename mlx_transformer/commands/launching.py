@@ -17,13 +17,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.errors import UserError
 
 BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
 """Seconds that the others have to end after one has failed, and then after they were told to: MLX's ring may wait for
 ever for a process that is gone."""
 LOOK = 0.05  # seconds
-MOST = max(16, 4 * (os.cpu_count() or 1))
+MOST = max(16, 4 * usable_cores())
 """Processes on one machine: each has a model, its gradients and moments of its own."""
 
 

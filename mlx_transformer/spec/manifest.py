@@ -10,6 +10,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from .cores import usable_cores
 from .errors import UserError
 from .files import open_file, read_json
 
@@ -80,7 +81,7 @@ def verify_files(folder: Path, used: Collection[str] | None = None, listed: Coll
     names = list(entries) if used is None else list(used)
     checks = [(folder / name, entries[name][0]) for name in names]
     if sum(entries[name][1] > LARGE for name in names) > 1:
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # hashing leaves Python's lock alone
+        with ThreadPoolExecutor(usable_cores()) as pool:  # hashing leaves Python's lock alone
             whole = list(pool.map(_is_whole, *zip(*checks, strict=True)))
     else:
         whole = [_is_whole(*check) for check in checks]

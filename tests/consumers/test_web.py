@@ -21,6 +21,7 @@ from tokenizers import Regex, pre_tokenizers
 from export import OnnxTransformer, export_onnx, export_search
 from export.web import write_site
 from export.web.site import SITE
+from mlx_transformer.spec.cores import usable_cores
 from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
 
 pytestmark = pytest.mark.consumers
@@ -196,8 +197,7 @@ def test_no_barrier_is_found(answer):
 
 def test_threads_where_the_page_is_isolated(trained, chosen, answer):
     assert answer["isolated"]
-    allowed = hasattr(os, "sched_getaffinity")  # what Chromium counts
-    threads = min(4, len(os.sched_getaffinity(0)) if allowed else os.cpu_count() or 1)
+    threads = min(4, usable_cores())  # what Chromium counts
     assert re.search(rf"wasm, {threads} thread", answer["facts"])
     first, second = answer["visits"]
     expected = trained.model.generate(trained.tokenizer.encode_batch(chosen[:1]))

@@ -41,6 +41,8 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
+from mlx_transformer.spec.cores import usable_cores  # noqa: E402
+
 T = TypeVar("T")
 LONGEST = 8 * 3600  # seconds of one case; the commands in it are watched by it
 
@@ -167,7 +169,7 @@ def main() -> int:
     parser.add_argument("--only", help=f"of the classes with this in their names: {', '.join(CLASSES)}")
     parser.add_argument("--repeat", metavar="TEXT", help="only cases with this in 'CLASS: OF: NAME'; each is told")
     parser.add_argument("--minutes", type=float, default=240, help="begin nothing after so long (default: 240)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="processes at a time (default: cores)")
     given = parser.parse_args()
     if sys.platform != "linux":
         print("make faults: needs Linux: elsewhere a process with these libraries can't be copied", file=sys.stderr)

@@ -29,6 +29,8 @@ os.environ["NO_COLOR"] = "1"
 from classes import CLASSES, Class  # noqa: E402
 from forks import GUILTY, Child, Ended, import_all  # noqa: E402
 
+from mlx_transformer.spec.cores import usable_cores  # noqa: E402
+
 COLUMNS = ("clean", "+ lines", "accepted", "other output", "mismatch")
 FAULTS = ("traceback", "crash", "hang", "> 2 GB", "lying status", "told nothing")
 MOST_BYTES = 2 << 30
@@ -176,7 +178,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of all inputs (default: 1)")
     parser.add_argument("--only", help="of the classes with this in their names")
     parser.add_argument("--minutes", type=float, default=60, help="begin none after so long (default: 60)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="processes at a time (default: cores)")
     parser.add_argument("--repeat", metavar="CLASS:SEED:NUMBER", help="one input alone; its output is shown")
     parser.add_argument("--show", action="store_true", help="a line on each input")
     given = parser.parse_args()
