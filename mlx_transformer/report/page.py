@@ -21,6 +21,7 @@ TITLES = {
     "gradient_norm": "norm of the gradient",
     "tokens_per_second": "target tokens/s",
     "peak_memory_mb": "peak of MLX's memory, MB",
+    "compilations": "times the step was compiled",
 }
 LOGARITHMIC = ("perplexity", "gradient_norm")
 NONE = "–"

@@ -11,12 +11,12 @@ from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.progress import Reporter
 
-from .arithmetic import Arithmetic
 from .arithmetic_work import Work, fastest
 from .follower import Silent
 from .options import TrainingOptions
 from .speed import Speed
 from .state import State
+from .step import TrainStep
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 BESIDE = 60  # columns that the rest of the line takes at most
@@ -27,11 +27,12 @@ class Live:
     """Shown by `reporter` after each step."""
 
     def __init__(
-        self, reporter: Reporter | Silent, options: TrainingOptions, config: TransformerConfig, arithmetic: Arithmetic
+        self, reporter: Reporter | Silent, options: TrainingOptions, config: TransformerConfig, taken: TrainStep
     ):
-        self.reporter, self.options, self.curve = reporter, options, Curve()
+        """`taken`: what takes the steps."""
+        self.reporter, self.options, self.taken, self.curve = reporter, options, taken, Curve()
         # A log does without, and so without the products that are timed for it.
-        self._fastest = fastest(arithmetic) if reporter.columns else 0.0
+        self._fastest = fastest(taken.arithmetic) if reporter.columns else 0.0
         self._work, self._operations = Work(config), 0.0
         mx.reset_peak_memory()
 
@@ -48,7 +49,8 @@ class Live:
         self._operations = 0.95 * self._operations + sum(map(self._work, batches))
         share = self._operations / max(speed.recent_seconds, 1e-9) / self._fastest
         parts = f"rate {rate:.2e}  peak {mx.get_peak_memory() / 1e6:,.0f} MB  {share:.0%} of peak FLOP/s"
-        return f"loss {self.curve.drawn(max(8, self.reporter.columns - BESIDE))}  {parts}"
+        compiled = f"  {self.taken.compilations} compiled" if self.taken.compilations else ""
+        return f"loss {self.curve.drawn(max(8, self.reporter.columns - BESIDE - len(compiled)))}  {parts}{compiled}"
 
 
 def memory_of_log() -> dict[str, int]:
@@ -56,6 +58,11 @@ def memory_of_log() -> dict[str, int]:
     values = {"peak_memory_mb": mx.get_peak_memory(), "cache_memory_mb": mx.get_cache_memory()}
     mx.reset_peak_memory()
     return {name: round(value / 1e6) for name, value in values.items()}
+
+
+def compilations_of_log(step: TrainStep) -> dict[str, int]:
+    """How often `step` was compiled in this process, where it is at all."""
+    return {"compilations": step.compilations} if step.compilations else {}
 
 
 class Curve:

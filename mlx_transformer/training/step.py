@@ -57,16 +57,27 @@ class TrainStep:
         self.arithmetic = arithmetic or Arithmetic()
         whole_step = choices().compiles if compiled is None else compiled
         self.streams = [] if whole_step else cpu_streams()
+        self.compilations = 0
+        """Functions that were compiled so far, one for each shape of batches; 0 for ever where none is."""
         self.optimizer.spread(self.streams)
         set_blas_threads(1)
         # Without the random state among them, a compiled step would repeat one dropout mask for ever.
         state = [model.state, optimizer.state, self.arithmetic.state, mx.random.state]
 
         def made(function: Callable[..., Any]) -> Callable[..., Any]:
-            return mx.compile(function, inputs=state, outputs=state) if whole_step else function
+            return mx.compile(self._counted(function), inputs=state, outputs=state) if whole_step else function
 
         self._run, self._apply = made(self._step), made(self._finish)
         self._part = made(self._gradients if whole_step else self._split_gradients)
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """To be compiled: MLX calls it for shapes that it has not seen, and never again for those."""
+
+        def traced(*arguments: Any) -> Any:
+            self.compilations += 1
+            return function(*arguments)
+
+        return traced
 
     @property
     def state(self) -> dict[str, Any]:

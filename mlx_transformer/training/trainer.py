@@ -30,7 +30,7 @@ from .data import EncodedText, RunData, load_data
 from .follower import Follower, Silent
 from .group import ALONE, Group
 from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
-from .live import Live, memory_of_log
+from .live import Live, compilations_of_log, memory_of_log
 from .memory import cache_limit, within_memory
 from .recipe import Recipe, earlier_defaults
 from .run import STATE, Run, check_folder
@@ -171,7 +171,7 @@ class Trainer:
         for line in announcement(self.recipe, self.config, self.data, self.batches, self.a_step, self.start.adapter):
             self.reporter.line(line)
         self.model.train()
-        live = Live(self.reporter, o, self.config, self.step.arithmetic)
+        live = Live(self.reporter, o, self.config, self.step)
         speed, bad_in_a_row = Speed(), 0
         saved, forecast = time.monotonic(), Forecast(o, state.step)
         valid_every = o.valid_every or max(1, len(self.batches) // self.a_step)
@@ -208,7 +208,7 @@ class Trainer:
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
-                values |= memory_of_log()
+                values |= memory_of_log() | compilations_of_log(self.step)
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
             if self._is_due(time.monotonic() - saved):
                 self.save()
