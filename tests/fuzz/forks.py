@@ -21,6 +21,8 @@ SECONDS, BYTES = 20, 3 << 30
 GUILTY = 99
 """Status of a process whose damage, not whose command, went wrong."""
 
+OUTPUTS = ("out", "error")  # files of standard output and standard error
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -39,6 +41,8 @@ class Child:
 
     def __init__(self, folder: Path, prepare: Callable[[], Callable[[], int]]):
         self.folder, self.begin = folder, time.monotonic()
+        for name in OUTPUTS:
+            (folder / name).write_bytes(b"")  # a kill may come before the fork's first line
         self.process = os.fork()
         if not self.process:
             self._run(prepare)
@@ -49,8 +53,8 @@ class Child:
             os.setsid()
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
-            for number, name in ((1, "out"), (2, "error")):
-                os.dup2(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT), number)
+            for number, name in enumerate(OUTPUTS, 1):
+                os.dup2(os.open(self.folder / name, os.O_WRONLY), number)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             run = prepare()
             status = run()
@@ -77,7 +81,7 @@ class Child:
                 return None
             self.end()
             _, status, usage = os.wait4(self.process, 0)
-        out, error = ((self.folder / name).read_bytes() for name in ("out", "error"))
+        out, error = ((self.folder / name).read_bytes() for name in OUTPUTS)
         peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return Ended(os.waitstatus_to_exitcode(status), out, error.decode(errors="replace"), seconds, peak, killed)
 
