@@ -27,6 +27,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @linux
+@pytest.mark.slow  # half of it makes the models that are damaged
 def test_nothing_is_lost_in_a_short_slice():
     done = run_python(str(HERE / "faults.py"), "--count", "2", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
