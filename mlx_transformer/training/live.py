@@ -41,6 +41,8 @@ class Live:
         self.curve.add(loss)
         steps = f"/{self.options.steps:,}" if self.options.steps is not None else ""
         status = f"step {state.step:,}{steps}  loss {loss:.3f}  {speed.recent:,.0f} tokens/s"
+        if not self.reporter.columns:  # a terminal says it in the line below
+            status += f"  {_peak()}"
         self.reporter.update(state.progress(self.options), status, self._below(rate, speed, batches))
 
     def _below(self, rate: float, speed: Speed, batches: Sequence[TrainingBatch]) -> str:
@@ -48,9 +50,13 @@ class Live:
             return ""
         self._operations = 0.95 * self._operations + sum(map(self._work, batches))
         share = self._operations / max(speed.recent_seconds, 1e-9) / self._fastest
-        parts = f"rate {rate:.2e}  peak {mx.get_peak_memory() / 1e6:,.0f} MB  {share:.0%} of peak FLOP/s"
+        parts = f"rate {rate:.2e}  {_peak()}  {share:.0%} of peak FLOP/s"
         compiled = f"  {self.taken.compilations} compiled" if self.taken.compilations else ""
         return f"loss {self.curve.drawn(max(8, self.reporter.columns - BESIDE - len(compiled)))}  {parts}{compiled}"
+
+
+def _peak() -> str:
+    return f"peak {mx.get_peak_memory() / 1e6:,.0f} MB"
 
 
 def memory_of_log() -> dict[str, int]:

@@ -62,7 +62,7 @@ def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):
     assert first == "training on 60 pairs, 10 for validation; vocabulary 260, 956,416 parameters"
     plan = r"2 steps \((1.0|0.5) epochs\) or 9 minutes, (2|4) steps an epoch"  # a GPU's batches have few shapes
     assert re.match(rf"{plan}, 300 target tokens a step; learning rate up", second)
-    assert re.search(r"^training 100 %  step 2/2  loss \d+\.\d{3}  [\d,]+ tokens/s$", said, re.MULTILINE)
+    assert re.search(r"^training 100 %  step 2/2  loss \d+\.\d{3}  [\d,]+ tokens/s  peak \d+ MB$", said, re.MULTILINE)
     assert re.search(r"^valid  step 2 .* loss \d+\.\d\d  perplexity \d+\.\d\d  bleu ", said, re.MULTILINE)
     assert len(metrics(run, "valid")) == 1
 
