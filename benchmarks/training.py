@@ -1,7 +1,9 @@
-"""Training speed of one step, target tokens a second: ours, ours with the BLAS of MLX's Linux wheel, PyTorch.
+"""Training speed of one step, target tokens a second: ours, ours with the BLAS of MLX's Linux wheel, MLX's own module,
+PyTorch as written and compiled.
 
     python benchmarks/training.py --torch-python .venv-consumers/bin/python >> benchmarks/RESULTS.md
     python benchmarks/training.py --presets small base --variants plain checkpointing parts bfloat16 decoder --no-wheel
+    python benchmarks/training.py --variants plain mlx.nn --no-wheel --torch-python PYTHON --torch-compiled
 
 The same work for all: post-norm encoder-decoder of a preset, tied embeddings, dropout, label smoothing 0.1, Adam,
 gradient clipping, full batches of random ids of one length. Each engine is a process of its own; they take turns,
@@ -24,6 +26,11 @@ from collections.abc import Callable
 from datetime import date
 
 SHAPES = {"tiny": (2000, 64, 16), "small": (8000, 64, 20), "base": (8000, 64, 20)}  # preset: (vocabulary, rows, length)
+SIZES = {
+    "tiny": (2, 128, 2, 512),
+    "small": (3, 256, 4, 1024),
+    "base": (6, 512, 8, 2048),
+}  # layers, d_model, heads, d_ff
 PARTS = 4
 VARIANTS = {
     "plain": "mlx-transformer",
@@ -31,6 +38,7 @@ VARIANTS = {
     "parts": f"mlx-transformer, {PARTS} batches a step, each of a quarter",
     "bfloat16": "mlx-transformer, bfloat16",
     "decoder": "mlx-transformer, a decoder alone, packed documents",
+    "mlx.nn": "mlx.nn.Transformer",
 }
 
 
@@ -42,6 +50,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=["plain"], choices=list(VARIANTS))
     parser.add_argument("--no-wheel", action="store_true", help="leave out the BLAS of MLX's wheel")
     parser.add_argument("--torch-python", help="interpreter of an environment with PyTorch")
+    parser.add_argument(
+        "--torch-compiled", action="store_true", help="PyTorch's compiled step as well (a C++ compiler)"
+    )
     parser.add_argument("--worker", nargs=2, metavar=("ENGINE", "PRESET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -72,6 +83,8 @@ def measure(preset: str, options: argparse.Namespace) -> tuple[dict[str, list[fl
         engines["mlx-transformer, BLAS of the wheel"] = (sys.executable, "plain", {"MLX_TRANSFORMER_BLAS": "wheel"})
     if options.torch_python:
         engines["PyTorch"] = (options.torch_python, "torch", {})
+        if options.torch_compiled:
+            engines["PyTorch, compiled"] = (options.torch_python, "torch-compiled", {})
     workers = {}
     for name, (python, engine, extra) in engines.items():
         command = [python, __file__, "--worker", engine, preset]
@@ -100,7 +113,10 @@ def ask(worker: subprocess.Popen[str], line: str) -> str:
 
 def work(engine: str, preset: str) -> None:
     """Answer each line "number of steps" with the speed."""
-    step, tokens, peak = torch_step(preset) if engine == "torch" else mlx_step(preset, engine)
+    if engine.startswith("torch"):
+        step, tokens, peak = torch_step(preset, compiled=engine == "torch-compiled")
+    else:
+        step, tokens, peak = mlx_nn_step(preset) if engine == "mlx.nn" else mlx_step(preset, engine)
     step()  # warm
     for line in sys.stdin:
         begin = time.perf_counter()
@@ -144,15 +160,54 @@ def mlx_step(preset: str, variant: str) -> tuple[Callable[[], None], int, Callab
     return lambda: step.evaluate(*step(batches, 1e-4)), tokens, lambda: mx.get_peak_memory() / 1e6
 
 
-def torch_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], float]]:
+def mlx_nn_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], float]]:
+    """MLX's own module and optimizer, with the same BLAS on all cores: MLX runs it on one stream."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    import mlx.optimizers as optim
+
+    from mlx_transformer.blas import set_blas_threads, use_fast_blas
+    from mlx_transformer.spec.cores import usable_cores
+
+    use_fast_blas()
+    set_blas_threads(usable_cores())
+    vocab_size, rows, length = SHAPES[preset]
+    layers, d_model, heads, d_ff = SIZES[preset]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(vocab_size, d_model)
+            self.network = nn.Transformer(d_model, heads, layers, layers, d_ff, 0.1, norm_first=False)
+
+        def loss(self, source: mx.array, target_in: mx.array, target_out: mx.array) -> mx.array:
+            causal = nn.MultiHeadAttention.create_additive_causal_mask(length)
+            x, y = (self.embedding(ids) * d_model**0.5 for ids in (source, target_in))
+            logits = self.embedding.as_linear(self.network(x, y, None, causal, None))
+            return nn.losses.cross_entropy(logits, target_out, label_smoothing=0.1, reduction="mean")
+
+    model, adam = Model(), optim.Adam(1e-4, [0.9, 0.98], 1e-9)
+    model.train()
+    batch = [mx.random.randint(3, vocab_size, (rows, length)) for _ in range(3)]
+    loss_and_gradients = nn.value_and_grad(model, model.loss)
+
+    def step() -> None:
+        loss, gradients = loss_and_gradients(*batch)
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        adam.update(model, gradients)
+        mx.eval(loss, model.parameters(), adam.state)
+
+    return step, rows * length, lambda: mx.get_peak_memory() / 1e6
+
+
+def torch_step(preset: str, compiled: bool = False) -> tuple[Callable[[], None], int, Callable[[], float]]:
     import resource
 
     import torch  # type: ignore[import-not-found]
     from torch import nn
 
     vocab_size, rows, length = SHAPES[preset]
-    sizes = {"tiny": (2, 128, 2, 512), "small": (3, 256, 4, 1024), "base": (6, 512, 8, 2048)}
-    layers, d_model, heads, d_ff = sizes[preset]
+    layers, d_model, heads, d_ff = SIZES[preset]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     embedding = nn.Embedding(vocab_size, d_model)
     network = nn.Transformer(d_model, heads, layers, layers, d_ff, 0.1, batch_first=True)
@@ -163,10 +218,15 @@ def torch_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], float
     causal = nn.Transformer.generate_square_subsequent_mask(length)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
 
-    def step() -> None:
+    def loss_of_batch() -> torch.Tensor:
         x, y = (embedding(ids) * d_model**0.5 for ids in (source, target_in))
         hidden = network(x, y, tgt_mask=causal, tgt_is_causal=True)
-        loss = criterion((hidden @ embedding.weight.T).flatten(0, 1), target_out.flatten())
+        return criterion((hidden @ embedding.weight.T).flatten(0, 1), target_out.flatten())
+
+    forward = torch.compile(loss_of_batch) if compiled else loss_of_batch
+
+    def step() -> None:
+        loss = forward()
         adam.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
