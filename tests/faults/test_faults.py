@@ -29,14 +29,14 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 @linux
 @pytest.mark.slow  # half of it makes the models that are damaged
 def test_nothing_is_lost_in_a_short_slice():
-    done = run_python(str(HERE / "faults.py"), "--count", "2", "--seed", "3")
+    done = run_python(str(HERE / "faults.py"), "--count", "3", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 faults, " in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["class", "of", "tried", "faults", "seconds", "ended"]
     assert {row[0] for row in rows[1:] if row} >= {"kills", "places", "cuts", "flips", "text", "threads"}
     kills = [row[2:4] + row[5:] for row in rows[1:] if row and row[0] == "kills"]
-    assert kills == [["1", "0", "none", "lost"]] * 2
+    assert kills == [["1", "0", "none", "lost"]] * 3
 
 
 def ended(status: int, error: str, killed: str = "") -> Ended:
