@@ -29,8 +29,7 @@ import numpy as np  # noqa: E402
 
 from mlx_transformer.blas import set_blas_threads, use_fast_blas  # noqa: E402
 from mlx_transformer.nn.attention import attention, attention_weights  # noqa: E402
-from mlx_transformer.spec.cores import usable_cores  # noqa: E402
-from mlx_transformer.spec.versions import versions  # noqa: E402
+from mlx_transformer.system.machine import usable_cores, versions  # noqa: E402
 
 HEADS, HEAD_WIDTH = 2, 64
 LENGTHS = (256, 512, 1024, 2048, 4096)

@@ -28,12 +28,11 @@ import onnx
 from engines.process import BENCHMARKS, last_line
 
 from mlx_transformer.convert import to_huggingface
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
-from mlx_transformer.spec.versions import versions
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count, parameter_shapes
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import usable_cores, versions
 
 LIMIT = 1.5  # of the weights in float32: what an export of ours may hold at most
 TORCH = ("encoder", "decoder", "step")

@@ -21,8 +21,8 @@ from datetime import date
 from pathlib import Path
 
 from mlx_transformer.data.cldr import KINDS, build, write
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.tensors import read_tensors
+from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.tensors import read_tensors
 
 HALVES = {"first": KINDS[::2], "second": KINDS[1::2]}
 PROGRAM = [sys.executable, "-m", "mlx_transformer"]

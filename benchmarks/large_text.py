@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_transformer.spec.cores import usable_cores
+from mlx_transformer.system.machine import usable_cores
 
 STEPS = 12
 
@@ -94,7 +94,7 @@ def work(options: argparse.Namespace, run: str, part: str) -> dict[str, float | 
     next(trainer.batches.from_step(0))
     seconds, begun = time.perf_counter() - begin, peak()
     result = trainer.run()
-    from mlx_transformer.spec.checkpoint import weights_digest
+    from mlx_transformer.core.checkpoint import weights_digest
 
     return {"seconds": seconds, "begun": begun, "peak": peak(), "weights": weights_digest(result.model)}
 

@@ -20,7 +20,7 @@ import time
 from itertools import cycle, islice
 from pathlib import Path
 
-from mlx_transformer.spec.versions import versions
+from mlx_transformer.system.machine import versions
 
 DIRECT = """
 import json, sys, time

@@ -19,7 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.cores import usable_cores
+from mlx_transformer.system.machine import usable_cores
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.recipe import load_recipe
 

@@ -130,12 +130,12 @@ def mlx_step(preset: str, variant: str) -> tuple[Callable[[], None], int, Callab
     import mlx.core as mx
     import numpy as np
 
+    from mlx_transformer.core.config import TransformerConfig
     from mlx_transformer.data.batches import Batch
     from mlx_transformer.data.packed import PackedBatches
     from mlx_transformer.nn import Transformer
-    from mlx_transformer.spec.config import TransformerConfig
+    from mlx_transformer.nn.checkpointing import checkpoint_layers
     from mlx_transformer.training.arithmetic import Arithmetic
-    from mlx_transformer.training.checkpointing import checkpoint_layers
     from mlx_transformer.training.optimizers import Optimizer
     from mlx_transformer.training.options import TrainingOptions
     from mlx_transformer.training.step import TrainStep
@@ -167,7 +167,7 @@ def mlx_nn_step(preset: str) -> tuple[Callable[[], None], int, Callable[[], floa
     import mlx.optimizers as optim
 
     from mlx_transformer.blas import set_blas_threads, use_fast_blas
-    from mlx_transformer.spec.cores import usable_cores
+    from mlx_transformer.system.machine import usable_cores
 
     use_fast_blas()
     set_blas_threads(usable_cores())
@@ -241,8 +241,7 @@ def torch_step(preset: str, compiled: bool = False) -> tuple[Callable[[], None],
 
 def described() -> str:
     from mlx_transformer.blas import use_fast_blas
-    from mlx_transformer.spec.cores import usable_cores
-    from mlx_transformer.spec.versions import versions
+    from mlx_transformer.system.machine import usable_cores, versions
 
     found = versions()
     blas = use_fast_blas()

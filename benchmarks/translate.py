@@ -123,7 +123,7 @@ class Text:
     """Sentences of a file, shortest first, as ids of a checkpoint's tokenizer."""
 
     def __init__(self, checkpoint: Path, file: Path, references: Path | None, most: int):
-        from mlx_transformer.spec.tokenizer import Tokenizer
+        from mlx_transformer.core.tokenizer import Tokenizer
 
         self.tokenizer = Tokenizer.load(checkpoint / "tokenizer.json")
         lines = file.read_text(encoding="utf-8").splitlines()[:most]
@@ -137,7 +137,7 @@ class Text:
 
     def bleu(self, result: Measured, cells: list[Cell], task: Task) -> dict[int, float]:
         """By beam: of the outputs in the largest batches."""
-        from mlx_transformer.scoring import score
+        from mlx_transformer.generation.scoring import score
 
         found = {}
         for cell in sorted(cells, key=lambda cell: cell.batch):
@@ -190,8 +190,7 @@ def arguments() -> argparse.Namespace:
 
 
 def described(options: argparse.Namespace) -> str:
-    from mlx_transformer.spec.cores import usable_cores
-    from mlx_transformer.spec.versions import versions
+    from mlx_transformer.system.machine import usable_cores, versions
 
     packages = ("ctranslate2", "torch", "transformers", "optimum-onnx", "onnxruntime")
     code = f"from importlib.metadata import version; print(*(f'{{n}} {{version(n)}}' for n in {packages}), sep=', ')"

@@ -26,8 +26,8 @@ from typing import Any
 from export import export_onnx, export_search
 from export.web import write_site
 from mlx_transformer.data import cldr
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import usable_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER = "transformers.js"

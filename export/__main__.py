@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mlx_transformer.spec.early import stop_quietly
+from mlx_transformer.system.early import stop_quietly
 
 if __name__ == "__main__":
     stop_quietly("python -m export")
 
 import sys
 
-from mlx_transformer.spec.process import run
+from mlx_transformer.system.process import run
 
 
 def main(arguments: list[str] | None = None) -> int:

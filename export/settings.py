@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import Bounds, check_fields
-from mlx_transformer.spec.files import read_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import Bounds, check_fields
+from mlx_transformer.system.files import read_text
 
 Count = Annotated[int, Bounds(at_least=1)]
 Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]

@@ -10,24 +10,28 @@ logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded r
 
 from __future__ import annotations
 
+from .system.moved import find_old_names
+
+find_old_names()
+
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
     from typing import Any
 
+    from .core.config import TransformerConfig
+    from .core.tokenizer import Tokenizer
     from .nn import Transformer
     from .nn.loading import load
-    from .spec.config import TransformerConfig
-    from .spec.errors import UserError
-    from .spec.tokenizer import Tokenizer
+    from .system.errors import UserError
 
     __version__: str
 
 _HOMES = {
     "Transformer": "nn",
     "load": "nn.loading",
-    "TransformerConfig": "spec.config",
-    "Tokenizer": "spec.tokenizer",
-    "UserError": "spec.errors",
+    "TransformerConfig": "core.config",
+    "Tokenizer": "core.tokenizer",
+    "UserError": "system.errors",
 }
 __all__ = ["load", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
 

@@ -1,6 +1,6 @@
 """The program `mlx-transformer`, and `python -m mlx_transformer` where it is not on the path."""
 
-from mlx_transformer.spec.early import stop_quietly
+from mlx_transformer.system.early import stop_quietly
 
 stop_quietly("mlx-transformer")
 

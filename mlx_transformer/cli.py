@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .spec.process import run
+from .system.process import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .spec.cores import usable_cores
-from .spec.errors import UserError
+from .system.errors import UserError
+from .system.machine import usable_cores
 
 DEVICE = "MLX_TRANSFORMER_DEVICE"
 VARIABLE = "MLX_TRANSFORMER_DEVICE_CHOICES"

@@ -6,8 +6,8 @@ import html
 import math
 from pathlib import Path
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
 
 from .svg import Svg
 

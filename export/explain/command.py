@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import Options
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.progress import quiet_progress
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.progress import quiet_progress
 
 from .content import content
 from .opening import open_model, open_other

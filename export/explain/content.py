@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
 from mlx_transformer.generation.alignment import alignment_layer, words_of
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_count
-from mlx_transformer.spec.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
 
 from .opening import Opened
 from .packing import bits_for, packed, packed_difference, rounded

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.durable import check_free, replace_folder
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.errors import UserError
 
 from .content import NAMES, SIDES
 from .sentence import Sentence

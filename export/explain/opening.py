@@ -9,14 +9,14 @@ from typing import Any
 
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.fitting import USES, fitting_tokenizer
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.folders import is_onnx_folder
-from mlx_transformer.spec.manifest import verify_files
-from mlx_transformer.spec.tokenizer import Tokenizer
-from mlx_transformer.spec.tokenizer_files import tokenizer_path
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import verify_files
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")
 FOR_FOLDERS = ("onnxruntime",)

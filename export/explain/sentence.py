@@ -15,7 +15,7 @@ import numpy as np
 from export.validate.cases import Case
 from mlx_transformer.generation.fill import ids_with_masks
 from mlx_transformer.generation.options import Options
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
 from .tree import Node, searched

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from export.reference.layers import norm, softmax
 from export.validate.points import inner_names, tap_names
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import output_weight_name
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import output_weight_name
+from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
 from .sentence import Sentence

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import Arrays
 from mlx_transformer.generation.beam import Beam
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import checked
 from mlx_transformer.generation.steps import DEAD, Batch, Model, run
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 KEPT, FINISHED, DROPPED = "kept", "finished", "dropped"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .cache import KeyValues, LayerCache
 from .masks import Mask

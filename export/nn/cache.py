@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .masks import Mask, causal_mask, causal_padding_mask, padding_mask
 from .positions import PositionIds, positions_after

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .primitives import Linear, Op
 

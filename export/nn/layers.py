@@ -14,7 +14,7 @@ from typing import cast
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .attention import Attention, MakeAttention
 from .cache import KeyValues, LayerCache

@@ -13,8 +13,8 @@ import math
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import output_weight_name, source_embedding_name, target_embedding_name
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
 
 from .attention import Attention, MakeAttention
 from .cache import Cache

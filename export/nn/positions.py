@@ -12,8 +12,8 @@ from typing import NamedTuple
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.positions import relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 
 from .masks import Mask
 from .primitives import Op, Parameter, Role, table

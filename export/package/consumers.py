@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.huggingface import ACTIVATIONS, generation_config
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.families.huggingface import ACTIVATIONS, generation_config
 
 
 def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_protobuf
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_protobuf
 
 Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 8 x 64"
 

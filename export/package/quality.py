@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from export.precision.table import PRECISIONS, Limits
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.folders import SPEC
 from mlx_transformer.data.corpus import read_lines, read_parallel
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
-from mlx_transformer.spec.folders import SPEC
-from mlx_transformer.spec.watch import Watch, unwatched
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.watch import Watch, unwatched
 
 if TYPE_CHECKING:
     from export.runtime import OnnxTransformer
@@ -219,7 +219,7 @@ def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.
 def _scores(got: list[str], expected: list[str], reference: list[str] | None) -> dict[str, float]:
     if reference is None:
         return {}
-    from mlx_transformer.scoring import score
+    from mlx_transformer.generation.scoring import score
 
     narrow, wide = score(got, reference), score(expected, reference)
     return {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 LARGEST_TABLE = 1 << 28
 """Bytes of the constant table of positions in each graph."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from export.nn.primitives import extent
 from export.precision.recipes import RECIPE
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
 
 ALIGNMENT = 64
 CONSTANT = 64

@@ -31,16 +31,16 @@ from export.targets.attention import shown_layer
 from export.targets.coreml.shape import FixedShape
 from export.targets.names import CROSS_ATTENTION, INPUTS_EMBEDS, USUAL, Interface
 from export.targets.table import Target, target_of
-from mlx_transformer.spec.checkpoint import Checkpoint, digests
-from mlx_transformer.spec.durable import check_free, replace_folder
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
-from mlx_transformer.spec.folders import SPEC
-from mlx_transformer.spec.huggingface import tokenizer_config
-from mlx_transformer.spec.manifest import write_manifest
-from mlx_transformer.spec.tokenizer_files import JOINT, tokenizer_files
-from mlx_transformer.spec.versions import versions
-from mlx_transformer.spec.watch import Watch, unwatched
+from mlx_transformer.core.checkpoint import Checkpoint, digests
+from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
+from mlx_transformer.families.huggingface import tokenizer_config
+from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.machine import versions
+from mlx_transformer.system.manifest import write_manifest
+from mlx_transformer.system.watch import Watch, unwatched
 
 from . import consumers
 from .quality import LIMITS, gate_text, judge, record

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.adapter import Change
-from mlx_transformer.spec.checkpoint import Checkpoint
+from mlx_transformer.core.adapter import Change
+from mlx_transformer.core.checkpoint import Checkpoint
 
 from .products import Linear, Rewriter, initializer
 from .recipes import Recipe, recipe_value

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from onnx_ir.convenience import replace_all_uses_with
 
 from export.nn.primitives import extent
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.quantization import Scheme
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.quantization import Scheme
 
 from .adapters import merged_on_load
 from .products import constant

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.nn.primitives import extent
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.quantization import Packed
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.quantization import Packed
+from mlx_transformer.system.errors import UserError
 
 from .adapters import added_each_pass
 from .products import Linear, Lookup, Rewriter, initializer, linears, lookups

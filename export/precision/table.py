@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 OPSET, IR_VERSION = 20, 9
 STANDARD, ONNXRUNTIME = "standard", "com.microsoft"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 Bits = NDArray[np.bool_]

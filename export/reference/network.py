@@ -16,11 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import (
-    source_embedding_name,
-    target_embedding_name,
-)
+from mlx_transformer.core.parameters import source_embedding_name, target_embedding_name
+from mlx_transformer.system.errors import UserError
 
 from .layers import Bits, KeysValues, append, checked_ids, checked_source, position_ids
 from .sublayers import Array, Sublayers, Tap, observe_tap

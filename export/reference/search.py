@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.sampling import BLOCK, noise
-from mlx_transformer.spec.config import TransformerConfig
 
 from . import Cache, Reference
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import check_parameters, output_weight_name
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import check_parameters, output_weight_name
+from mlx_transformer.system.errors import UserError
 
 from .layers import (
     Bits,

@@ -40,13 +40,13 @@ from export.targets.names import (
     USUAL,
     Interface,
 )
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
-from mlx_transformer.spec.folders import SPEC, is_onnx_folder
-from mlx_transformer.spec.manifest import read_manifest, verify_files
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.tokenizer_files import NAMES, tokenizer_path
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import SPEC, is_onnx_folder
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import read_manifest, verify_files
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""

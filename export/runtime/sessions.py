@@ -26,9 +26,9 @@ from export.targets.names import (
     MODEL,
 )
 from mlx_transformer.generation.steps import Stopped
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import Bounds, check_value
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import Bounds, check_value
+from mlx_transformer.system.machine import usable_cores
 
 from .folder import OnnxFolder
 

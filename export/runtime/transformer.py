@@ -22,13 +22,13 @@ from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
 from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.likelihood import log_probabilities
 from mlx_transformer.generation.options import Hypothesis, Ids, check_ids, check_sources
 from mlx_transformer.generation.search import generate, search
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.notebook import table
-from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.page import table
 
 from . import sessions as opening
 from .folder import OnnxFolder, open_folder
@@ -146,8 +146,8 @@ class OnnxTransformer:
 
     @cached_property
     def translator(self) -> Translator:
+        from mlx_transformer.core.tokenizer import Tokenizer
         from mlx_transformer.generation.translate import Translator
-        from mlx_transformer.spec.tokenizer import Tokenizer
 
         if self.folder.interface.inputs_embeds:
             raise UserError(f"{self.folder.path}: its encoder reads vectors, inputs_embeds: it translates no text")

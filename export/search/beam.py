@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from export.nn.primitives import Op, scope, size, table
 from export.targets.graph import BATCH
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
-from mlx_transformer.spec.config import TransformerConfig
 
 from .options import OptionInputs
 from .sampling import Sampling

@@ -24,7 +24,7 @@ from export.nn.primitives import Op, size
 from export.nn.taps import no_tap
 from export.targets.attention import Watch
 from export.targets.graph import BATCH
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .steps import Carried, State
 

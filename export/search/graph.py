@@ -15,8 +15,8 @@ from export.targets.cpu.network import DOMAIN
 from export.targets.graph import BATCH, IR_VERSION, GraphBuilder, merge_equal
 from export.targets.names import CROSS_ATTENTION
 from export.targets.table import target_of
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
 from .decoder import TreeDecoder

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_transformer.generation.options import Options
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from export.nn.primitives import Op
 from export.targets.graph import GraphBuilder
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import EXTRA_TOKENS
-from mlx_transformer.spec.config import TransformerConfig
 
 from .interface import DEFAULTS
 

@@ -19,6 +19,7 @@ from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
 from export.targets.names import CROSS_ATTENTION
 from export.targets.portable.runtime import padded_sources
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
@@ -31,9 +32,8 @@ from mlx_transformer.generation.options import (
 )
 from mlx_transformer.generation.search import ALONE, Done, Share, batches, check_fits, reported
 from mlx_transformer.generation.steps import DEAD
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.manifest import verify_file
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import verify_file
 
 from .interface import ACTIVATIONS, ATTENTION, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
 
@@ -164,8 +164,8 @@ class SearchModel:
     @cached_property
     def translator(self) -> Translator:
         """For a file that takes ids; `UserError` where it has no tokenizer."""
+        from mlx_transformer.core.tokenizer import Tokenizer
         from mlx_transformer.generation.translate import Translator
-        from mlx_transformer.spec.tokenizer import Tokenizer
 
         if TOKENIZER not in self.metadata:
             raise UserError(f"{self.path}: takes ids, and holds no tokenizer: call generate, or export the model again")
@@ -182,8 +182,8 @@ class SearchModel:
         on_overlong: Callable[[int], None] | None = None,
     ) -> tuple[list[int], list[str]]:
         """What a graph that takes text is given for lines, and the index of the line each belongs to."""
+        from mlx_transformer.core.tokenizer import unicode_texts
         from mlx_transformer.generation.translate import as_lines
-        from mlx_transformer.spec.tokenizer import unicode_texts
 
         owners, pieces = [], []
         for i, line in enumerate(unicode_texts(as_lines(lines))):

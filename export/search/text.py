@@ -17,10 +17,8 @@ import onnx_ir as ir
 
 from export.nn.primitives import Op, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
-from mlx_transformer.generation.translate import Translator
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import (
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import (
     EOS,
     MASK_TOKEN,
     MIN_VOCAB_SIZE,
@@ -29,6 +27,8 @@ from mlx_transformer.spec.tokenizer import (
     SPLIT_PATTERN,
     Tokenizer,
 )
+from mlx_transformer.generation.translate import Translator
+from mlx_transformer.system.errors import UserError
 
 from . import utf8
 from .categories import LETTERS_AND_MARKS, NUMBERS

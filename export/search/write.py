@@ -21,12 +21,12 @@ from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.attention import shown_layer
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.spec.checkpoint import digests
-from mlx_transformer.spec.durable import replace_files
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_protobuf
-from mlx_transformer.spec.tokenizer_files import side_texts
-from mlx_transformer.spec.watch import Watch, unwatched
+from mlx_transformer.core.checkpoint import digests
+from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.system.durable import replace_files
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_protobuf
+from mlx_transformer.system.watch import Watch, unwatched
 
 from .graph import search_model
 from .interface import ACTIVATIONS, ATTENTION, PRECISION, SOURCE, TOKENIZER

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from export.settings import ServeSettings
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 OF_SITES = (
     *("host", "port", "max_connections", "verify", "access_log"),

@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from export.settings import ServeSettings
 from mlx_transformer.generation.translate import Translation
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .access import middleware, name_of
 from .batching import Batcher, EndingError, OverloadError

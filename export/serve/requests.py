@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.translate import Overlong
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 # How much is decoded at once is the server's to say.
 SETTINGS = tuple(field.name for field in fields(Options) if field.name != "batch_tokens")

@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from export.runtime.folder import open_folder
 from export.search.interface import check_file
 from export.settings import ServeSettings
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.process import drop_hung_up
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.process import drop_hung_up
 
 from .app import App
 from .batching import Batcher

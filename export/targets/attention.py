@@ -13,9 +13,9 @@ from export.nn.layers import DecoderLayer
 from export.nn.model import Transformer
 from export.nn.primitives import Op, scope
 from export.nn.taps import Tap
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.alignment import alignment_layer
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .graph import IR_VERSION, GraphBuilder, merge_equal
 from .names import CROSS_ATTENTION

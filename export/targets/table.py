@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.targets.names import CROSS_ATTENTION
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .points import tap_names
 

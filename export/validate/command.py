@@ -10,10 +10,10 @@ from typing import Any
 from rich import console as rich_console
 
 from export.settings import ValidateSettings
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.manifest import verify_file, verify_files
-from mlx_transformer.spec.progress import quiet_progress
-from mlx_transformer.spec.terminal import Console
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import verify_file, verify_files
+from mlx_transformer.system.progress import quiet_progress
+from mlx_transformer.system.terminal import Console
 
 from .compare import compare
 from .engines.foreign_engine import parse_names

@@ -22,10 +22,10 @@ from export.precision.table import arithmetic
 from export.reference import Reference
 from export.runtime.folder import precisions
 from export.targets.names import CROSS_ATTENTION
-from mlx_transformer.spec.checkpoint import Checkpoint, open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.versions import versions
-from mlx_transformer.spec.watch import Watch, unwatched
+from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.machine import versions
+from mlx_transformer.system.watch import Watch, unwatched
 
 from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, with_vectors
 from .checks.agreement import Agreement

@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 
 from export.reference import Reference
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
 
 
 def tap_names(config: TransformerConfig) -> list[str]:

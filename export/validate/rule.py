@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlx_transformer.data.token_cache import default_folder
-from mlx_transformer.spec.durable import replace_folder
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.system.durable import replace_folder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
 
 PACKAGE = "onnxruntime-web"
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")

@@ -13,13 +13,13 @@ from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
 from export.search.interface import ATTENTION, CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZER
 from export.targets.names import DECODER_MERGED, ENCODER
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import parse_json, read_json, read_protobuf
-from mlx_transformer.spec.folders import SPEC
-from mlx_transformer.spec.manifest import read_manifest, verify_file, verify_files
-from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
-from mlx_transformer.spec.tokenizer_files import read_tokenizer, side_texts
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
+from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json, read_json, read_protobuf
+from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
 
 GRAPHS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 WASM_ALONE = ("int8", "bfloat16")

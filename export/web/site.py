@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
-from mlx_transformer.spec.manifest import sha256
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import sha256
 
 SITE = "site.json"
 """Its models, its files with their digests, and versions."""

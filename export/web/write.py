@@ -9,9 +9,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.durable import check_free, replace_folder
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.manifest import sha256
+from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import sha256
 
 from .assets import WASM, WEBGPU, find_package, version_of
 from .models import Graph, SiteModel, read_models

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention, attention_weights
 from mlx_transformer.nn.masks import Mask, as_array, causal_mask, causal_padding_mask, padding_mask
 from mlx_transformer.nn.parameters import named_parameters
-from mlx_transformer.spec.config import TransformerConfig
 
 from .measure import largest, number
 from .row import Found

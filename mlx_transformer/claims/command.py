@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.process import printable
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.process import printable
 
 if TYPE_CHECKING:
     from .row import Row
@@ -39,7 +39,7 @@ def claims(
     if out is not None:
         _check_page(Path(out), force)
     if figures is not None:
-        from mlx_transformer.spec.durable import check_free
+        from mlx_transformer.system.durable import check_free
 
         check_free(Path(figures), "folder of figures", _ours, force)
     if out is None and figures is None:
@@ -56,7 +56,7 @@ def _write(
     wanted: list[Row], model: str | None, sentences: Sequence[str], out: str | None, figures: str | None
 ) -> None:
     """Both are computed first, so that nothing is written where something fails."""
-    from mlx_transformer.spec.durable import replace_folder, write_text
+    from mlx_transformer.system.durable import replace_folder, write_text
 
     from .figures.drawing import png, svg
     from .page import page
@@ -136,7 +136,7 @@ def _short(row: Row) -> str:
 
 def _check_page(out: Path, force: bool) -> None:
     """`UserError` unless the page may be written there."""
-    from mlx_transformer.spec.files import read_text
+    from mlx_transformer.system.files import read_text
 
     from .page import GENERATOR
 

@@ -9,10 +9,10 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.attention import Attention, attention_weights, split_heads
 from mlx_transformer.nn.layers import EncoderLayer
 from mlx_transformer.nn.parameters import named_parameters
-from mlx_transformer.spec.config import TransformerConfig
 
 from .measure import largest
 from .recurrent import WIDTH, recurrent

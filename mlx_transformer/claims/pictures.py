@@ -12,8 +12,8 @@ import mlx.optimizers
 import numpy as np
 from mlx import nn
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.config import TransformerConfig
 
 from .measure import how_many, largest
 from .row import Found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlx_transformer.spec.positions import sinusoids
+from mlx_transformer.core.positions import sinusoids
 
 Array = NDArray[np.float64]
 

@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.nn import Transformer, positions
 from mlx_transformer.nn.positions import Positions, positions_of
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.positions import sinusoids
+from mlx_transformer.system.errors import UserError
 
 from . import position_study as study
 from .measure import how_many

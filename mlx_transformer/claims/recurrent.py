@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.layers import EncoderLayer
-from mlx_transformer.spec.config import TransformerConfig
 
 from .measure import how_many
 from .row import Found

@@ -13,13 +13,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import sinusoids
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention_weights
 from mlx_transformer.nn.loading import dense_weights, load
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.positions import sinusoids
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .row import Found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.positions import Positions, positions_of
-from mlx_transformer.spec.config import TransformerConfig
 
 from .row import Found
 

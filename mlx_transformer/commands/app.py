@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from . import comparing, converting, explaining, exporting, language, launching, text, training, web
 from .spelling import spelled, spellings

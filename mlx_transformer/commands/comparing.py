@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .arguments import RuntimeSettings, SearchSettings
 from .models import open_translator
@@ -18,8 +18,8 @@ from .settings import with_settings
 from .text import OverlongOption
 
 if TYPE_CHECKING:
-    from mlx_transformer.compare.result import Comparison
-    from mlx_transformer.compare.worker import Served
+    from mlx_transformer.report.result import Comparison
+    from mlx_transformer.report.worker import Served
 
 BEGINNINGS = {"page": b"<!DOCTYPE html>", "comparison": b'{\n  "a": {\n'}
 """Of the files that are written; an earlier one may be replaced."""
@@ -66,11 +66,11 @@ def compare(
     that differ, speed, memory and sizes."""
     import json as to_json
 
-    from mlx_transformer.compare.page import page
-    from mlx_transformer.compare.run import compare as run
     from mlx_transformer.data.corpus import read_lines, read_parallel
-    from mlx_transformer.spec.durable import write_text
-    from mlx_transformer.spec.progress import quiet_progress
+    from mlx_transformer.report.comparing import compare as run
+    from mlx_transformer.report.comparison_page import page
+    from mlx_transformer.system.durable import write_text
+    from mlx_transformer.system.progress import quiet_progress
 
     options = search.options()  # checked before the files and the models are read
     if settings.batch < 1:
@@ -112,7 +112,7 @@ def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
 
 
 def _runs_onnx(model: Path) -> bool:
-    from mlx_transformer.spec.folders import is_onnx_folder
+    from mlx_transformer.core.folders import is_onnx_folder
 
     return model.is_file() or is_onnx_folder(model)
 
@@ -135,7 +135,7 @@ def opener(
 
 def _opened(model: Path, runtime: RuntimeSettings) -> Served:
     """In the process that runs it."""
-    from mlx_transformer.compare.worker import Served
+    from mlx_transformer.report.worker import Served
 
     translator = open_translator(model, runtime)
     return Served(translator, *_described(model, translator))
@@ -143,8 +143,8 @@ def _opened(model: Path, runtime: RuntimeSettings) -> Served:
 
 def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
     """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
-    from mlx_transformer.spec.parameters import parameter_count
-    from mlx_transformer.spec.versions import versions
+    from mlx_transformer.core.parameters import parameter_count
+    from mlx_transformer.system.machine import versions
 
     packages = versions()
     facts = {"model": str(model), "parameters": f"{parameter_count(translator.config):,}"}
@@ -161,8 +161,8 @@ def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
         return facts, sum(file.stat().st_size for file in files if file.is_file()), None
     import mlx.core as mx
 
+    from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
     from mlx_transformer.device import device_record
-    from mlx_transformer.spec.checkpoint import WEIGHTS, open_checkpoint
 
     opened = open_checkpoint(model, verify=False)
     facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
@@ -173,8 +173,8 @@ def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
 def _print(found: Comparison) -> None:
     from rich.table import Table
 
-    from mlx_transformer.compare.result import rows, sentence_of
-    from mlx_transformer.spec.terminal import Console
+    from mlx_transformer.report.result import rows, sentence_of
+    from mlx_transformer.system.terminal import Console
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", overflow="fold")

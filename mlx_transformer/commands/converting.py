@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .arguments import Checkpoint, Force
 
@@ -45,9 +45,9 @@ def quantize(
     force: Force = False,
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
+    from mlx_transformer.core.quantization import Scheme
     from mlx_transformer.nn.loading import quantize_checkpoint
-    from mlx_transformer.spec.progress import quiet_progress
-    from mlx_transformer.spec.quantization import Scheme
+    from mlx_transformer.system.progress import quiet_progress
 
     with quiet_progress("quantize") as watch:
         done = quantize_checkpoint(checkpoint, out, Scheme(group_size, bits), force, watch)
@@ -67,7 +67,7 @@ def merge(
     force: Force = False,
 ) -> None:
     """Merge an adapter into its base: a checkpoint in float32, which every other command takes."""
-    from mlx_transformer.training.merge import keep_adapter, merge_adapter
+    from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 
     if keep and requantize:
         raise UserError("--keep-adapter leaves the integers that --requantize makes anew: give one of them")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 def explain(

@@ -11,8 +11,8 @@ import typer
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
 from export.settings import ValidateSettings
 from export.targets.names import TARGET_NAMES
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.terminal import Console
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.terminal import Console
 
 from .arguments import Checkpoint, Force, Onnx
 from .settings import with_settings
@@ -74,7 +74,7 @@ def export(
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
-    from mlx_transformer.spec.progress import quiet_progress
+    from mlx_transformer.system.progress import quiet_progress
 
     precisions = [name.value for name in precision or []] or ["float32"]
     one_file = search or text

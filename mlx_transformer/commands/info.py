@@ -11,17 +11,17 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from mlx_transformer.spec.adapter import ADAPTER, read_adapter
-from mlx_transformer.spec.checkpoint import CONFIG, open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
-from mlx_transformer.spec.folders import SPEC, is_onnx_folder
-from mlx_transformer.spec.manifest import MANIFEST, verify_file, verify_files
-from mlx_transformer.spec.parameters import parameter_count, quantizable_shapes
-from mlx_transformer.spec.quantization import described
-from mlx_transformer.spec.tokenizer import Tokenizer
-from mlx_transformer.spec.tokenizer_files import tokenizer_path
+from mlx_transformer.core.adapter import ADAPTER, read_adapter
+from mlx_transformer.core.checkpoint import CONFIG, open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import SPEC, is_onnx_folder
+from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
+from mlx_transformer.core.quantization import described
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
 
 Facts = Callable[[Path], dict[str, dict[str, Any]]]
 

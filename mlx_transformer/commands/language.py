@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .arguments import RuntimeSettings
 from .models import open_model

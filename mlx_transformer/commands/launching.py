@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import usable_cores
 
 BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
 """Seconds that the others have to end after one has failed, and then after they were told to: MLX's ring may wait for

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .arguments import RuntimeSettings
 
 if TYPE_CHECKING:
-    from mlx_transformer.spec.config import TransformerConfig
-    from mlx_transformer.spec.tokenizer import Tokenizer
+    from mlx_transformer.core.config import TransformerConfig
+    from mlx_transformer.core.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Opened:
 
 def is_onnx(model: Path, runtime: RuntimeSettings) -> bool:
     """Which runtime a folder is for; `UserError` if the options ask for the other."""
-    from mlx_transformer.spec.folders import is_onnx_folder
+    from mlx_transformer.core.folders import is_onnx_folder
 
     onnx = is_onnx_folder(model)
     if runtime.backend == "onnx" and not onnx:
@@ -65,7 +65,7 @@ def open_translator(model: Path, runtime: RuntimeSettings) -> Any:
 
         return OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
     loaded = load_checkpoint(model, runtime)
-    from mlx_transformer.generation.with_mlx import MlxTranslator
+    from mlx_transformer.runtime.decoding import MlxTranslator
 
     return MlxTranslator(*loaded, str(model))
 
@@ -76,14 +76,14 @@ def open_model(model: Path, runtime: RuntimeSettings) -> Opened:
         raise UserError(f"{model}: is a file; give a checkpoint folder or an ONNX folder")
     if is_onnx(model, runtime):
         from export import OnnxTransformer
-        from mlx_transformer.spec.tokenizer import Tokenizer
+        from mlx_transformer.core.tokenizer import Tokenizer
 
         opened = OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
         path = opened.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
         return Opened(opened.config, tokenizer, opened.generate, opened.stream_ids, opened.logits)
     network, tokenizer = load_checkpoint(model, runtime)
-    from mlx_transformer.generation import with_mlx
+    from mlx_transformer.runtime import decoding as with_mlx
 
     return Opened(
         network.config,

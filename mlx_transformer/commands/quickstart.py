@@ -15,11 +15,11 @@ from rich import box
 from rich.table import Table
 
 from mlx_transformer.data.corpus import ParallelText
-from mlx_transformer.scoring import score
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.terminal import Console
-from mlx_transformer.spec.versions import versions
+from mlx_transformer.generation.scoring import score
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import versions
+from mlx_transformer.system.terminal import Console
 
 RUN = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model".split()
 MADE = [*RUN, "onnx", "report", "data", "summary.json"]
@@ -34,8 +34,8 @@ def run(out: Path, minutes: float, seed: int) -> int:
     from export import OnnxTransformer, export_onnx
     from export.validate import validate_command
     from mlx_transformer.device import set_tf32
-    from mlx_transformer.generation.with_mlx import MlxTranslator
     from mlx_transformer.nn.loading import load
+    from mlx_transformer.runtime.decoding import MlxTranslator
     from mlx_transformer.training.data import load_data
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.trainer import Trainer

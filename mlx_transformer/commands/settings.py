@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from mlx_transformer.spec.fields import meanings_of
+from mlx_transformer.system.fields import meanings_of
 
 UNSET = "; unset: "
 NOT = "no_"  # begins the option that turns off what is on by default

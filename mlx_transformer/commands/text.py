@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 import typer
 
 from export.settings import ServeSettings
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .arguments import (
     Model,
@@ -44,9 +44,9 @@ def translate(
     runtime: RuntimeSettings,
 ) -> None:
     """Translate text: one line in, one line out."""
+    from mlx_transformer.core.folders import fingerprint
     from mlx_transformer.generation.files import translate_stream
-    from mlx_transformer.spec.fingerprint import fingerprint
-    from mlx_transformer.spec.versions import versions
+    from mlx_transformer.system.machine import versions
 
     options = search.options()  # checked before the model is read
 
@@ -89,9 +89,9 @@ def evaluate(
         raise UserError(f"Missing option '{missing}' (or, of a decoder alone, '--text')")
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
-    from mlx_transformer.scoring import score
-    from mlx_transformer.spec.durable import write_text
-    from mlx_transformer.spec.progress import quiet_progress
+    from mlx_transformer.generation.scoring import score
+    from mlx_transformer.system.durable import write_text
+    from mlx_transformer.system.progress import quiet_progress
 
     options = search.options()  # checked before the files and the model are read
     pairs = read_parallel(source, reference)
@@ -120,7 +120,7 @@ def evaluate(
 def _evaluate_text(model: Path, text: str, runtime: RuntimeSettings) -> None:
     from mlx_transformer.data.documents import read_documents
     from mlx_transformer.generation.perplexity import perplexity
-    from mlx_transformer.spec.progress import quiet_progress
+    from mlx_transformer.system.progress import quiet_progress
 
     documents, _ = read_documents(text)
     opened = open_model(model, runtime)

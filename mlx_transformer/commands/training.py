@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .arguments import Force
 
@@ -23,9 +23,9 @@ def average(
     force: Force = False,
 ) -> None:
     """Average the weights of several checkpoints of one run."""
-    from mlx_transformer.spec.checkpoint import holds_checkpoint
-    from mlx_transformer.spec.durable import check_free
-    from mlx_transformer.training.average import average_checkpoints
+    from mlx_transformer.convert.average import average_checkpoints
+    from mlx_transformer.core.checkpoint import holds_checkpoint
+    from mlx_transformer.system.durable import check_free
 
     check_free(out, "checkpoint", holds_checkpoint, force)
     print(f"{average_checkpoints(checkpoints, out)}: the average of {len(checkpoints)} checkpoints")
@@ -47,9 +47,9 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about training runs: curves side by side, samples over time, recipes, what they ran on."""
-    from mlx_transformer.report.page import page
     from mlx_transformer.report.runs import read_run
-    from mlx_transformer.spec.durable import write_text
+    from mlx_transformer.report.training_page import page
+    from mlx_transformer.system.durable import write_text
 
     if out.is_dir():
         raise UserError(f"{out}: is a folder; --out needs the name of a page")

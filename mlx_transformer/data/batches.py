@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .epochs import BatchesByEpoch, Shape, StepArrays
 from .examples import Examples, Pairs, Rows, cells, usable

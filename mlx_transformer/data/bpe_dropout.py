@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 
 from .examples import Examples, Rows
 from .ragged import Ragged

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.encoding import without_mark
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_file
-from mlx_transformer.spec.memory import check_memory
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
+from mlx_transformer.system.machine import check_memory
 
 
 @dataclass(frozen=True)

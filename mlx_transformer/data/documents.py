@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mlx_transformer.spec.encoding import without_mark
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_bytes
-from mlx_transformer.spec.memory import check_memory
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_bytes, without_mark
+from mlx_transformer.system.machine import check_memory
 
 from .corpus import split_lines
 

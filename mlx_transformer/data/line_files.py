@@ -12,9 +12,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.encoding import without_mark
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_file
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
 
 PACKED = (".gz", ".zst")
 BLOCK = 1 << 20  # bytes

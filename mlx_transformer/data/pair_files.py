@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .corpus import suspect_line
 from .line_files import PACKED, line_blocks

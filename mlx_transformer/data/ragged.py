@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import open_regular
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import open_regular
 
 PART = 20_000  # sequences that are lists of Python's at one time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 MOST = 1000  # pairs; one in a hundred of a smaller text
 

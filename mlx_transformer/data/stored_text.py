@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.progress import quiet_progress
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.progress import quiet_progress
 
 from .corpus import ParallelText
 from .examples import Pairs

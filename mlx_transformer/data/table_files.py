@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
 
 from .line_files import PACKED, line_blocks, needs
 

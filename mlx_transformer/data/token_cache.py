@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.durable import replace_folder, write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
-from mlx_transformer.spec.manifest import SETTLED, sha256
-from mlx_transformer.spec.progress import quiet_progress
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.durable import replace_folder, write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import SETTLED, sha256
+from mlx_transformer.system.progress import quiet_progress
 
 from .pair_files import PairFiles
 from .ragged import PART, Ragged, ragged, ragged_files

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_transformer.spec.memory import check_memory
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.machine import check_memory
 
 from .bpe_dropout import DroppedPairs
 from .corpus import ParallelText, read_parallel

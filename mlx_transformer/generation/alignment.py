@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.tokenizer import SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 SPACES = "ĠĉĊč"
 """Space, tab and line ends, as the vocabulary spells bytes."""

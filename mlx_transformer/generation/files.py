@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlx_transformer.spec.encoding import without_mark
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import LONGEST_LINE, line_without_end, open_regular
-from mlx_transformer.spec.progress import quiet_progress
-from mlx_transformer.spec.watch import Watch
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_regular, without_mark
+from mlx_transformer.system.progress import quiet_progress
+from mlx_transformer.system.watch import Watch
 
 from .lines import PART_LINES, Layout, LineReader, one_line
 from .output import Writer, writer

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_transformer.spec.config import Architecture, TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.config import Architecture, TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
 """The command that a model of each architecture is for."""

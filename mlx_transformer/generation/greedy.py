@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .options import Ids, Options, check_ids
 from .search import Done, batches, reported

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mlx_transformer.spec.encoding import without_mark
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import LONGEST_LINE, line_without_end
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import LONGEST_LINE, line_without_end, without_mark
 
 from .alignment import pharaoh
 from .translate import Translation

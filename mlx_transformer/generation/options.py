@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import Bounds, check_fields
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import Bounds, check_fields
 
 EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2017, section 6.1)
 

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
 
 FORMAT = 1
 DIGEST = 64  # characters of a fact that nobody can read

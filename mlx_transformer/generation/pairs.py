@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import read_parallel
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.progress import quiet_progress
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.progress import quiet_progress
 
 from .lines import PART_LINES
 from .output import writer

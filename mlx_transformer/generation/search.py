@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.memory import check_memory
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import check_memory
 
 from .beam import Beam
 from .greedy import Greedy

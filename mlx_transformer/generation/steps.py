@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .greedy import Greedy
 from .options import Options

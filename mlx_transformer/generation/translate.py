@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .alignment import Alignment, CrossWeights, align
 from .fitting import fitting_tokenizer

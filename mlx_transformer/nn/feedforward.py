@@ -11,8 +11,8 @@ from collections.abc import Callable
 import mlx.core as mx
 from mlx import nn
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.device import choices
-from mlx_transformer.spec.config import TransformerConfig
 
 from .dropout import Dropout
 

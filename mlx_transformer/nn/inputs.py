@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 Ids = mx.array | np.ndarray | Sequence[Sequence[int]]
 Vectors = mx.array | np.ndarray | Sequence[Sequence[Sequence[float]]]

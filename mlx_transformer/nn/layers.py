@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .attention import Attention, MakeAttention
 from .cache import KeyValues, LayerCache

@@ -7,14 +7,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.spec.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
-from mlx_transformer.spec.durable import check_free
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import quantizable_shapes
-from mlx_transformer.spec.quantization import Scheme, described
-from mlx_transformer.spec.tokenizer import Tokenizer
-from mlx_transformer.spec.tokenizer_files import tokenizer_path
-from mlx_transformer.spec.watch import Watch, unwatched
+from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.parameters import quantizable_shapes
+from mlx_transformer.core.quantization import Scheme, described
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.system.durable import check_free
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.watch import Watch, unwatched
 
 from .lora import change_of
 from .model import Transformer

@@ -19,9 +19,9 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from mlx_transformer.core.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, Change
+from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.device import choices
-from mlx_transformer.spec.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, Change
-from mlx_transformer.spec.checkpoint import Checkpoint
 
 from .dropout import Dropout
 from .quantize import matrix

@@ -17,18 +17,18 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.notebook import table
-from mlx_transformer.spec.parameters import (
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import (
     check_parameters,
     output_weight_name,
     parameter_count,
     source_embedding_name,
     target_embedding_name,
 )
-from mlx_transformer.spec.quantization import Quantization
+from mlx_transformer.core.quantization import Quantization
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.page import table
 
 from .attention import Attention, MakeAttention
 from .cache import Cache
@@ -235,13 +235,13 @@ class Transformer(nn.Module):
 
     def generate(self, ids: list[list[int]] | None = None, **options: Any) -> list[list[int]]:
         """Greedy, beam or sampled token ids of each row; see `mlx_transformer.generation`."""
-        from mlx_transformer.generation.with_mlx import generate
+        from mlx_transformer.runtime.decoding import generate
 
         return generate(self, ids, **options)
 
     def search(self, ids: list[list[int]] | None = None, **options: Any) -> list[list[Any]]:
         """As `generate`, but all n-best hypotheses with their scores."""
-        from mlx_transformer.generation.with_mlx import search
+        from mlx_transformer.runtime.decoding import search
 
         return search(self, ids, **options)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 
 class LayerNorm(nn.Module):

@@ -8,8 +8,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import embedding_names, position_table_names
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import embedding_names, position_table_names
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.positions import relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.system.errors import UserError
 
 from .masks import Mask, as_array, as_numbers
 

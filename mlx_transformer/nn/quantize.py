@@ -13,7 +13,7 @@ from typing import cast
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.spec.quantization import Quantization, Scheme
+from mlx_transformer.core.quantization import Quantization, Scheme
 
 Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
 

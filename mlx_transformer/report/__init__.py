@@ -1,1 +1,1 @@
-"""One page about one training run or several: curves side by side, samples over time, what they ran on."""
+"""Pages about training runs, and about two models on the same text."""

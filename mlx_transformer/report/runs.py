@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import open_regular, read_json
-from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.system.chart import Curve
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import open_regular, read_json
 from mlx_transformer.training.record import RECORD
 from mlx_transformer.training.run import METRICS
-
-from .chart import Curve
 
 LARGEST = 1 << 30  # bytes
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.adapter import AdapterConfig, linear_maps
+from mlx_transformer.core.checkpoint import Checkpoint, weights_digest
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.lora import add_adapter
-from mlx_transformer.spec.adapter import AdapterConfig, linear_maps
-from mlx_transformer.spec.checkpoint import Checkpoint, weights_digest
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .optimizers import matching
 from .options import TrainingOptions

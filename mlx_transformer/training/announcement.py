@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlx_transformer.core.adapter import AdapterConfig
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.epochs import BatchesByEpoch
-from mlx_transformer.spec.adapter import AdapterConfig
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.progress import duration
+from mlx_transformer.system.progress import duration
 
 from .adapter import announced
 from .data import RunData, noun

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.device import cpu_streams, device_kind
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes
 
 from .arithmetic import Arithmetic
 

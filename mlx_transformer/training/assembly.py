@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sized
 
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.nn.checkpointing import checkpoint_layers
+from mlx_transformer.system.errors import UserError
 
 from .arithmetic import Arithmetic
-from .checkpointing import checkpoint_layers
 from .group import ALONE, Group
 from .loss import chunk_within
 from .optimizers import Optimizer, freeze

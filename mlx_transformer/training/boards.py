@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_text
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_text
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb.txt"
 

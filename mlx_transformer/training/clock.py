@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_bytes
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_bytes
 
 CLOCK = "clock.txt"
 

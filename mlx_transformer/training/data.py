@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.corpus import ParallelText
@@ -19,8 +20,7 @@ from mlx_transformer.data.set_aside import kept_pairs
 from mlx_transformer.data.sorted_batches import SortedBatches
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .options import CorpusOptions, DataOptions
 from .recipe import Recipe

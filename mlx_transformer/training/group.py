@@ -19,7 +19,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
 """Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""

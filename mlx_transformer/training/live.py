@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import mlx.core as mx
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.epochs import TrainingBatch
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.progress import Reporter
+from mlx_transformer.system.progress import Reporter
 
 from .arithmetic_work import Work, fastest
 from .follower import Silent

@@ -17,7 +17,7 @@ from functools import partial
 import mlx.core as mx
 
 from mlx_transformer.data.epochs import BatchesByEpoch
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .assembly import assembled
 from .data import EncodedText

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlx_transformer.core.config import Architecture
+from mlx_transformer.core.tokenizer import SPECIAL_TOKENS, Tokenizer
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
@@ -15,9 +17,7 @@ from mlx_transformer.data.examples import Examples
 from mlx_transformer.data.packed import PackedBatches
 from mlx_transformer.data.training_text import TrainingText, examples_of
 from mlx_transformer.device import choices
-from mlx_transformer.spec.config import Architecture
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .options import DataOptions
 

@@ -15,9 +15,9 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map_with_path
 
+from mlx_transformer.core.parameters import embedding_names, output_weight_name, position_table_names
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import embedding_names, output_weight_name, position_table_names
+from mlx_transformer.system.errors import UserError
 
 from .options import TrainingOptions
 from .spread import spread

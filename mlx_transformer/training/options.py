@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mlx_transformer.spec.adapter import Alpha, Kind, Rank, Share
-from mlx_transformer.spec.fields import Bounds
-from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.core.adapter import Alpha, Kind, Rank, Share
+from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.system.fields import Bounds
 
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]

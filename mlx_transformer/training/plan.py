@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.memory import check_memory
-from mlx_transformer.spec.parameters import parameter_count
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.system.machine import check_memory
 
 from .options import ENDLESS, TrainingOptions
 from .schedule import MOST_WARMUP_STEPS, WARMUP_SHARE, peak, warmup_steps

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.config import PRESETS, TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import check_fields, unknown_keys
-from mlx_transformer.spec.files import read_json, read_text
-from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import check_fields, unknown_keys
+from mlx_transformer.system.files import read_json, read_text
 
 from .objectives import OBJECTIVES, Objective
 from .options import ENDLESS, CorpusOptions, DataOptions, TrainingOptions

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mlx_transformer.spec.config import PRESETS, TransformerConfig
-from mlx_transformer.spec.fields import kinds_of, meanings_of
-
-from .options import CorpusOptions, DataOptions, TrainingOptions
-from .recipe import FROM_TOKENIZER, NORM_PLACEMENT, Recipe
+from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.system.fields import kinds_of, meanings_of
+from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
+from mlx_transformer.training.recipe import FROM_TOKENIZER, NORM_PLACEMENT, Recipe
 
 HEAD = """\
 # Every key of a recipe and its default; one without is unset. Take the # away from those you change:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlx_transformer.data.pair_files import language_pair
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .options import CorpusOptions, DataOptions, TrainingOptions
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_json
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
 
 RECORD = "run.json"
 MODEL = "model"  # in the record: what the trained model was made of

@@ -26,14 +26,14 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from mlx_transformer.spec import checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.durable import clear_leftovers, flush, remove_folder, write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_bytes, read_json
-from mlx_transformer.spec.tensors import read_tensors
-from mlx_transformer.spec.tokenizer_files import NAMES
-from mlx_transformer.spec.versions import versions
+from mlx_transformer.core import checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer_files import NAMES
+from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_bytes, read_json
+from mlx_transformer.system.machine import versions
+from mlx_transformer.system.tensors import read_tensors
 
 from .boards import TENSORBOARD, WANDB_ID, Board, boards
 from .record import MODEL, RECORD, as_json, check_same

@@ -10,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from mlx_transformer.core.adapter import AdapterConfig
+from mlx_transformer.core.checkpoint import digests, open_checkpoint, resolve
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.adapter import AdapterConfig
-from mlx_transformer.spec.checkpoint import digests, open_checkpoint, resolve
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import MIN_VOCAB_SIZE, Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .adapter import adapted_model, chosen_adapter
 from .boards import check_wandb

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from mlx_transformer.spec.process import drop_hung_up
+from mlx_transformer.system.process import drop_hung_up
 
 HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 

@@ -13,15 +13,15 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
+from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import tokenizer_files, tokenizer_path
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record, training_memory
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_count
-from mlx_transformer.spec.progress import Reporter
-from mlx_transformer.spec.tokenizer import Tokenizer
-from mlx_transformer.spec.tokenizer_files import tokenizer_files, tokenizer_path
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.progress import Reporter
 
 from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
 from .assembly import assembled, batches_a_step

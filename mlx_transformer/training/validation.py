@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.generation.perplexity import perplexity_of
-from mlx_transformer.generation.with_mlx import MlxTranslator, evaluating
-from mlx_transformer.scoring import score
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.generation.scoring import score
+from mlx_transformer.runtime.decoding import MlxTranslator, evaluating
 
 from .step import TrainStep
 

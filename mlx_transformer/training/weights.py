@@ -15,14 +15,13 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
+from mlx_transformer.convert.average import averaged
+from mlx_transformer.core.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig, read_adapter
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.quantize import quantization_of
-from mlx_transformer.spec.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig, read_adapter
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.quantization import Packed, tensors_of
-
-from .average import averaged
 
 Arrays = dict[str, NDArray]
 FOLDER = "adapter"

@@ -11,7 +11,7 @@ from mlx_transformer.claims.index import written
 from mlx_transformer.claims.printing import as_text
 from mlx_transformer.claims.row import RECORDED, Row, equal
 from mlx_transformer.claims.table import ROWS
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 README = Path(__file__).parents[2] / "mlx_transformer" / "claims" / "README.md"
 ROW = Row(1, "A claim.", "a_i^(2)", {"one": equal(1), "two": RECORDED}, "", ("code",), ("test",), slip="A slip.")

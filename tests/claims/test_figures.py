@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_transformer.claims.command import claims
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 DRAWN = ["14", "43", "18", "35"]
 """Rows with two that share a figure, and one whose figure is a table."""

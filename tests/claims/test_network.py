@@ -7,10 +7,10 @@ from mlx import nn
 
 from mlx_transformer.claims import network, norms
 from mlx_transformer.claims.table import ROWS, claimed
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
 from mlx_transformer.nn.norms import LayerNorm, RMSNorm
-from mlx_transformer.spec.config import TransformerConfig
 
 
 def tiny(seed: int = 0, **changes) -> Transformer:

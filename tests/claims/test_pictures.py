@@ -8,7 +8,7 @@ from export import OnnxTransformer, export_onnx
 from export.reference import Reference
 from export.validate.rule import Deviation, Measurement, Truth, budget_for
 from mlx_transformer.claims import pictures
-from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import save_checkpoint
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ from mlx.utils import tree_flatten
 
 from mlx_transformer.claims import position_study
 from mlx_transformer.claims.table import claimed
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import relative_buckets, sinusoids
 from mlx_transformer.nn import Transformer, positions
 from mlx_transformer.nn.positions import Positions, positions_of
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.positions import relative_buckets, sinusoids
+from mlx_transformer.system.errors import UserError
 
 
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:

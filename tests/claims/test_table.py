@@ -11,7 +11,7 @@ from imports import ROOT
 from mlx_transformer.claims import table
 from mlx_transformer.claims.figures import drawing
 from mlx_transformer.claims.row import RECORDED, above, below, equal
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
 COMPUTED = [number for number, row in table.ROWS.items() if not row.trained]

@@ -9,10 +9,10 @@ from small_models import write_text_model
 
 from mlx_transformer.claims import trained
 from mlx_transformer.claims.table import ROWS, computed
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.mark.parametrize("number", [number for number, row in ROWS.items() if row.trained])

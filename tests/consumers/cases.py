@@ -16,8 +16,8 @@ from export import OnnxTransformer
 from export.package import export_onnx
 from export.targets.table import target_of
 from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError, load
+from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.data import cldr
-from mlx_transformer.spec.checkpoint import save_checkpoint
 
 HERE = Path(__file__).parent
 # `make test-consumers` makes the environments and the model, and says where they are.

@@ -21,8 +21,8 @@ from export.reference import Reference
 from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
 from mlx_transformer import Transformer, load
 from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.data import cldr
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.consumers
 

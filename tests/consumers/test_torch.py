@@ -10,7 +10,7 @@ from cases import HERE, PYTHON
 from small_models import encoder_decoder, random_weights
 
 from export.__main__ import main
-from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import save_checkpoint
 
 pytestmark = pytest.mark.consumers
 

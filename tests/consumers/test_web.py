@@ -21,8 +21,8 @@ from tokenizers import Regex, pre_tokenizers
 from export import OnnxTransformer, export_onnx, export_search
 from export.web import write_site
 from export.web.site import SITE
-from mlx_transformer.spec.cores import usable_cores
-from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
+from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
+from mlx_transformer.system.machine import usable_cores
 
 pytestmark = pytest.mark.consumers
 

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 from assemble import import_picture, network_picture
 from imports import ROOT
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_count, parameter_shapes
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 
 
 def words_of(picture: str) -> str:
@@ -30,8 +30,9 @@ def test_the_network_is_the_table_of_parameters() -> None:
 
 def test_the_imports_are_those_of_the_code() -> None:
     found = import_picture.imports(ROOT)
-    assert found["mlx_transformer/spec"] == set()
-    assert found["mlx_transformer/nn"] == {"mlx_transformer/spec"}
+    assert found["mlx_transformer/system"] == set()
+    assert found["mlx_transformer/core"] == {"mlx_transformer/system"}
+    assert found["mlx_transformer/nn"] == {"mlx_transformer/core", "mlx_transformer/system"}
     assert {"mlx_transformer/nn", "mlx_transformer/data"} <= found["mlx_transformer/training"]
     assert not any(name.startswith("export/") for name in found["mlx_transformer/training"])
     words = words_of(import_picture.draw(ROOT))

@@ -41,7 +41,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
-from mlx_transformer.spec.cores import usable_cores  # noqa: E402
+from mlx_transformer.system.machine import usable_cores  # noqa: E402
 
 T = TypeVar("T")
 LONGEST = 8 * 3600  # seconds of one case; the commands in it are watched by it

@@ -24,7 +24,7 @@ from typing import Any, Literal
 How = Literal["kill", "power", "full", "refuse"]
 GROWING = {"make", "write", "mkdir", "save", "fsync"}
 """What a full disk refuses. (A file system that allots blocks late says so when it flushes.)"""
-NATIVE = ("spec.checkpoint", "convert.huggingface", "spec.durable")
+NATIVE = ("core.checkpoint", "convert.huggingface", "system.durable")
 MODES = os.O_CREAT | os.O_TRUNC
 
 

@@ -122,8 +122,8 @@ def newest_step(run: Path) -> int:
 
 def _lost(run: Path, known: int) -> str:
     """What is wrong with a run after a kill."""
-    from mlx_transformer.spec.checkpoint import open_checkpoint
-    from mlx_transformer.spec.errors import UserError
+    from mlx_transformer.core.checkpoint import open_checkpoint
+    from mlx_transformer.system.errors import UserError
     from mlx_transformer.training.run import Run
 
     complaints: list[str] = []

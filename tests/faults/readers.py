@@ -30,7 +30,7 @@ class Reader:
 
 
 def checkpoint(folder: Path) -> Any:
-    from mlx_transformer.spec.checkpoint import open_checkpoint
+    from mlx_transformer.core.checkpoint import open_checkpoint
 
     opened = open_checkpoint(folder / "model")
     tensors = {name: array.tobytes() for name, array in opened.tensors()}
@@ -42,7 +42,7 @@ def checkpoint(folder: Path) -> Any:
 
 
 def theirs(folder: Path) -> Any:
-    from mlx_transformer.convert.huggingface import read_folder
+    from mlx_transformer.families.folder import read_folder
 
     found = read_folder(folder / "theirs")
     return found.config, found.generation, {name: array.tobytes() for name, array in found.tensors.items()}
@@ -59,7 +59,7 @@ def package(name: str) -> Callable[[Path], Any]:
 
 def step(folder: Path) -> Any:
     """The newest checkpoint of a run. A damaged one must be told, and the one before it be taken."""
-    from mlx_transformer.spec.errors import UserError
+    from mlx_transformer.system.errors import UserError
     from mlx_transformer.training.run import Run
 
     complaints: list[str] = []
@@ -77,7 +77,7 @@ def step(folder: Path) -> Any:
 
 
 def record(folder: Path) -> Any:
-    from mlx_transformer.spec.files import read_json
+    from mlx_transformer.system.files import read_json
 
     return read_json(folder / "run" / "run.json")
 
@@ -129,7 +129,7 @@ READERS = (
 
 def cut(folder: Path, base: Path, reader: Reader, lengths: list[int]) -> Verdict:
     """Each of these lengths of a file is refused in one line, or read as what it is."""
-    from mlx_transformer.spec.errors import UserError
+    from mlx_transformer.system.errors import UserError
 
     top = Path(reader.file).parts[0]
     copy(base / top, folder / top)

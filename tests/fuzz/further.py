@@ -15,8 +15,8 @@ from attempts import TRAIN, Attempt, with_odd_values
 from damage import NUMBERS
 from kind import Class, nothing, on, one_of
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.fields import kinds_of
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.fields import kinds_of
 from mlx_transformer.training.options import DataOptions, TrainingOptions
 from mlx_transformer.training.recipe import Recipe
 

@@ -29,7 +29,7 @@ os.environ["NO_COLOR"] = "1"
 from classes import CLASSES, Class  # noqa: E402
 from forks import GUILTY, Child, Ended, import_all  # noqa: E402
 
-from mlx_transformer.spec.cores import usable_cores  # noqa: E402
+from mlx_transformer.system.machine import usable_cores  # noqa: E402
 
 COLUMNS = ("clean", "+ lines", "accepted", "other output", "mismatch")
 FAULTS = ("traceback", "crash", "hang", "> 2 GB", "lying status", "told nothing")
@@ -90,7 +90,7 @@ class Fuzz:
         def prepare():
             kind.damage(random, folder)
             from mlx_transformer import cli
-            from mlx_transformer.spec.process import run
+            from mlx_transformer.system.process import run
 
             if python is not None:
                 return lambda: run("python", lambda: [python(), 0][1], whole=False)

@@ -8,11 +8,11 @@ import numpy as np
 from quantized_models import wide
 from random_models import random_weights
 
+from mlx_transformer.convert.merge import keep_adapter
+from mlx_transformer.core.adapter import Adapter, AdapterConfig, linear_maps
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
+from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.nn.loading import quantize_checkpoint
-from mlx_transformer.spec.adapter import Adapter, AdapterConfig, linear_maps
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint, weights_digest
-from mlx_transformer.spec.quantization import Scheme
-from mlx_transformer.training.merge import keep_adapter
 
 
 def made(base, kind="lora", targets=None, size=0.1, **options):

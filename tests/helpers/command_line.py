@@ -12,10 +12,10 @@ import numpy as np
 
 from export import export_onnx
 from mlx_transformer import cli
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.tokenizer import Tokenizer
 
 LINES = ["one two", "", "three. four", "  ", "seven"]
 TEXT = "".join(f"{line}\n" for line in LINES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from mlx_transformer.compare.worker import Served
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.report.worker import Served
+from mlx_transformer.system.errors import UserError
 
 
 class Unchanged:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from export import export_onnx
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.tokenizer import Tokenizer
 
 TEXT = "one two three. four five six! seven eight nine ten"
 WIDTH = 128

@@ -2,7 +2,7 @@
 
 from small_models import alone, encoder_decoder
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 ARCHITECTURES = ("encoder-decoder", "encoder", "decoder")
 

@@ -8,8 +8,8 @@ from options import OPTIONS, Choice, Factors, covering, drawn, factors_of, merge
 from random_models import write_model
 
 from export.validate import compare
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 BASE: dict[str, Any] = dict(vocab_size=40, d_model=16, heads=4, d_ff=24, max_positions=24)
 BY_HAND: Factors = {

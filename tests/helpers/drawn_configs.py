@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from options import drawn, options
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 SMALL = dict(vocab_size=23, d_model=16, heads=4, d_ff=24, encoder_layers=1, decoder_layers=2, max_positions=32)
 

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 from small_models import encoder_decoder, random_weights
 
 from mlx_transformer.convert import to_huggingface
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 
 PAPER = encoder_decoder("paper")
 

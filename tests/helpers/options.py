@@ -14,9 +14,9 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import kinds_of
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import kinds_of
 
 Values = dict[str, Any]
 """Fields of a config."""

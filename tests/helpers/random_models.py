@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from export.package import export_onnx
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.quantization import Scheme
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.quantization import Scheme
 
 
 def random_weights(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.system.errors import UserError
 
 CONFIG = TransformerConfig(
     vocab_size=5, d_model=2, heads=1, d_ff=2, encoder_layers=1, decoder_layers=1, feed_forward_bias=False

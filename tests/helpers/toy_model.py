@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.spec.config import TransformerConfig
 
 STATES = 997
 

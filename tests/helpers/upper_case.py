@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.translate import Translator
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
 

@@ -18,8 +18,8 @@ from waiting import PATIENCE
 
 from mlx_transformer import device
 from mlx_transformer.device import CPU, GPU, choices, deciding_as
-from mlx_transformer.generation.with_mlx import MlxArrays
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.runtime.decoding import MlxArrays
+from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
 

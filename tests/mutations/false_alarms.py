@@ -17,9 +17,9 @@ from rich.console import Console
 
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
 from export.validate import Report, compare
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.quantization import BITS, Scheme
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.quantization import BITS, Scheme
+from mlx_transformer.system.errors import UserError
 
 LEVELS = ("all", "extended", "basic", "none")
 TARGETS = ("portable", "cpu", "web", "cuda", "coreml")

@@ -21,7 +21,7 @@ from rich.text import Text
 from export.validate import Report, compare, compare_engines
 from export.validate.cases import grid
 from export.validate.engines.mlx_engine import MlxEngine
-from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 
 SEED = 11
 Models = dict[str, tuple[Path, Path]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mutation_edits import Edit
 
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 SIZES = dict(vocab_size=60, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=40)
 CONFIGS = {

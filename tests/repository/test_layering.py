@@ -1,14 +1,11 @@
 """Who may import whom: read from the syntax tree of every module, then proved by importing with packages blocked.
 
-    spec <- data <- training        spec <- generation (any array namespace) <- with_mlx (MLX)
-    spec, data, generation <- export (NumPy, onnx; ONNX Runtime only in the runtimes and validate)
-
-The two sides meet only in the command line (`JOINTS`) and in the MLX engine of `export.validate`.
+Two lists say it all: the order of the rooms, each of which imports only those before it, and the rooms that may load a
+package of others'. The command line joins both sides, inside its functions.
 """
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,112 +17,104 @@ from waiting import PATIENCE
 MLX = ("mlx",)
 ONNX = ("onnx", "onnx_ir", "onnxscript")
 RUNTIME = ("onnxruntime",)
-OUR_ONNX_SIDE = ("export",)
-# The one place that joins both sides.
-JOINTS = ("mlx_transformer.cli", "mlx_transformer.commands")
-OUR_JOINT = "export.__main__"  # the same commands
+
+# A room imports only rooms before it, and itself. Names: a package, or a module beside the packages.
+MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
+MLX_SIDE += ["training", "report", "claims"]
+SHARED = ["system", "core", "data", "generation", "families"]
+ONNX_SIDE = ["settings", "nn", "reference", "precision", "targets", "runtime", "package", "search", "web", "serve"]
+ONNX_SIDE += ["validate", "explain"]
+JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings", "export.precision.table", "export.targets.names")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """For modules under `scope`, except those under `apart`: `never` is banned; of ours, only `ours` if given."""
-
-    scope: tuple[str, ...]
-    never: tuple[str, ...] = ()
-    ours: tuple[str, ...] | None = None
-    apart: tuple[str, ...] = ()
-    # What is allowed inside functions only, in addition to `ours` and in spite of `never`.
-    lazily: tuple[str, ...] = ()
-
-
-SPEC, DATA, GENERATION = "mlx_transformer.spec", "mlx_transformer.data", "mlx_transformer.generation"
-SCORING, DEVICE = "mlx_transformer.scoring", "mlx_transformer.device"
-COMPARE, CHART = "mlx_transformer.compare", "mlx_transformer.report.chart"
-WITH_MLX = "mlx_transformer.generation.with_mlx"
-ENGINES = (
-    "export.validate.engines",
-    "export.validate.locate.isolate_mlx",
-    "export.validate.checks.gradients",
-    "export.validate.checks.structure",
-)
-
-RULES = (
-    Rule((SPEC,), never=MLX + ONNX + RUNTIME, ours=(SPEC,)),
-    Rule((DATA,), never=MLX + ONNX + RUNTIME, ours=(SPEC, DATA)),
-    Rule((GENERATION,), never=(*MLX, *ONNX, *RUNTIME, WITH_MLX), ours=(SPEC, DATA, GENERATION), apart=(WITH_MLX,)),
-    # It is handed what opens a model, in a process of its own.
-    Rule((COMPARE,), never=(*MLX, *ONNX, *RUNTIME, WITH_MLX), ours=(SPEC, COMPARE, CHART)),
-    Rule((WITH_MLX,), never=ONNX + RUNTIME, ours=(SPEC, DATA, GENERATION, "mlx_transformer.device")),
-    Rule(
-        ("mlx_transformer.nn",),
-        never=("mlx_transformer.training", "mlx_transformer.convert", *JOINTS),
+# (from, to): imports against the order that are there, inside functions, and why.
+BACK = {
+    ("mlx_transformer.nn.model", "mlx_transformer.runtime"),  # generate and search, the two convenience methods
+}
+# Rooms, or modules of them, that may load a package of others'; those of LAZILY inside functions alone.
+OWNERS = {
+    MLX: (
+        *("mlx_transformer." + room for room in ("nn", "runtime", "convert", "training", "device", "blas", "claims")),
+        "export.validate.engines",
+        "export.validate.locate.isolate_mlx",
+        "export.validate.checks.gradients",
     ),
-    # Everything of ours on the MLX side but the command line.
-    Rule(("mlx_transformer",), never=ONNX + RUNTIME + OUR_ONNX_SIDE, apart=JOINTS),
-    # The command line answers --help, and serves the ONNX side, on a machine without MLX.
-    Rule((*JOINTS, OUR_JOINT), never=ONNX + RUNTIME),
-    Rule(JOINTS, never=MLX, lazily=MLX),
-    Rule(JOINTS, ours=("mlx_transformer", *TABLES), lazily=OUR_ONNX_SIDE),
-    Rule((OUR_JOINT,), ours=(SPEC,), lazily=JOINTS),
-    Rule(TABLES, never=MLX + ONNX + RUNTIME, ours=(SPEC, *TABLES)),
-    # The package itself resolves its names on first use.
-    Rule(("mlx_transformer.__init__",), never=MLX, ours=(SPEC,), lazily=("mlx_transformer",)),
-    Rule(
-        ("export",),
-        never=(*MLX, WITH_MLX),
-        ours=(SPEC, DATA, GENERATION, SCORING, "export"),
-        apart=(*ENGINES, OUR_JOINT),
+    ONNX: tuple(f"export.{room}" for room in ("nn", "precision", "targets", "search", "package", "web", "validate")),
+    RUNTIME: (
+        "export.runtime.sessions",
+        "export.runtime.transformer",
+        "export.targets.cpu.runtime",
+        "export.search.runtime",
+        "export.validate",
     ),
-    Rule(
-        ENGINES,
-        never=(*MLX, WITH_MLX),
-        ours=(SPEC, DATA, GENERATION, "export"),
-        lazily=(*MLX, "mlx_transformer"),
-    ),
-    Rule(
-        ("export",),
-        never=RUNTIME,
-        apart=(
-            "export.runtime.sessions",
-            "export.runtime.transformer",
-            "export.targets.cpu.runtime",
-            "export.search.runtime",
-            "export.validate",
-        ),
-    ),
-)
+}
+LAZILY = {
+    MLX: ("mlx_transformer.commands", "export.validate"),
+    ONNX: ("export.validate.report", "export.explain"),
+    RUNTIME: (),
+}
+# The one import of the MLX side from export: the engine that runs a model of it, inside functions.
+OPENS_MLX = ("export.validate.engines", "export.validate.locate.isolate_mlx", "export.validate.checks.gradients")
+OPENS_MLX += ("export.validate.checks.structure",)
 
 
 def under(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
+def room_of(name: str) -> tuple[str, str]:
+    """mlx_transformer.nn.model -> (mlx_transformer, nn); the face of a package has the room \"\"."""
+    package, _, rest = name.partition(".")
+    room = rest.partition(".")[0]
+    return package, "" if room == "__init__" else room
+
+
 def violations(module: str, found: list[Import]) -> list[str]:
-    """One line for each import that a rule forbids."""
+    """One line for each import that a list forbids."""
     problems = []
-    for rule in RULES:
-        if not under(module, rule.scope) or under(module, rule.apart):
-            continue
-        for entry in found:
-            if entry.lazy and under(entry.target, rule.lazily):
-                continue
-            ours = under(entry.target, PACKAGES) and entry.target != "mlx_transformer.__version__"
-            if under(entry.target, rule.never):
-                reason = f"{'/'.join(rule.scope)} never imports {'/'.join(rule.never)}"
-            elif rule.lazily and not entry.lazy and under(entry.target, rule.lazily) and not under_ours(entry, rule):
-                reason = f"{'/'.join(rule.scope)} imports {'/'.join(rule.lazily)} inside functions only"
-            elif rule.ours is not None and ours and not under_ours(entry, rule):
-                reason = f"{'/'.join(rule.scope)} imports of ours only {'/'.join(rule.ours)}"
-            else:
-                continue
+    for entry in found:
+        if reason := _forbidden(module, entry):
             problems.append(f"{module.replace('.', '/')}.py:{entry.line}: imports {entry.target}, but {reason}")
     return problems
 
 
-def under_ours(entry: Import, rule: Rule) -> bool:
-    return rule.ours is not None and under(entry.target, rule.ours)
+def _forbidden(module: str, entry: Import) -> str:
+    """Why not, or nothing."""
+    for packages, owners in OWNERS.items():
+        if under(entry.target, packages):
+            if under(module, owners) and not (packages == MLX and module.startswith("export.") and not entry.lazy):
+                return ""
+            if entry.lazy and under(module, LAZILY[packages]):
+                return ""
+            return f"{'/'.join(packages)} is loaded only by {', '.join(owners)}"
+    if not under(entry.target, PACKAGES) or entry.target.endswith(".__version__"):
+        return ""
+    (package, room), (other_package, other) = room_of(module), room_of(entry.target)
+    if room in JOINTS:
+        shared = other_package == "mlx_transformer" or under(entry.target, TABLES)
+        if package == "export":
+            return "" if entry.lazy or other == "system" else "the entry point imports inside functions only"
+        return "" if entry.lazy or shared else "the command line imports export inside functions only"
+    if room == "":  # a face resolves its names on first use
+        eager = other in ("system", "") or (package, other) == ("export", "nn")
+        return "" if entry.lazy or eager else "a package's face imports inside functions only"
+    if other in JOINTS:
+        return "nobody imports the command line"
+    if any(under(module, (a,)) and under(entry.target, (b,)) for a, b in BACK):
+        return "" if entry.lazy else "this way back is inside functions only"
+    if package == "mlx_transformer":
+        order = MLX_SIDE
+        if other_package == "export":
+            return "the MLX side knows nothing of export"
+    else:
+        order = ONNX_SIDE
+        if other_package == "mlx_transformer":
+            if other in SHARED or (entry.lazy and under(module, OPENS_MLX)):
+                return ""
+            return f"export imports of mlx_transformer only {', '.join(SHARED)}"
+    if other == "" or other not in order:
+        return "it is no room in the order" if other else "nobody imports a face from inside"
+    return "" if order.index(other) <= order.index(room) else f"{other} stands after {room}"
 
 
 @pytest.mark.parametrize("module", sorted(modules()))
@@ -134,32 +123,40 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_every_room_has_its_place() -> None:
+    for package, order in (("mlx_transformer", MLX_SIDE), ("export", ONNX_SIDE)):
+        rooms = {room_of(name)[1] for name in modules() if name.startswith(package)} - {"", *JOINTS, "recipes"}
+        assert rooms == set(order)
+
+
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("mlx_transformer.spec.config", "import mlx.core as mx"),
-        ("mlx_transformer.spec.config", "from mlx import core"),
-        ("mlx_transformer.spec.config", "def f():\n    import onnx"),
-        ("mlx_transformer.spec.config", "from ..data import corpus"),
-        ("mlx_transformer.spec.config", "from .. import load"),
-        ("mlx_transformer.spec.__init__", "from ..nn.model import Transformer"),
+        ("mlx_transformer.core.config", "import mlx.core as mx"),
+        ("mlx_transformer.core.config", "from mlx import core"),
+        ("mlx_transformer.core.config", "def f():\n    import onnx"),
+        ("mlx_transformer.core.config", "from ..data import corpus"),
+        ("mlx_transformer.core.config", "from .. import load"),
+        ("mlx_transformer.core.__init__", "from ..nn.model import Transformer"),
+        ("mlx_transformer.system.files", "from ..core import config"),
         ("mlx_transformer.data.batches", "import mlx.nn"),
         ("mlx_transformer.data.batches", "import onnxruntime"),
         ("mlx_transformer.generation.beam", "import mlx.core as mx"),
-        ("mlx_transformer.generation.beam", "def f():\n    from .with_mlx import generate"),
-        ("mlx_transformer.generation.__init__", "from .with_mlx import generate"),
+        ("mlx_transformer.generation.beam", "def f():\n    from ..runtime.decoding import generate"),
         ("mlx_transformer.generation.beam", "from ..nn import model"),
-        ("mlx_transformer.compare.run", "def f():\n    from export import OnnxTransformer"),
-        ("mlx_transformer.compare.page", "from mlx_transformer.report.runs import Curve"),
-        ("mlx_transformer.generation.with_mlx", "import onnxruntime"),
-        ("mlx_transformer.generation.with_mlx", "if TYPE_CHECKING:\n    from mlx_transformer.nn import Cache"),
+        ("mlx_transformer.report.comparing", "def f():\n    from export import OnnxTransformer"),
+        ("mlx_transformer.runtime.decoding", "import onnxruntime"),
+        ("mlx_transformer.runtime.decoding", "from mlx_transformer.training import step"),
         ("mlx_transformer.nn.model", "import onnx"),
         ("mlx_transformer.nn.model", "import importlib\nimportlib.import_module('export.nn.model')"),
         ("mlx_transformer.nn.model", "from ..training import trainer"),
+        ("mlx_transformer.nn.model", "from ..runtime.decoding import generate"),
         ("mlx_transformer.training.trainer", "def f():\n    import export"),
         ("mlx_transformer.training.trainer", "from onnxruntime import InferenceSession"),
-        ("mlx_transformer.convert.family", "from export.nn.model import Transformer"),
-        ("mlx_transformer.spec.config", "if TYPE_CHECKING:\n    import mlx.core as mx"),
+        ("mlx_transformer.training.trainer", "from ..report import runs"),
+        ("mlx_transformer.families.engine", "from export.nn.model import Transformer"),
+        ("mlx_transformer.families.engine", "import mlx.core as mx"),
+        ("mlx_transformer.core.config", "if TYPE_CHECKING:\n    import mlx.core as mx"),
         ("mlx_transformer.__init__", "from .nn import model"),
         ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    pass\nelse:\n    from .nn import model"),
         ("mlx_transformer.__init__", "import mlx.core"),
@@ -169,11 +166,12 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
         ("export.nn.model", "import mlx.core as mx"),
         ("export.nn.model", "def f():\n    import mlx_transformer"),
         ("export.nn.model", "from mlx_transformer import nn"),
-        ("export.nn.model", "from mlx_transformer.generation.with_mlx import generate"),
-        ("export.nn.model", "from mlx_transformer.generation import with_mlx"),
+        ("export.nn.model", "from mlx_transformer.runtime.decoding import generate"),
         ("export.nn.model", "import onnxruntime"),
+        ("export.nn.model", "from export.targets import names"),
         ("export.__init__", "def f():\n    import onnxruntime"),
         ("export.runtime.transformer", "import mlx"),
+        ("export.runtime.folder", "import onnx"),
         ("export.validate.report.data", "def f():\n    import mlx_transformer"),
         ("export.validate.engines.mlx", "import mlx_transformer"),
         ("export.validate.engines.mlx", "import mlx.core as mx"),
@@ -186,15 +184,15 @@ def test_forbidden_import_is_seen(module: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("mlx_transformer.spec.config", "from .errors import UserError\nimport numpy"),
-        ("mlx_transformer.data.batches", "from ..spec import tokenizer"),
-        ("mlx_transformer.generation.with_mlx", "import mlx.core as mx\nfrom .search import beam"),
-        ("mlx_transformer.nn.model", "def f():\n    from ..generation.with_mlx import generate"),
+        ("mlx_transformer.core.config", "from mlx_transformer.system.errors import UserError\nimport numpy"),
+        ("mlx_transformer.data.batches", "from ..core import tokenizer"),
+        ("mlx_transformer.runtime.decoding", "import mlx.core as mx\nfrom ..generation.search import beam"),
+        ("mlx_transformer.nn.model", "def f():\n    from ..runtime.decoding import generate"),
         ("mlx_transformer.training.trainer", "from .. import nn, data\nimport mlx.optimizers"),
         ("mlx_transformer.__init__", "def __getattr__(name):\n    from .nn import model"),
         ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    from .nn import model"),
         ("mlx_transformer.cli", "def f():\n    from export import export_onnx"),
-        ("export.nn.model", "import onnxscript.nn\nfrom mlx_transformer.spec.config import TransformerConfig"),
+        ("export.nn.model", "import onnxscript.nn\nfrom mlx_transformer.core.config import TransformerConfig"),
         ("export.runtime.transformer", "import onnxruntime\nfrom mlx_transformer.generation.beam import search"),
         ("export.runtime.transformer", "from mlx_transformer import __version__"),
         ("export.validate.run", "import onnxruntime"),
@@ -224,9 +222,9 @@ def run_python(source: str) -> str:
     return done.stdout
 
 
-def importable(prefix: str, apart: tuple[str, ...] = ()) -> list[str]:
+def importable(prefix: str) -> list[str]:
     """Modules under `prefix` in import form, without entry points that run when imported."""
-    names = [name for name in modules() if under(name, (prefix,)) and not under(name, apart)]
+    names = [name for name in modules() if under(name, (prefix,))]
     return [name.removesuffix(".__init__") for name in names if not name.endswith(".__main__")]
 
 
@@ -237,13 +235,13 @@ def test_importing_the_package_loads_neither_side() -> None:
 
 
 def test_shared_layers_import_without_mlx_and_onnx() -> None:
-    names = importable(SPEC) + importable(DATA) + importable(COMPARE) + importable(GENERATION, apart=(WITH_MLX,))
+    names = [name for room in (*SHARED, "report") for name in importable(f"mlx_transformer.{room}")]
     blocked = {*MLX, *ONNX, *RUNTIME, "export"}
     run_python(BLOCK.format(blocked=blocked) + f"import importlib\nfor name in {names}: importlib.import_module(name)")
 
 
 def test_command_line_imports_without_mlx_and_onnx() -> None:
-    names = [*(name for joint in JOINTS for name in importable(joint)), *TABLES]
+    names = [*importable("mlx_transformer.commands"), *importable("mlx_transformer.cli"), *TABLES]
     blocked = {*MLX, *ONNX, *RUNTIME}
     run_python(BLOCK.format(blocked=blocked) + f"import importlib\nfor name in {names}: importlib.import_module(name)")
 

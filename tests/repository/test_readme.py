@@ -15,9 +15,9 @@ from small_models import SIZES, random_weights, write_text_model
 import mlx_transformer
 from export import OnnxTransformer
 from export.package import export_onnx
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", *dict.fromkeys(re.findall(r"\]\((\w+/[\w/]+/README\.md)", README))]

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from small_models import configs
 
 from export.targets.table import target_of
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.nn.model import Transformer
-from mlx_transformer.spec.parameters import parameter_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "taps")

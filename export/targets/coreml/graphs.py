@@ -28,7 +28,7 @@ from export.nn.taps import within
 from export.targets.attention import Watch
 from export.targets.graph import IR_VERSION, GraphBuilder
 from export.targets.names import DECODER_COREML, ENCODER_COREML
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .rows import split_rows
 from .shape import FixedShape

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from export.targets.names import CROSS_ATTENTION, DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import EncoderGraphs, Feeds, NamedSession, Session, source_feed
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .shape import joined, parts_of
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 MOST_ROWS = 1024
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.runtime.folder import ENCODER_COREML
+from export.targets.names import ENCODER_COREML
 from export.targets.portable.runtime import Feeds, Session
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .shape import part_of
 

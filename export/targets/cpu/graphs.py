@@ -15,8 +15,8 @@ from export.targets.attention import Watch
 from export.targets.graph import GraphBuilder
 from export.targets.names import DECODER_CPU, ENCODER_CPU
 from export.targets.top_k import largest, top_k
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import EXCLUDED
-from mlx_transformer.spec.config import TransformerConfig
 
 from .gemm import join_reshapes, use_gemm
 from .network import DOMAIN, CpuCache, CpuTransformer, InPlace, Sources, operator_shape

@@ -25,7 +25,7 @@ from export.nn.model import Transformer
 from export.nn.positions import PositionIds, Rotation, distances
 from export.nn.primitives import Op, extent, scoped, table
 from export.nn.taps import Tap, no_tap, within
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 DOMAIN = "com.microsoft"
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from export.targets.names import CROSS_ATTENTION
 from export.targets.portable.runtime import padded_sources, source_feed
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
-from mlx_transformer.spec.config import TransformerConfig
 
 from .buffer_pool import BufferPool
 from .search import strategy

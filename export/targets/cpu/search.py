@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import Arrays, NumpyArrays
 from mlx_transformer.generation.beam import Beam
 from mlx_transformer.generation.greedy import Greedy
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import BANNED, Batch, Rules, Strategy
-from mlx_transformer.spec.config import TransformerConfig
 
 
 def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: bool) -> Strategy:

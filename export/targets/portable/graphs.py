@@ -20,7 +20,7 @@ from export.nn.model import Transformer
 from export.nn.primitives import Op
 from export.targets.attention import Watch
 from export.targets.graph import BATCH, GraphBuilder
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 ENCODER_DECODER = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 

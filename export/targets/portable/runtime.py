@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.targets.names import CROSS_ATTENTION, DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 Feeds = dict[str, NDArray]
 

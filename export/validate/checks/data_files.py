@@ -16,8 +16,8 @@ import onnx
 
 from export.package.weights import ALIGNMENT
 from export.validate.engines.protocol import Engine
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import open_file, read_protobuf
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import open_file, read_protobuf
 
 LISTED = 8  # problems of one file
 

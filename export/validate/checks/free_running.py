@@ -10,9 +10,9 @@ from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
 from export.validate.findings import Parting, Tokens
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 
 from .decoding import Judged, judge_beam, judge_greedy
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from export.reference import Reference
 from export.validate.cases import padding, words
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray
 

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from export.reference import Reference
 from export.validate.cases import Case, reference_outputs
 from export.validate.rule import Natural
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray
 

@@ -31,8 +31,8 @@ from export.targets.names import (
     MODEL,
 )
 from export.validate.engines.protocol import Engine, unread_by
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.parameters import output_weight_name, parameter_shapes
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {

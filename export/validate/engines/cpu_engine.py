@@ -24,9 +24,9 @@ from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
+from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.generation.search import generate
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .cpu_attention import Read, decoder_weights, values_read
 from .onnx_engine import NoCachedPath

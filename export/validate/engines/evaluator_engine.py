@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
 
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.system.errors import UserError
 
 from .onnx_engine import OnnxEngine
 from .protocol import Node, Placement

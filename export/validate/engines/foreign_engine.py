@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from export.runtime.sessions import open_session, session_options
 from export.targets.names import DECODER_FIRST, ENCODER, MODEL
 from export.validate.cases import Case
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.folders import SPEC
+from mlx_transformer.system.errors import UserError
 
 from .protocol import Placement
 from .search_engine import is_search

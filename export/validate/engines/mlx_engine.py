@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case, encoded, full_pass, search_inputs
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import Model
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.versions import versions
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import versions
 
 from .protocol import Placement, Unavailable
 
@@ -134,7 +134,7 @@ class MlxEngine:
     @contextmanager
     def searching(self) -> Iterator[Model]:
         """The model for a search with `generation.steps.run`, on this device while the context lasts."""
-        from mlx_transformer.generation.with_mlx import MlxModel, evaluating
+        from mlx_transformer.runtime.decoding import MlxModel, evaluating
 
         with self._stream(), evaluating(self.model):
             yield MlxModel(self.model)

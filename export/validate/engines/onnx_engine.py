@@ -29,10 +29,10 @@ from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
 from export.validate.rule import stored_as
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.search import search
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.system.errors import UserError
 
 from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
 from .taps import add_taps, constant_part, initializers

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import open_session, session_options
 from export.targets.coreml.trial import with_options
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.versions import versions
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import versions
 
 from .onnx_engine import OnnxEngine
 from .protocol import Node, Placement, Unavailable

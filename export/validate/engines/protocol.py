@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from export.validate.rule import Budget, budget_for
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import output_weight_name, source_embedding_name, target_embedding_name
+from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
+from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 

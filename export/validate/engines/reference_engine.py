@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from export.reference import Cache, Reference, Tap
 from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case, reference_taps
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from .protocol import Placement
 

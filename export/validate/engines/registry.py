@@ -11,8 +11,8 @@ from typing import Any
 
 from export.runtime.folder import has_graph
 from export.targets.names import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
 
 from .protocol import Engine
 

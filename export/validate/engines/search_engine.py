@@ -20,9 +20,9 @@ from export.search.interface import ACTIVATIONS, CONFIG, PRECISION
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
 from export.validate.cases import Case
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.files import read_protobuf
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_protobuf
 
 from .onnx_engine import NoCachedPath, OnnxEngine, check_same_model
 from .onnxruntime_engine import PROVIDERS

@@ -16,8 +16,8 @@ from export.precision.adapters import GAIN, A, B, branch, change_of, merged
 from export.precision.int8 import IN_STEPS
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.quantization import Packed
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.quantization import Packed
 
 RoundTrip = Callable[[NDArray], NDArray]
 """A parameter -> its values after quantising and dequantising."""

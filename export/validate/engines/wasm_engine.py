@@ -18,8 +18,8 @@ import onnx
 from numpy.typing import NDArray
 
 from export.precision.table import ACTIVATIONS
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
 
 from .evaluator_engine import graph_entries
 from .onnx_engine import OnnxEngine

@@ -14,8 +14,8 @@ from typing import Any
 import onnx
 
 from export.web.assets import WEBGPU, version_of
-from mlx_transformer.spec.checkpoint import Checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.system.errors import UserError
 
 from .browser import Browser
 from .protocol import Node, Placement, Unavailable

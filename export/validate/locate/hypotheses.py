@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference.layers import activation, norm
-from mlx_transformer.spec.config import Activation, TransformerConfig
+from mlx_transformer.core.config import Activation, TransformerConfig
 
 from .inside import makers
 

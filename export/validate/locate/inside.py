@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray
 

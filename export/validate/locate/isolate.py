@@ -18,7 +18,7 @@ from export.validate.cases import Case
 from export.validate.engines.protocol import Engine, budget_of, is_exact
 from export.validate.points import tap_names
 from export.validate.rule import Deviation, Measurement, Natural, Truth
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 from .hypotheses import explain
 from .inside import operation, positions_first, valid_at

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import encoded, full_pass
 from export.validate.points import inner_names
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.parameters import parameter_shapes
 
 from .inside import HEADS, modules_between
 from .setting import Setting

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from export.reference import Cache, Reference, Tap
 from export.validate.cases import Case
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mlx_transformer.spec import terminal
-from mlx_transformer.spec.durable import write_text
-from mlx_transformer.spec.notebook import table
+from mlx_transformer.system import terminal
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.page import table
 
 from .data import ReportData
 from .html import page

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 INK, SOFT, LINE, PAPER = "#1c1f24", "#5f6773", "#d9d7d0", "#ffffff"
 SERIES = ("#2f6fb5", "#c4711a", "#6b4fa8", "#2b8a7e")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlx_transformer.claims.row import Row, above, below, equal
 
 STUDY = "mlx_transformer.claims.position_study"
-SINUSOIDS = "mlx_transformer.spec.positions.sinusoids"
+SINUSOIDS = "mlx_transformer.core.positions.sinusoids"
 PLACED = "mlx_transformer.nn.positions.Positions"
 TESTS = "claims/test_positions.py::test_"
 

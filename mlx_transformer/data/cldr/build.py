@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from mlx_transformer.data.corpus import ParallelText, write_lines
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 from . import measures, names, numbers, times
 from .locales import Draw, Pair, Phrase, parse_spec

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from babel import Locale, localedata
 from babel.dates import parse_pattern, tokenize_pattern
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 Value = TypeVar("Value")
 Style = TypeVar("Style")

@@ -14,9 +14,9 @@ from export.explain.opening import open_model
 from export.explain.packing import unpacked
 from export.explain.sentence import read_sentence
 from export.explain.trace import KINDS, norms, probabilities, trace
+from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.generation.alignment import alignment_layer, pharaoh, word_links, words_of
 from mlx_transformer.generation.options import Options
-from mlx_transformer.spec.parameters import output_weight_name
 
 TEXT = "one two three. four"
 ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")

@@ -27,10 +27,10 @@ from export.explain.packing import bits_for, packed, packed_difference, unpacked
 from export.explain.page import page
 from export.explain.sentence import Sentence
 from export.explain.trace import KINDS, Trace
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 TEXT = "one two three. four"
 

@@ -10,10 +10,10 @@ from small_models import alone, encoder_decoder
 from export import OnnxTransformer, export_onnx
 from export.package import quality
 from export.package.quality import LIMITS, Limits, Quality, recorded
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two"]
 NEVER = Limits(1.01, 100.0, 100.0)

@@ -9,7 +9,7 @@ from small_models import encoder_decoder, random_weights
 from export.package.weights import ALIGNMENT, fill
 from export.precision.recipes import Recipe, recipe_value
 from export.targets.graph import GraphBuilder
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 PAPER = encoder_decoder("paper")
 QUERY, KEY = (f"encoder.layers.0.self_attention.{name}_proj.weight" for name in ("query", "key"))

@@ -15,13 +15,13 @@ from export.package import export_onnx
 from export.package import write as package
 from export.targets.graph import GraphBuilder
 from export.targets.table import target_of
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.manifest import verify_files
-from mlx_transformer.spec.parameters import parameter_shapes
-from mlx_transformer.spec.positions import rotary_tables, sinusoids
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.positions import rotary_tables, sinusoids
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import verify_files
 
 PAPER = encoder_decoder("paper")
 

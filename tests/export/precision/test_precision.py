@@ -19,10 +19,10 @@ from export.reference.search import token_by_token
 from export.targets.table import target_of
 from export.validate import compare
 from export.validate.engines.stored import restored
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.manifest import write_manifest
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import write_manifest
 
 LOWER = [name for name in PRECISIONS if name not in ("float32", "packed")]
 PAPER = encoder_decoder("paper")

@@ -17,8 +17,8 @@ from export.precision.half import half
 from export.precision.products import linears, lookups
 from export.precision.table import ONNXRUNTIME
 from export.targets.graph import GraphBuilder
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 
 FLOAT16 = ir.DataType.FLOAT16
 

@@ -9,10 +9,10 @@ from small_models import CHOICES
 from export.reference import Reference
 from export.reference import layers as reference
 from export.reference.layers import attention
-from mlx_transformer.spec import positions as stored
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core import positions as stored
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.system.errors import UserError
 
 RNG = np.random.default_rng
 

@@ -10,8 +10,8 @@ from export import OnnxTransformer
 from export.runtime.folder import has_graph, precisions
 from export.targets.names import EARLIER
 from export.validate import compare
-from mlx_transformer.spec.checkpoint import write_manifest
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import write_manifest
+from mlx_transformer.system.errors import UserError
 
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [10, 11, 12, 2]]
 OPTIONS = {"cpu": {"precision": ["float32", "int8"]}, "coreml": {"fixed_shape": "2x12x12"}}

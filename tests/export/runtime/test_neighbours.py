@@ -10,7 +10,7 @@ from small_models import alone, encoder_decoder, random_weights
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
 from export.targets.portable.runtime import padded_sources
-from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import save_checkpoint
 
 MODELS = {
     "paper": encoder_decoder("paper"),

@@ -15,9 +15,9 @@ import pytest
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
-from mlx_transformer.generation.with_mlx import MlxTranslator
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.runtime.decoding import MlxTranslator
+from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
 LINES = ["one two", "", "four five six! three.", "x", "six " * 12]

@@ -10,9 +10,9 @@ from command_line import LINES, TEXT, both_models, caller, refused
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.__main__ import main as export_main
-from mlx_transformer.spec import manifest
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.manifest import write_manifest
+from mlx_transformer.system import manifest
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import write_manifest
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)

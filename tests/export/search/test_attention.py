@@ -12,7 +12,7 @@ from export.search import SearchModel
 from export.targets.names import CROSS_ATTENTION
 from export.validate import compare
 from export.validate.rule import Natural, Truth
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 CONFIGS = {"post-norm": POST_NORM, "pre-norm": PRE_NORM}
 REQUESTS = [

@@ -19,11 +19,11 @@ from export.search.interface import TOKENIZER
 from export.search.text import PIECES, WORDS, TextOps, _split
 from export.targets.graph import GraphBuilder
 from mlx_transformer import cli
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
 from mlx_transformer.data import cldr
 from mlx_transformer.generation.translate import Translator
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import SPLIT_PATTERN, Tokenizer
+from mlx_transformer.system.errors import UserError
 
 extensions = pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
 

@@ -6,8 +6,8 @@ import pytest
 from serving import client
 
 from export.settings import ServeSettings
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import kinds_of
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import kinds_of
 
 ORIGIN = "https://example.org"
 KEYS = "# of the staging machine\n  k-first-4711  \n\nsecond+key/=\n"

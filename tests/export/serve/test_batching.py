@@ -14,7 +14,7 @@ from waiting import PATIENCE, until
 from export import OnnxTransformer, export_onnx
 from export.serve.app import App
 from export.serve.batching import Batcher, OverloadError
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 def test_many_clients_share_batches(text_model):

@@ -17,7 +17,7 @@ from export.serve import app as app_module
 from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.requests import RequestError, TranslateRequest
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from export.serve import serve_site
 from export.serve.site import FOR_EVER, SiteApp
 from export.web import write_site
 from export.web.site import SITE
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, Interface
 from export.targets.table import TARGETS, target_of
 from export.validate import compare
 from export.validate.rule import Truth
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.system.errors import UserError
 
 SHAPE = {"coreml": "2x40x40"}
 LINES = ["one two three.", "", "four", "seven eight nine ten"]

@@ -13,9 +13,9 @@ from small_models import CHOICES, random_weights
 from export import OnnxTransformer, export_onnx
 from export.targets.coreml.graphs import BUILDERS, OPERATORS
 from export.targets.coreml.shape import FixedShape
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 
 def export_coreml(config: TransformerConfig, folder: Path) -> Path:

@@ -19,8 +19,8 @@ from export.targets.coreml import rows as splitting
 from export.targets.coreml.graphs import OPERATORS
 from export.targets.coreml.shape import joined, parts_of
 from export.validate import compare
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.quantization import Scheme
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.quantization import Scheme
 
 NARROW = dict(d_model=16, d_k=4, d_v=3, d_ff=12)
 """Nothing but vocabularies (50 and 60) and positions (40) is longer than 16."""

@@ -26,8 +26,8 @@ from export.targets.coreml.trial import (
 )
 from export.validate.engines import open_engine
 from export.validate.rule import BUDGETS, UNIT
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.system.errors import UserError
 
 CPU = "CPUExecutionProvider"
 

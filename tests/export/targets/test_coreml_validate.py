@@ -18,7 +18,7 @@ from export.validate import compare, compare_engines
 from export.validate.cases import Case
 from export.validate.engines import open_engine
 from export.validate.points import tap_names
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 
 def written(folder: Path, name: str, architecture: str) -> tuple[Path, Path]:

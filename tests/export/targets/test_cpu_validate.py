@@ -21,7 +21,7 @@ from export.__main__ import main
 from export.package.facts import graph_facts
 from export.validate import compare, validate_command
 from export.validate.points import tap_names
-from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import save_checkpoint
 
 ENCODER_DECODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder-decoder"]
 PRECISIONS = ["float32", "float16", "bfloat16", "int8", "int8-weights", "int4"]

@@ -12,8 +12,8 @@ from small_models import alone, encoder_decoder, random_weights
 from export import OnnxTransformer, export_onnx, export_search
 from export.precision.table import PRECISIONS
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.system.errors import UserError
 
 ASKED = re.compile(r"""\btarget(\.name)?\s*(==|!=|(not\s+)?in\b)\s*[("'\[{]""")
 

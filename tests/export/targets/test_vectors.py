@@ -15,11 +15,11 @@ from export.runtime.folder import open_folder
 from export.validate import compare
 from export.validate.rule import budget_for
 from export.web.models import read_models
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import SPEC
 from mlx_transformer.nn import Transformer
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.folders import SPEC
+from mlx_transformer.system.errors import UserError
 
 
 def saved(folder: Path, config: TransformerConfig) -> Path:

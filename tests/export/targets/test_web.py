@@ -10,7 +10,7 @@ from small_models import CHOICES, alone, encoder_decoder, random_weights
 from export.package import export_onnx
 from export.precision.passes import change
 from export.targets.table import TARGETS, target_of
-from mlx_transformer.spec.checkpoint import save_checkpoint
+from mlx_transformer.core.checkpoint import save_checkpoint
 
 HERE = Path(__file__).parent
 KERNELS = json.loads((HERE / "webgpu_kernels.json").read_text(encoding="utf-8"))

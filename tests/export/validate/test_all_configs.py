@@ -18,9 +18,9 @@ from options import OPTIONS, Choice
 from random_models import write_model
 
 from export.validate import compare
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import kinds_of
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import kinds_of
 
 
 def test_the_fixed_set_has_every_value_of_every_option() -> None:

@@ -21,7 +21,7 @@ from export.validate import validate_command
 from export.validate.engines import Node, Unavailable, browser
 from export.validate.engines.browser import Browser, find_browser
 from export.validate.engines.webgpu_engine import placed
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 CONFIG = TransformerConfig(
     vocab_size=9,

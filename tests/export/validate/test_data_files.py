@@ -18,9 +18,9 @@ from export.targets.table import TARGETS
 from export.validate import compare, validate_command
 from export.validate.checks.data_files import LISTED, DataFile, data_files
 from export.validate.engines import open_engine
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 WEIGHT = "decoder.layers.0.feed_forward.up_proj.weight"
 # Vectors of 70 numbers (280 bytes) leave padding before what follows them.

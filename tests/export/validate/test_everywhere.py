@@ -19,8 +19,8 @@ from export.targets.table import TARGETS
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
 from export.validate.engines import open_engine
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 
 pytestmark = pytest.mark.gpu_path
 

@@ -12,7 +12,7 @@ from small_models import configs
 from export.__main__ import main
 from export.validate import compare, validate_command
 from export.validate.report.html import page
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 CONFIGS = configs()
 

@@ -11,7 +11,7 @@ from small_models import configs
 from export.validate import compare
 from export.validate.checks import gradients as module
 from export.validate.checks.gradients import BUDGET, check_gradients, kind_of, loss, worst_of_each
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.parameters import parameter_shapes
 
 pytestmark = pytest.mark.gpu_path
 

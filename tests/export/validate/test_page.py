@@ -20,8 +20,8 @@ from export.validate.cases import grid
 from export.validate.engines import open_engine
 from export.validate.findings import TAPPED
 from export.validate.report.plot import COLOURS
-from mlx_transformer.spec import terminal
-from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.system import terminal
 
 
 def page(report, folder: Path) -> str:

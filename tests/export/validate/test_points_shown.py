@@ -14,9 +14,9 @@ from export.validate.engines.protocol import budget_of
 from export.validate.locate.inside import positions_first
 from export.validate.points import inner_names, tap_names
 from export.validate.rule import Deviation, Measurement, Truth
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 CONFIGS = {**configs(), "relative": TransformerConfig(**{**SIZES, "positions": "relative"})}
 FIXED = {"encoder-decoder": "2x16x16", "decoder": "2x16", "encoder": "2x16"}

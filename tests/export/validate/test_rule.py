@@ -13,9 +13,9 @@ from export.validate import threads
 from export.validate.checks.decoding import judge_beam, judge_greedy
 from export.validate.rule import UNIT, Budget, Deviation, Measurement, Natural, Truth, budget_for
 from export.validate.threads import one_blas_thread
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.system.errors import UserError
 
 BUDGET = Budget(rms=4.0, max=8.0)
 ALL = np.ones((2, 50), bool)

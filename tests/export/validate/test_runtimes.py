@@ -19,9 +19,9 @@ from export.validate.engines.wasm_engine import NODE_BUILD
 from export.validate.engines.web_package import find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=32, heads=4, key_value_heads=2, d_ff=48, encoder_layers=1, decoder_layers=1, max_positions=40

@@ -14,8 +14,8 @@ from export.validate.cases import Case, grid
 from export.validate.checks.second_look import DRAWS, Reordered, SecondLook
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.rule import Natural, Truth
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 
 compare_module = sys.modules[compare.__module__]  # `export.validate.compare` is the function
 CONFIG = TransformerConfig(

@@ -11,8 +11,8 @@ from small_models import configs
 from export.validate import assert_equal, compare
 from export.validate.checks.structure import Structure, expected_counts, structures
 from export.validate.engines import open_engine
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.parameters import parameter_shapes
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.parameters import parameter_shapes
 
 CONFIGS = configs()
 

@@ -16,7 +16,7 @@ from waiting import PATIENCE, until
 from export.validate import Report, compare, validate_command
 from export.validate.engines.webgpu_engine import PROVIDER
 from export.validate.rule import BUDGETS
-from mlx_transformer.spec.config import TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 
 pytestmark = pytest.mark.consumers
 

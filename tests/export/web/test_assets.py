@@ -12,7 +12,7 @@ from web_package import write_web_package
 
 from export.web import assets
 from export.web.assets import PACKAGE, WASM, WEBGPU, find_package, pinned_version, version_of
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import read_models
 from export.web.site import SITE, UNLISTED, site_files
-from mlx_transformer.spec.checkpoint import save_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.system.errors import UserError
 
 PRECISIONS = ("float32", "float16", "int8")
 

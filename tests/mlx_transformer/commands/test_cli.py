@@ -15,7 +15,7 @@ from waiting import PATIENCE
 
 import mlx_transformer
 from mlx_transformer.commands.app import app_of
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 COMMANDS = typer.main.get_command(app_of("mlx-transformer")).commands  # type: ignore[attr-defined]
 made = pytest.fixture(scope="module")(both_models)

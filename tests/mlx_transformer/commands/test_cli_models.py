@@ -12,10 +12,10 @@ from waiting import PATIENCE, until
 
 from export import OnnxTransformer
 from export.package.facts import graph_facts
-from mlx_transformer.generation.with_mlx import MlxTranslator
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.nn.loading import load
-from mlx_transformer.spec.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.runtime.decoding import MlxTranslator
+from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)

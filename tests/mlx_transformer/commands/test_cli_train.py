@@ -12,9 +12,9 @@ from terminal import on_a_terminal
 from tiny_run import MODEL, metrics, write_pairs, write_recipe
 
 from mlx_transformer import cli
-from mlx_transformer.spec import progress
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.progress import Reporter
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system import progress
+from mlx_transformer.system.progress import Reporter
 from mlx_transformer.training import announcement, trainer
 from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.plan import plan_lines
@@ -212,7 +212,7 @@ def test_a_log_gets_few_lines(capsys, monkeypatch):
 def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
     code = (
         "import time\n"
-        "from mlx_transformer.spec.progress import Reporter\n"
+        "from mlx_transformer.system.progress import Reporter\n"
         "with Reporter('training') as reporter:\n"
         "    for step in range(1, 9):\n"
         "        reporter.update(step / 10, f'step {step + 12000:,}/20,000  loss 2.345  10,500 tokens/s')\n"
@@ -231,7 +231,7 @@ def test_a_terminal_gets_a_bar_with_everything_on_one_line(columns):
 
 
 def test_a_terminal_that_can_do_nothing_gets_lines():
-    code = "from mlx_transformer.spec.progress import Reporter\nwith Reporter('work') as r: r.update(0.5, 'half')"
+    code = "from mlx_transformer.system.progress import Reporter\nwith Reporter('work') as r: r.update(0.5, 'half')"
     assert on_a_terminal([sys.executable, "-c", code], 80, TERM="dumb").strip() == "work  50 %  half"
 
 

@@ -16,8 +16,8 @@ from command_line import both_models
 from tiny_run import COMMAND, start
 from waiting import PATIENCE
 
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.process import FAULT, run
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.process import FAULT, run
 
 made = pytest.fixture(scope="module")(both_models)
 EXPORT = [sys.executable, "-m", "export"]
@@ -126,10 +126,10 @@ def ended_by(code: str, *arguments: object) -> tuple[int, str]:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_before_anything_has_begun():
     """And the handler of the first line gives way to that of the command."""
-    early = "from mlx_transformer.spec.early import stop_quietly\nstop_quietly('program')\n"
+    early = "from mlx_transformer.system.early import stop_quietly\nstop_quietly('program')\n"
     raised = "import signal\nsignal.raise_signal(signal.SIGINT)"
     assert ended_by(early + raised) == (130, "program: interrupted\n")
-    command = "from mlx_transformer.spec.process import run\ndef command():\n    try:\n        "
+    command = "from mlx_transformer.system.process import run\ndef command():\n    try:\n        "
     command += (
         "signal.raise_signal(signal.SIGINT)\n    finally:\n        print('cleaned', file=__import__('sys').stderr)\n"
     )
@@ -141,7 +141,7 @@ def test_interrupted_before_anything_has_begun():
 def test_interrupted_in_code_from_a_string():
     """As typer evaluates annotations: Python would end by the signal, after all is said."""
     command = "lambda: eval('__import__(\"signal\").raise_signal(2)')"
-    found = ended_by(f"from mlx_transformer.spec.process import run\nraise SystemExit(run('program', {command}))")
+    found = ended_by(f"from mlx_transformer.system.process import run\nraise SystemExit(run('program', {command}))")
     assert found == (130, "program: interrupted\n")
 
 
@@ -169,7 +169,7 @@ def test_interrupted_in_an_import_after_which_nothing_is_left_to_do():
     """The look whether the import is done may come too late on a busy machine."""
     code = (
         "import os, signal, sys, types\n"
-        "from mlx_transformer.spec import process\n"
+        "from mlx_transformer.system import process\n"
         "process.NAP = 60\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -288,7 +288,7 @@ def test_interrupted_at_any_moment(made, moment):
     """From the program's first line on: while Python itself starts, no program has a say."""
     text = made / "long"
     text.write_text("one two three\n" * 20_000)
-    early = "from mlx_transformer.spec.early import stop_quietly\nstop_quietly('mlx-transformer')"
+    early = "from mlx_transformer.system.early import stop_quietly\nstop_quietly('mlx-transformer')"
     code = f"{early}\nprint(1, flush=True)\n{COMMAND[2]}"
     arguments = ["translate", made / ("onnx", "model")[moment % 2], "--input", text, "--output", os.devnull]
     with start(*arguments, command=[sys.executable, "-c", code]) as process:

@@ -19,8 +19,8 @@ from mlx_transformer.commands import arguments
 from mlx_transformer.commands.app import ALL, ONNX, app_of
 from mlx_transformer.commands.settings import with_settings
 from mlx_transformer.generation import options, pairs, translate
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.fields import meanings_of
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import meanings_of
 
 
 @dataclass(frozen=True, kw_only=True)

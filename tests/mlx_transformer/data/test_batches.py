@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_transformer.data.batches import TokenBatches, fitting_batch
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 EOS = 2
 

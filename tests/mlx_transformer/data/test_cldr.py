@@ -9,7 +9,7 @@ from babel import Locale
 
 from mlx_transformer.data.cldr import DEFAULT_KIND_WEIGHTS, KINDS, build, measures, write
 from mlx_transformer.data.corpus import read_lines, read_parallel
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 EN, DE = Locale.parse("en"), Locale.parse("de")
 

@@ -15,7 +15,7 @@ from mlx_transformer.data.corpus import (
     split_lines,
     write_lines,
 )
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_transformer.data.documents import Documents, read_documents
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 def test_lines_files_folders_and_patterns(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
 from mlx_transformer.data.line_files import line_blocks
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
 

@@ -13,7 +13,7 @@ from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.examples import Pairs
 from mlx_transformer.data.mixture import Mixture, shares
 from mlx_transformer.data.sorted_batches import SortedBatches
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 EOS = 2
 CORPORA = st.lists(st.tuples(st.integers(1, 60), st.floats(0.01, 100)), min_size=1, max_size=4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlx_transformer.data.packed import PackedBatches
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 EOS, BOS, PAD = 2, 1, 0
 

@@ -9,7 +9,7 @@ import pytest
 from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_parallel
 from mlx_transformer.data.pair_files import PairFiles
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 def files(folder, source: list[str], target: list[str], ending: str = "") -> PairFiles:

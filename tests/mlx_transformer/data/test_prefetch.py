@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mlx_transformer.data.prefetch import AHEAD, Prefetched
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 def threads() -> list[threading.Thread]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_transformer.data.sorted_batches import SortedBatches
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 EOS = 2
 

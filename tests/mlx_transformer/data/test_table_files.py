@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from mlx_transformer.data.pair_files import PairFiles, language_pair
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 PAIRS = [("a b", "ä ö"), ("", "empty"), ("three\u2028x", "drei"), ("nul \0", "4")] + [
     (f"s{i}", f"t{i}") for i in range(40)

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import token_cache
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.token_cache import TokenCache, default_folder, encoded
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 SOURCE = [f"some words {i * i}" if i % 7 else "" for i in range(300)]
 TARGET = [f"einige Wörter {i} {'x' * (i % 30)}" for i in range(300)]
@@ -118,7 +118,7 @@ import os, signal, sys
 from pathlib import Path
 from mlx_transformer.data import token_cache
 from mlx_transformer.data.pair_files import PairFiles
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 
 encode, calls = Tokenizer.encode_batch, []
 def counted(*arguments):

@@ -14,7 +14,7 @@ from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.stored_text import StoredText
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 SOURCE = [f"one {i * i} two {'three ' * (i % 5)}" if i % 9 else " " for i in range(400)]
 TARGET = [f"eins {i} zwei {'drei ' * (i % 4)}" for i in range(400)]

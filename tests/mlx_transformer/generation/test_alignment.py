@@ -11,6 +11,8 @@ from copying_model import write_copying_model
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.explain.aligning import cross_weights
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import (
     Alignment,
     align,
@@ -20,9 +22,7 @@ from mlx_transformer.generation.alignment import (
     word_weights,
     words_of,
 )
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 LINES = ["one two three.", "", "four", "seven eight nine ten"]
 LINKS = ["0-0 1-1 2-2", "", "0-0", "0-0 1-1 2-2 3-3"]

@@ -2,10 +2,10 @@
 
 import pytest
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.complete import Completer, until
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train([], 260)
 SIZES = {"vocab_size": 260, "d_model": 16, "heads": 2, "d_ff": 16}

@@ -17,7 +17,7 @@ from mlx_transformer.generation.files import translate_stream
 from mlx_transformer.generation.lines import Layout, LineReader
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.translate import Translation
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts):
     translate_stream(model, tmp_path / "in", tmp_path / "out")
     assert capsys.readouterr().err == ""
     clock = iter(range(0, 10_000, 4))
-    monkeypatch.setattr("mlx_transformer.spec.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mlx_transformer.system.progress.time.monotonic", lambda: next(clock))
     translate_stream(model, tmp_path / "in", tmp_path / "out")
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "translate 100 %  10 of 10 lines"

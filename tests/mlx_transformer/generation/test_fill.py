@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.fill import Filler
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"] * 5, 290, mask=True)
 SIZES = {"vocab_size": TOKENIZER.vocab_size, "d_model": 16, "heads": 2, "d_ff": 16, "max_positions": 16}

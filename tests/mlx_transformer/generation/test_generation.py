@@ -9,7 +9,7 @@ from toy_model import Toy, close, exhaustive, penalty, plain_beam
 from mlx_transformer.generation.arrays import NumpyArrays, first_of, top_k
 from mlx_transformer.generation.options import Options, expected_tokens
 from mlx_transformer.generation.search import batches, generate, search
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 ROWS = [[3, 4, 2], [2], [5, 2], [6, 3, 7, 5, 2], [4, 2], [7, 7, 2]]
 

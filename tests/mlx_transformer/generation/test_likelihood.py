@@ -8,10 +8,10 @@ from small_models import alone, encoder_decoder, random_weights
 from export import OnnxTransformer
 from export.reference import Reference
 from mlx_transformer.generation.likelihood import log_probabilities
-from mlx_transformer.generation.with_mlx import log_probabilities as with_mlx
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import load
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.runtime.decoding import log_probabilities as with_mlx
+from mlx_transformer.system.errors import UserError
 
 ROWS = [[5, 6, 2], [7, 2], [*range(20, 30), 2], [40, 31, 12, 6, 2]]
 TARGETS = [[9, 2], [8, 9, 10, 11, 12, 2], [2], [33, 1, 4]]  # not every one has an end

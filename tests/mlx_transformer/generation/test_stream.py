@@ -15,13 +15,13 @@ from toy_model import Toy
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.search import generate
 from mlx_transformer.generation.stream import pieces, stream_ids
-from mlx_transformer.generation.with_mlx import MlxArrays, MlxTranslator
-from mlx_transformer.generation.with_mlx import stream_ids as mlx_stream_ids
 from mlx_transformer.nn.loading import load
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.runtime.decoding import MlxArrays, MlxTranslator
+from mlx_transformer.runtime.decoding import stream_ids as mlx_stream_ids
+from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
 

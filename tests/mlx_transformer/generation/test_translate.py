@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from upper_case import TOKENIZER, translator
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.translate import Translator
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 
 
 def test_lines_stay_aligned():

@@ -8,10 +8,10 @@ from standalone_page import read
 from tiny_run import metrics, recipe
 
 from mlx_transformer.cli import main
-from mlx_transformer.report.chart import MOST_POINTS, chart, thinned
-from mlx_transformer.report.page import page
 from mlx_transformer.report.runs import read_run
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.report.training_page import page
+from mlx_transformer.system.chart import MOST_POINTS, chart, thinned
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.trainer import Trainer
 
 

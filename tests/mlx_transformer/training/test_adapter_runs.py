@@ -18,10 +18,10 @@ from export.reference import Reference
 from export.validate.assertion import assert_equal
 from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
 from mlx_transformer.cli import main
-from mlx_transformer.spec.adapter import ARRAYS, linear_maps, read_adapter
-from mlx_transformer.spec.checkpoint import open_checkpoint, weights_digest
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tensors import read_tensors
+from mlx_transformer.core.adapter import ARRAYS, linear_maps, read_adapter
+from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.tensors import read_tensors
 from mlx_transformer.training.trainer import Trainer
 
 pytestmark = both_choices

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_run import metrics, recipe
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import clock as clock_module
 from mlx_transformer.training.clock import CLOCK, Clock
 from mlx_transformer.training.trainer import Trainer

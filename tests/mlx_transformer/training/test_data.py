@@ -11,8 +11,8 @@ from tiny_run import recipe, write_pairs
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.sorted_batches import SortedBatches
 from mlx_transformer.device import deciding_as
-from mlx_transformer.scoring import score
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.generation.scoring import score
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.data import EncodedText, load_data, train_tokenizer
 from mlx_transformer.training.recipe import Recipe
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_run import metrics, start, write_recipe
 from waiting import PATIENCE, until
 
-from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.training.group import ALONE, VARIABLE, joined
 
 RANKS = 2

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from terminal import on_a_terminal
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
 from mlx_transformer.data.packed import PackedBatch
 from mlx_transformer.device import choices
-from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.training.arithmetic import Arithmetic
 from mlx_transformer.training.arithmetic_work import Work, fastest
 from mlx_transformer.training.live import KEPT, Curve

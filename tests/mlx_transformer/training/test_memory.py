@@ -8,8 +8,8 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe, write_pairs
 
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import memory
 from mlx_transformer.training.loss import LARGEST, chunk_within
 from mlx_transformer.training.recipe import Recipe, load_recipe

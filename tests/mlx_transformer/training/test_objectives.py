@@ -12,15 +12,15 @@ from tiny_run import metrics, write_pairs
 from tiny_text import LAYERS, recipe, train
 
 from export import OnnxTransformer, export_onnx
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.packed import PackedBatch, PackedBatches
 from mlx_transformer.generation.complete import Completer
-from mlx_transformer.generation.with_mlx import generate, stream_ids
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import load
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
-from mlx_transformer.spec.tokenizer import Tokenizer
+from mlx_transformer.runtime.decoding import generate, stream_ids
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.optimizers import Optimizer
 from mlx_transformer.training.options import TrainingOptions

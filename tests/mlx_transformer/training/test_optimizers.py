@@ -11,7 +11,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 from tiny_step import batch, model, run, step_with
 
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.loss import label_smoothed_loss
 from mlx_transformer.training.optimizers import KINDS, Optimizer, matching
 from mlx_transformer.training.options import TrainingOptions

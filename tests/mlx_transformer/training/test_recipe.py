@@ -9,8 +9,8 @@ import tomllib
 
 import pytest
 
-from mlx_transformer.spec.config import TransformerConfig
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
 from mlx_transformer.training.recipe import FROM_TOKENIZER, RECIPES, Recipe, load_recipe
 from mlx_transformer.training.recipe_help import recipe_help

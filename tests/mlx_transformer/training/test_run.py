@@ -8,9 +8,9 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe, write_pairs
 
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.device import deciding_as
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.recipe import load_recipe
 from mlx_transformer.training.trainer import Trainer
 

@@ -10,9 +10,10 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe
 
-from mlx_transformer.spec import checkpoint, durable
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core import checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.system import durable
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import run as training_run
 from mlx_transformer.training.run import Run
 from mlx_transformer.training.trainer import Trainer

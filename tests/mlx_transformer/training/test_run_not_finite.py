@@ -7,8 +7,8 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe
 
-from mlx_transformer.spec.checkpoint import open_checkpoint
-from mlx_transformer.spec.errors import UserError
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.step import TrainStep
 from mlx_transformer.training.trainer import Trainer
 

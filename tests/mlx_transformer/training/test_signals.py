@@ -14,7 +14,7 @@ from combined import thinned_rows
 from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
 
-from mlx_transformer.spec.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.training.run import Run
 
 

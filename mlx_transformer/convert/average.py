@@ -1,0 +1,40 @@
+"""The average of several checkpoints of one run, as the paper takes it of its last 5 or 20 (section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.system.errors import UserError
+
+
+def averaged(folders: Sequence[Path]) -> dict[str, NDArray]:
+    """The mean of each parameter, summed in float64, stored in float32. `UserError` if the models differ in shape."""
+    first, *others = [open_checkpoint(folder) for folder in folders]
+    for other in others:
+        if other.config != first.config:
+            raise UserError(f"{other.folder}: its config differs from that of {first.folder}; no average makes sense")
+    found = {}
+    for name in first.names():
+        total = first.tensor(name).astype(np.float64)
+        for other in others:
+            total += other.tensor(name)
+        found[name] = (total / len(folders)).astype(np.float32)
+    return found
+
+
+def average_checkpoints(folders: Sequence[str | Path], out: str | Path) -> Path:
+    """Write their average as a checkpoint folder. `UserError` if they differ in config or vocabulary."""
+    opened = [open_checkpoint(folder) for folder in folders]
+    if not opened:
+        raise UserError("nothing to average: give the checkpoint folders")
+    texts = [checkpoint.tokenizer_json() for checkpoint in opened]
+    for checkpoint, text in zip(opened, texts, strict=True):
+        if text != texts[0]:
+            raise UserError(f"{checkpoint.folder}: its tokenizer.json differs from that of {opened[0].folder}")
+    weights = averaged([checkpoint.folder for checkpoint in opened])
+    return save_checkpoint(out, opened[0].config, weights, texts[0])

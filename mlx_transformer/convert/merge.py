@@ -1,0 +1,155 @@
+"""An adapter and its base as one checkpoint: merged in float32, rounded to integers again, or side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shutil import copyfile
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.adapter import ARRAYS, Adapter, read_adapter
+from mlx_transformer.core.checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    Checkpoint,
+    holds_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+    weights_digest,
+)
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.quantization import Packed, tensors_of
+from mlx_transformer.core.tokenizer_files import NAMES
+from mlx_transformer.nn import Transformer
+from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import write_manifest
+
+ROWS, LENGTH = 4, 16
+"""Random sequences by which two models are compared, and their tokens."""
+
+Weights = dict[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding the merged matrices again has cost."""
+
+    matrices: int
+    error: float
+    """Root mean square of the rounding errors, over that of the merged weights."""
+    change: float
+    """Of what the adapter had changed, over the same."""
+    logits: float
+    """The largest difference of a logit on `ROWS` random sequences."""
+    spread: float
+    """Standard deviation of those logits."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.matrices} matrices rounded again: relative rms error {self.error:.2%}, where the adapter had "
+            f"changed them by {self.change:.2%}; logits of {ROWS} random sequences differ by at most {self.logits:.3g} "
+            f"(their standard deviation is {self.spread:.3g})"
+        )
+
+
+def merge_adapter(
+    base: str | Path, adapter: str | Path, out: str | Path, requantize: bool = False, force: bool = False
+) -> Rounding | None:
+    """Write base and adapter as one checkpoint, tokenizer included: in float32, a quantised base too.
+
+    `requantize`: the matrices that are integers in the base become integers again, by the same schemes, those that the
+    adapter leaves alone the very same; returns what that cost. `out` is new or empty, or with `force` another
+    checkpoint that is replaced. `UserError` if the adapter is damaged or belongs to other weights.
+    """
+    opened, found = _opened(base, adapter, out, force)
+    text = opened.tokenizer_json()
+    merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
+    if not requantize:
+        save_checkpoint(out, opened.config, merged, text)
+        return None
+    _check_quantised(replace(opened, adapter=found), "none can be rounded again: leave out --requantize")
+    stored, rounded = _rounded(opened, found, merged)
+    save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization)
+    was = {name: opened.tensor(name) for name in rounded}
+    exact = {name: merged[name] for name in rounded}
+    models = [
+        Transformer.from_weights(opened.config, merged),
+        Transformer.from_weights(opened.config, stored, opened.quantization),
+    ]
+    logits, others = (_logits(model, opened.config) for model in models)
+    size = _rms(exact)
+    error, change = (_rms({n: other[n] - exact[n] for n in exact}) / size for other in (rounded, was))
+    return Rounding(len(exact), error, change, float(np.abs(logits - others).max()), float(logits.std()))
+
+
+def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: bool = False) -> str:
+    """Write a quantised base's files as they are and the adapter beside them: a checkpoint that is what was trained,
+    bit for bit. Returns what it is in words.
+
+    `out` and errors: as of `merge_adapter`; `UserError` too if nothing that the adapter changes is quantised.
+    """
+    opened, found = _opened(base, adapter, out, force)
+    opened.tokenizer_json()  # which says what is wrong with it
+    together = replace(opened, adapter=found)
+    _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
+    with replace_folder(Path(out), "checkpoint") as temporary:
+        for name in (CONFIG, WEIGHTS, *NAMES):
+            if (opened.folder / name).is_file():
+                copyfile(opened.folder / name, temporary / name)
+        found.save(temporary)
+        write_manifest(temporary)
+    sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
+    held = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)
+    return f"{found.config.kind} of rank {found.config.rank} beside {len(together.kept)} matrices of integers: {held}"
+
+
+def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool) -> tuple[Checkpoint, Adapter]:
+    """Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be written."""
+    opened = open_checkpoint(base).base
+    for source in (opened.folder, Path(adapter)):
+        check_free(Path(out), "checkpoint", holds_checkpoint, force, source)
+    found = read_adapter(adapter)
+    if found.config.base != (digest := weights_digest(opened.folder)):
+        raise UserError(
+            f"{adapter}: belongs to weights of SHA-256 {found.config.base[:12]}..., those of {opened.folder} have "
+            f"{digest[:12]}...; give the checkpoint that it was trained from"
+        )
+    found.check_fits(opened.config, str(adapter))
+    return opened, found
+
+
+def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:
+    if not checkpoint.kept:
+        raise UserError(f"{checkpoint.folder}: no matrix that the adapter changes is quantised; {advice}")
+
+
+def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weights, Weights]:
+    """(what is stored, the values of the matrices that were rounded again)"""
+    stored, values = dict(base.stored()), Weights()
+    for path in adapter.config.targets:
+        name = f"{path}.weight"
+        if name not in base.quantization:
+            stored[name] = merged[name]
+            continue
+        scheme = base.quantization[name]
+        words, scales, biases = (
+            np.array(a) for a in mx.quantize(mx.array(merged[name]), scheme.group_size, scheme.bits)
+        )
+        stored |= zip(tensors_of(name), (words, scales, biases), strict=True)
+        values[name] = Packed(words, scales, biases, scheme).dequantised()
+    return stored, values
+
+
+def _logits(model: Transformer, config: TransformerConfig) -> NDArray:
+    rng, shape = np.random.default_rng(0), (ROWS, min(LENGTH, config.max_positions))
+    pair = config.architecture == "encoder-decoder"
+    sizes = (config.source_vocab_size, config.vocab_size) if pair else (config.vocab_size,)
+    return np.array(model(*(rng.integers(0, size, shape) for size in sizes)))
+
+
+def _rms(arrays: Weights) -> float:
+    return float(np.sqrt(np.mean(np.concatenate([a.ravel() for a in arrays.values()]).astype(np.float64) ** 2)))

@@ -1,0 +1,234 @@
+"""An adapter: what LoRA or DoRA has learned on top of a checkpoint, its base, in a folder that can be shipped alone.
+
+adapter.json says how adapter.safetensors is meant, and the SHA-256 of the base's model.safetensors, without which it
+means nothing. Of each target, a linear map with the weight W (O, D), there are float32 arrays of rank R:
+
+    PATH.lora_a (R, D), PATH.lora_b (O, R)    U = W + alpha/R B A         LoRA: Hu et al. 2021, equation 3
+    PATH.magnitude (O,), of DoRA alone        m U / ||U||                 DoRA: Liu et al. 2024, equation 5
+
+Norms are those of rows, one for each output, as in DoRA's code.
+
+Both files may lie in the folder of the base too: then that checkpoint is what has been trained, and matrices of it that
+are stored as integers stay so, for to merge them is to round them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from mlx_transformer.system.durable import replace_folder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import read_manifest
+from mlx_transformer.system.tensors import read_tensors
+
+from .config import TransformerConfig
+from .parameters import parameter_shapes
+
+ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
+FORMAT = 1
+A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
+SMALLEST_NORM = float(np.finfo(np.float32).tiny)
+"""Of a row of zeros, which stays one."""
+
+Kind = Literal["lora", "dora"]
+Rank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
+Alpha = Annotated[float, Bounds(above=0, at_most=1e6)]
+Share = Annotated[float, Bounds(at_least=0, below=1)]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Raises `UserError` for values that make no sense."""
+
+    kind: Kind
+    rank: Rank
+    alpha: Alpha
+    dropout: Share = 0.0
+    """Of the adapter's inputs, in training."""
+    base: str
+    """SHA-256 of the base's weights."""
+    targets: tuple[str, ...]
+    """The linear maps that are adapted, by the names of their parameters without ".weight"."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError("; ".join(problems))
+        if not self.targets or not all(isinstance(target, str) for target in self.targets):
+            raise UserError("targets must be names of linear maps")
+
+    @property
+    def factor(self) -> float:
+        """On B A: alpha / rank, as in section 4.1 of LoRA's paper."""
+        return self.alpha / self.rank
+
+    def shapes(self, config: TransformerConfig) -> dict[str, Shape]:
+        """Name and shape of every array. `UserError` if the model has no such linear map, or the rank is too large."""
+        maps, found = linear_maps(config), dict[str, Shape]()
+        for path in self.targets:
+            if path not in maps:
+                raise UserError(f"{path}: the model has no such linear map")
+            rows, width = maps[path]
+            if self.rank > min(rows, width):
+                raise UserError(f"{path} is {rows} x {width}: no change of it has a rank above {min(rows, width)}")
+            found |= {f"{path}.{A}": (self.rank, width), f"{path}.{B}": (rows, self.rank)}
+            found |= {f"{path}.{MAGNITUDE}": (rows,)} if self.kind == "dora" else {}
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an adapter does to one matrix W (O, D), computed in float64."""
+
+    factor: float
+    a: NDArray
+    b: NDArray
+    magnitude: NDArray | None = None
+
+    def of(self, weight: NDArray) -> NDArray[np.float64]:
+        """(O, D)"""
+        changed = self._sum(weight)
+        return changed if self.magnitude is None else changed * self._gain(changed)[:, None]
+
+    def gain(self, weight: NDArray) -> NDArray[np.float64] | None:
+        """(O,): what DoRA multiplies each row of the sum with; None for LoRA."""
+        return None if self.magnitude is None else self._gain(self._sum(weight))
+
+    def _sum(self, weight: NDArray) -> NDArray[np.float64]:
+        return weight.astype(np.float64) + self.factor * (self.b.astype(np.float64) @ self.a.astype(np.float64))
+
+    def _gain(self, changed: NDArray[np.float64]) -> NDArray[np.float64]:
+        assert self.magnitude is not None
+        return self.magnitude / np.maximum(np.linalg.norm(changed, axis=1), SMALLEST_NORM)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    config: AdapterConfig
+    arrays: Mapping[str, NDArray]
+
+    def merged(self, name: str, weight: NDArray) -> NDArray:
+        """The parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
+        parameter is only stored in float32."""
+        change = self.change(name)
+        return weight.astype(np.float32, copy=False) if change is None else change.of(weight).astype(np.float32)
+
+    def change(self, name: str) -> Change | None:
+        """What it does to this parameter; None: nothing."""
+        path = name.removesuffix(".weight")
+        if path not in self._targets:
+            return None
+        a, b, magnitude = (self.arrays.get(f"{path}.{part}") for part in (A, B, MAGNITUDE))
+        assert a is not None
+        assert b is not None
+        return Change(self.config.factor, a, b, magnitude)
+
+    def check_fits(self, config: TransformerConfig, where: str) -> None:
+        """`UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask for."""
+        try:
+            expected = self.config.shapes(config)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        found = {name: tuple(array.shape) for name, array in self.arrays.items()}
+        if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
+            name = wrong[0]
+            raise UserError(f"{where}: {name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}")
+
+    def json(self) -> str:
+        """The text of adapter.json."""
+        values = {"format": FORMAT, **asdict(self.config), "arrays": _digest(self.arrays)}
+        return json.dumps(values, indent=2) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write the folder durably, in the place of an adapter that is there."""
+        with replace_folder(folder, "adapter") as temporary:
+            self.save(temporary)
+
+    def save(self, folder: Path) -> None:
+        """Its two files."""
+        (folder / ADAPTER).write_text(self.json(), encoding="utf-8")
+        save_file({name: np.asarray(array, order="C") for name, array in self.arrays.items()}, folder / ARRAYS)
+        (folder / ARRAYS).chmod((folder / ADAPTER).stat().st_mode & 0o777)  # it makes them private
+
+    @cached_property
+    def _targets(self) -> frozenset[str]:
+        return frozenset(self.config.targets)
+
+
+def read_adapter(folder: str | Path) -> Adapter:
+    """Of an adapter's folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
+
+    `UserError` if there is none, or it is damaged.
+    """
+    places = [place for place in (Path(folder) / "adapter", Path(folder)) if (place / ADAPTER).is_file()]
+    if not places:
+        raise UserError(f"{folder}: holds no adapter ({ADAPTER}, {ARRAYS}); train --adapter lora makes one")
+    return _read(places[0])
+
+
+def read_beside(folder: Path, weights: Callable[[], str]) -> Adapter | None:
+    """The adapter that a checkpoint's folder keeps beside its weights, whose SHA-256 `weights` gives; None if there is
+    none, or it is one of a run's checkpoints, whose weights have it in them.
+
+    `UserError` if it is damaged, or belongs to other weights.
+    """
+    if not (folder / ADAPTER).is_file():
+        return None
+    adapter = _read(folder)
+    if (base := adapter.config.base) == (digest := weights()):
+        return adapter
+    if ADAPTER in (read_manifest(folder) or {}):
+        return None
+    raise UserError(
+        f"{folder / ADAPTER}: belongs to weights of SHA-256 {base[:12]}..., those beside it have {digest[:12]}...; put "
+        "it beside the checkpoint that it was trained from"
+    )
+
+
+def _read(folder: Path) -> Adapter:
+    values = read_json(folder / ADAPTER)
+    try:
+        version, digest, targets = (values.pop(key) for key in ("format", "arrays", "targets"))
+        if version != FORMAT:
+            raise UserError(f"format {version!r} is not known to this version (it reads format {FORMAT})")
+        if problems := unknown_keys(values, AdapterConfig):
+            raise UserError(problems[0])
+        config = AdapterConfig(**values, targets=tuple(targets))
+    except (UserError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / ADAPTER}: damaged ({error}); restore it from a copy") from error
+    arrays = read_tensors(folder / ARRAYS)
+    if _digest(arrays) != digest:
+        raise UserError(f"{folder / ARRAYS}: damaged (its SHA-256 differs from {ADAPTER}'s); restore it from a copy")
+    return Adapter(config, arrays)
+
+
+def linear_maps(config: TransformerConfig) -> dict[str, Shape]:
+    """{path: shape} of the linear maps that can be adapted, all of the encoder's and decoder's layers. The classifier
+    isn't among them: it is an embedding in most models, and as wide as the vocabulary."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in parameter_shapes(config).items()
+        if name.endswith("_proj.weight") and ".layers." in name
+    }
+
+
+def _digest(arrays: Mapping[str, NDArray]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,256 @@
+"""A checkpoint is a folder: config.json, model.safetensors, its tokenizer (if any) and manifest.json with digests.
+
+Written durably (`durable.py`): a kill at any moment leaves the old folder or the new one. Read with NumPy alone, tensor
+by tensor, so that a reader never needs the whole model in memory twice. No pickle anywhere. Matrices may be stored
+quantised, as MLX does it (`quantization.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from mlx_transformer.system.durable import check_free, previous, replace_folder
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json, read_text
+from mlx_transformer.system.machine import check_memory
+from mlx_transformer.system.manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
+from mlx_transformer.system.tensors import check_finite, open_tensors
+
+from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
+from .config import TransformerConfig, parse_object
+from .parameters import check_parameters, parameter_shapes, quantizable_shapes
+from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
+from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FLOATS = {"F64", "F32", "F16"}  # NumPy has no bfloat16: models in it are stored as float32
+HALVES = {"F16", "BF16"}  # in a quantised checkpoint: widened to float32, which is exact, as they are read
+
+Tensors = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened, verified checkpoint. `tensor(name)` reads one parameter; nothing else is held in memory.
+
+    A quantised one reads as a float32 model whose matrices have the values that the integers stand for, and one with an
+    adapter beside its weights as what was trained; `packed` and `stored` show what the file holds. Reading raises
+    `UserError` for numbers that are not finite.
+    """
+
+    folder: Path
+    config: TransformerConfig
+    quantization: Quantization = field(default_factory=dict)
+    adapter: Adapter | None = None
+    """Beside the weights, which it changes as they are read."""
+
+    @property
+    def base(self) -> Checkpoint:
+        """Without its adapter."""
+        return replace(self, adapter=None)
+
+    @property
+    def kept(self) -> list[str]:
+        """The matrices that the adapter changes and that are integers: both stay as they are, side by side."""
+        return [name for name in self.quantization if self.adapter is not None and self.adapter.change(name)]
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """What `Tokenizer.load` takes."""
+        return tokenizer_path(self.folder)
+
+    def tokenizer_json(self) -> str | None:
+        """The text of the tokenizer, if there is one; `UserError` if it is damaged or doesn't fit the model."""
+        if (path := self.tokenizer_path) is None:
+            return None
+        from .tokenizer import Tokenizer  # most who read weights need no text
+
+        text = read_tokenizer(path)
+        Tokenizer(text, str(path)).check_fits(self.config, str(self.folder))
+        return text
+
+    def names(self) -> list[str]:
+        return list(parameter_shapes(self.config))
+
+    def tensor(self, name: str) -> NDArray:
+        """One parameter in the table's shape."""
+        with open_tensors(self.folder / WEIGHTS) as file:
+            return self._tensor(file, name)
+
+    def tensors(self) -> Iterator[tuple[str, NDArray]]:
+        """(name, array) one by one, in the table's order."""
+        with open_tensors(self.folder / WEIGHTS) as file:
+            for name in self.names():
+                yield name, self._tensor(file, name)
+
+    def packed(self, name: str) -> Packed:
+        """A quantised matrix as it is stored, without an adapter's change, its scales and biases in float32. `name` is
+        one of `quantization`."""
+        with open_tensors(self.folder / WEIGHTS) as file:
+            return self._packed(file, name)
+
+    def stored(self) -> Iterator[tuple[str, NDArray]]:
+        """(name, array) as the file holds them, three tensors for each quantised matrix; of others an adapter's sum."""
+        with open_tensors(self.folder / WEIGHTS) as file:
+            for name in self.names():
+                if name in self.quantization:
+                    packed = self._packed(file, name)
+                    yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
+                else:
+                    yield name, self._tensor(file, name)
+
+    def _tensor(self, file: Any, name: str) -> NDArray:
+        array = self._own(file, name)
+        if self.adapter is None or self.adapter.change(name) is None:
+            return array
+        return self.adapter.merged(name, array)
+
+    def _own(self, file: Any, name: str) -> NDArray:
+        if name in self.quantization:
+            return self._packed(file, name).dequantised()
+        array = file.get_tensor(name)
+        check_finite(self.folder / WEIGHTS, name, array)
+        return array.astype(np.float32) if self.quantization and array.dtype.itemsize == 2 else array
+
+    def _packed(self, file: Any, name: str) -> Packed:
+        words, *numbers = (file.get_tensor(stored) for stored in tensors_of(name))
+        scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
+        for stored, array in zip(tensors_of(name)[1:], (scales, biases), strict=True):
+            check_finite(self.folder / WEIGHTS, stored, array)
+        return Packed(words, scales, biases, self.quantization[name])
+
+
+def save_checkpoint(
+    folder: str | Path,
+    config: TransformerConfig,
+    weights: Tensors,
+    tokenizer_json: str | None = None,
+    *,
+    quantization: Quantization | None = None,
+    texts: Mapping[str, str] | None = None,
+    tensors: Mapping[str, Tensors] | None = None,
+) -> Path:
+    """Write a checkpoint folder durably and return its path.
+
+    `weights` must match the table of `spec/parameters.py` exactly (`quantization`: with these matrices as stored
+    words, scales and biases). `texts` and `tensors` are further files by name (the
+    trainer's state). An existing checkpoint of that name is replaced only after the new one is complete on disk.
+    Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
+    untouched.
+    """
+    folder = Path(folder)
+    check_free(folder, "checkpoint", holds_checkpoint, force=True)
+    check_parameters(config, {name: tuple(array.shape) for name, array in weights.items()}, str(folder), quantization)
+    described = {**config.to_dict(), **({KEY: to_config(quantization)} if quantization else {})}
+    with replace_folder(folder, "checkpoint") as temporary:
+        written = {CONFIG: json.dumps(described, indent=2) + "\n", **(texts or {})}
+        written |= tokenizer_files(tokenizer_json) if tokenizer_json else {}
+        for name, text in written.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
+            # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
+            save_file({key: np.asarray(array, order="C") for key, array in group.items()}, temporary / name)
+            (temporary / name).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # it makes them private
+        write_manifest(temporary)
+    return folder
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of ours, whole or damaged."""
+    if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):  # which have a manifest too
+        return False
+    if (folder / MANIFEST).is_file():
+        return True
+    return (folder / WEIGHTS).is_file() and not holds_theirs(folder)
+
+
+def holds_theirs(folder: Path) -> bool:
+    """Whether a folder is a Hugging Face model."""
+    try:
+        values = read_json(folder / CONFIG)
+    except UserError:
+        return False
+    return isinstance(values, dict) and "model_type" in values and (folder / WEIGHTS).is_file()
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weights: the manifest's, which opening it has verified, if there is one."""
+    entries = read_manifest(folder) or {}
+    return entries[WEIGHTS][0] if WEIGHTS in entries else sha256(folder / WEIGHTS)
+
+
+def digests(checkpoint: Checkpoint) -> dict[str, str]:
+    """{file: SHA-256} of what says which numbers the checkpoint has."""
+    found = {WEIGHTS: weights_digest(checkpoint.folder)}
+    return found if checkpoint.adapter is None else {**found, ARRAYS: sha256(checkpoint.folder / ARRAYS)}
+
+
+def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
+    """Open a checkpoint folder (or a run's folder, which holds one as `model`) and check everything in it.
+
+    `verify` compares each file's SHA-256 with the manifest. Raises `UserError` naming the file and what is wrong.
+    """
+    folder = resolve(folder)
+    if verify:
+        verify_files(folder, listed=(CONFIG, WEIGHTS))
+    with open_tensors(folder / WEIGHTS) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(entry.get_shape()) for name, entry in slices.items()}
+        types = {name: entry.get_dtype() for name, entry in slices.items()}
+    config, quantization = _read_config(folder / CONFIG, shapes)
+    check_parameters(config, shapes, str(folder / WEIGHTS), quantization)
+    check_memory((folder / WEIGHTS).stat().st_size, f"{folder / WEIGHTS}", "use a machine with more")
+    floats = FLOATS | HALVES if quantization else FLOATS
+    for name, kind in types.items():
+        allowed = {"U32"} if name in quantization else floats
+        if kind not in allowed:
+            allowed_types = ", ".join(sorted(allowed))
+            raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights are of a type in {allowed_types}")
+    adapter = read_beside(folder, lambda: weights_digest(folder))
+    if adapter is not None:
+        adapter.check_fits(config, str(folder / ARRAYS))
+    return Checkpoint(folder, config, quantization, adapter)
+
+
+def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
+    """The config, and what it says of the quantisation of the tensors stored."""
+    text = read_text(path)
+    try:
+        values = parse_object(text)
+        quantized = values.pop(KEY, None)
+        config = TransformerConfig.from_dict(values)
+        return config, {} if quantized is None else from_config(quantized, stored, quantizable_shapes(config))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def resolve(folder: str | Path) -> Path:
+    """The checkpoint folder that a path means; `UserError` if there is none."""
+    folder = Path(folder)
+    for candidate in (folder, folder / "model", previous(folder), previous(folder / "model")):
+        if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():
+            return candidate
+    if not folder.exists():
+        raise UserError(f"{folder}: no such folder")
+    if not folder.is_dir() and not folder.is_file():
+        raise UserError(f"{folder}: is neither a folder nor a regular file; a model is a folder, or one .onnx file")
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG} and {WEIGHTS}")
+    if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):
+        raise UserError(f"{folder}: is an ONNX model; here a checkpoint folder ({CONFIG}, {WEIGHTS}) is needed")
+    if saved := sorted(folder.glob(f"checkpoints/step-*/{MANIFEST}")):
+        raise UserError(f"{folder}: this run has written no model yet; its newest checkpoint is {saved[-1].parent}")
+    if (folder / ADAPTER).is_file():
+        raise UserError(
+            f"{folder}: is an adapter; merge it into its base first (mlx-transformer merge BASE {folder} OUT)"
+        )
+    missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    raise UserError(f"{folder}: not a checkpoint folder ({' and '.join(missing)} missing)")

@@ -1,0 +1,54 @@
+"""What kind of folder a path is, by the files in it, and a digest of all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import sha256
+
+SPEC = "mlx_transformer.json"
+"""Our config inside an ONNX folder."""
+
+
+def is_onnx_folder(path: str | Path) -> bool:
+    """True for an ONNX folder, False for a checkpoint or a run's folder; `UserError` for anything else."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such folder")
+    if path.is_dir() and (any(path.glob("onnx/*.onnx")) or any(path.glob("*.onnx"))):
+        return True
+    # Not at the top: running an ONNX folder needs nothing of what reads weights.
+    from .adapter import ADAPTER
+    from .checkpoint import resolve
+
+    try:
+        resolve(path)
+    except UserError as error:
+        if path.is_dir() and not (path / ADAPTER).is_file():
+            raise UserError(
+                f"{path}: neither a checkpoint folder (config.json, model.safetensors) nor an ONNX folder"
+            ) from error
+        raise
+    return False
+
+
+def fingerprint(path: Path) -> str:
+    """Digest all files of a model, to see whether it is the one that it was: of a checkpoint, the run that holds it, an
+    ONNX folder, or one file and the data beside it. `UserError` if it is none of these."""
+    if path.is_file():
+        files = [path, *path.parent.glob(f"{path.name}_data")]
+        folder = path.parent
+    else:
+        if is_onnx_folder(path):
+            folder = path
+        else:
+            from .checkpoint import resolve
+
+            folder = resolve(path)
+        files = [file for file in folder.rglob("*") if file.is_file()]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(folder).as_posix()} {sha256(file)}\n".encode())
+    return digest.hexdigest()

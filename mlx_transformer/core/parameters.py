@@ -1,0 +1,162 @@
+"""THE table of parameters: config -> {name: shape}. Both sides are built and checked against it.
+
+Linear weights are (out, in), as in `mlx.nn.Linear` and PyTorch: y = x W^T + b. Query heads lie one after another in the
+rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value heads likewise.
+
+    encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
+    encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
+    embedding.weight (all tied) or source_embedding.weight, target_embedding.weight, output_proj.weight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mlx_transformer.system.errors import UserError
+
+from .config import TransformerConfig
+from .quantization import Quantization, stored_shapes
+
+Shape = tuple[int, ...]
+
+
+def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
+    """Name and shape of every stored parameter, in the order of the data's way through the network."""
+    return dict(_parameters(config))
+
+
+def parameter_count(config: TransformerConfig) -> int:
+    """Number of trained scalars (tied matrices counted once)."""
+    total = 0
+    for shape in parameter_shapes(config).values():
+        size = 1
+        for extent in shape:
+            size *= extent
+        total += size
+    return total
+
+
+def source_embedding_name(config: TransformerConfig) -> str:
+    """Parameter that the encoder's embedding reads."""
+    return "embedding.weight" if config.tie_embeddings == "all" else "source_embedding.weight"
+
+
+def target_embedding_name(config: TransformerConfig) -> str:
+    """Parameter that the decoder's embedding reads."""
+    return "embedding.weight" if config.tie_embeddings == "all" else "target_embedding.weight"
+
+
+def output_weight_name(config: TransformerConfig) -> str:
+    """Parameter that the classifier multiplies by: an embedding when tied."""
+    return {
+        "all": "embedding.weight",
+        "target-output": "target_embedding.weight",
+        "none": "output_proj.weight",
+    }[config.tie_embeddings]
+
+
+def embedding_names(config: TransformerConfig) -> set[str]:
+    """Tables that are read by token; a classifier that is tied to one multiplies by it too."""
+    source = {source_embedding_name(config)} if config.has_encoder else set()
+    return source | ({target_embedding_name(config)} if config.has_decoder else set())
+
+
+def position_table_names(config: TransformerConfig) -> set[str]:
+    """Tables that are read by position, learned positions and T5's buckets: nothing is multiplied by them."""
+    stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
+    return {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+
+
+def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
+    """The matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
+    others = position_table_names(config)
+    return {name: s for name, s in parameter_shapes(config).items() if len(s) == 2 and name not in others}
+
+
+def check_parameters(
+    config: TransformerConfig, found: Mapping[str, Shape], where: str, quantization: Quantization | None = None
+) -> None:
+    """Raise `UserError` listing every missing, unknown or wrongly shaped parameter of `found` against the table.
+
+    With `quantization` the tensors stored of its matrices (`stored_shapes`) are expected in their place.
+    """
+    expected = stored_shapes(parameter_shapes(config), quantization or {})
+    problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in found]
+    problems += [f"unknown {name} {tuple(shape)}" for name, shape in found.items() if name not in expected]
+    problems += [
+        f"{name} is {tuple(found[name])}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise UserError(f"{where}: parameters don't fit the config: {shown}")
+
+
+def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
+    if c.tie_embeddings == "all":
+        yield "embedding.weight", (c.vocab_size, c.d_model)
+    else:
+        if c.has_encoder:
+            yield "source_embedding.weight", (c.source_vocab_size, c.d_model)
+        if c.has_decoder:
+            yield "target_embedding.weight", (c.vocab_size, c.d_model)
+    if c.has_encoder:
+        yield from _stack(c, "encoder", c.encoder_layers, cross=False)
+    if c.has_decoder:
+        yield from _stack(c, "decoder", c.decoder_layers, cross=c.has_encoder)
+    if c.tie_embeddings == "none":
+        yield "output_proj.weight", (c.vocab_size, c.d_model)
+    if c.output_bias:
+        yield "output_proj.bias", (c.vocab_size,)
+
+
+def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Shape]]:
+    if c.positions == "learned":
+        yield f"{stack}.positions.weight", (c.max_positions, c.d_model)
+    if c.positions == "relative":
+        yield f"{stack}.positions.weight", (c.relative_buckets, c.heads)
+
+
+def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
+    yield from _position_tables(c, name)
+    for i in range(layers):
+        layer = f"{name}.layers.{i}"
+        yield from _attention(c, f"{layer}.self_attention")
+        yield from _norm(c, f"{layer}.self_attention_norm")
+        if cross:
+            yield from _attention(c, f"{layer}.cross_attention")
+            yield from _norm(c, f"{layer}.cross_attention_norm")
+        yield from _feed_forward(c, f"{layer}.feed_forward")
+        yield from _norm(c, f"{layer}.feed_forward_norm")
+    if c.norm_placement == "pre":
+        yield from _norm(c, f"{name}.norm")
+
+
+def _attention(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
+    yield from _linear(f"{name}.query_proj", c.heads * c.d_k, c.d_model, c.attention_bias)
+    yield from _linear(f"{name}.key_proj", c.key_value_heads * c.d_k, c.d_model, c.attention_bias)
+    yield from _linear(f"{name}.value_proj", c.key_value_heads * c.d_v, c.d_model, c.attention_bias)
+    if c.query_key_norm:
+        yield f"{name}.query_norm.weight", (c.d_k,)
+        yield f"{name}.key_norm.weight", (c.d_k,)
+    yield from _linear(f"{name}.output_proj", c.d_model, c.heads * c.d_v, c.attention_bias)
+
+
+def _feed_forward(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
+    if c.gated:
+        yield from _linear(f"{name}.gate_proj", c.d_ff, c.d_model, c.feed_forward_bias)
+    yield from _linear(f"{name}.up_proj", c.d_ff, c.d_model, c.feed_forward_bias)
+    yield from _linear(f"{name}.down_proj", c.d_model, c.d_ff, c.feed_forward_bias)
+
+
+def _linear(name: str, out: int, width: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (out, width)
+    if bias:
+        yield f"{name}.bias", (out,)
+
+
+def _norm(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (c.d_model,)
+    if c.norm == "layernorm":
+        yield f"{name}.bias", (c.d_model,)

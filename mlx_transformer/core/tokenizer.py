@@ -1,0 +1,295 @@
+"""Text to token ids and back, exactly: byte-level BPE in a plain `tokenizer.json`, joint or one for each language.
+
+Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8 bytes
+(Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
+
+Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, kept for consumers that want one), the 256 bytes
+4 to 259, then the merges in the order they were learned, and `<mask>` last, if the model restores hidden text. The
+file holds standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js`
+read it unchanged and give the same ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on
+to treat "</s>" in a text as text.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json
+from mlx_transformer.system.process import is_panic
+
+from .tokenizer_files import JOINT, join_texts, read_tokenizer, side_texts, tokenizer_path
+
+if TYPE_CHECKING:
+    from .config import TransformerConfig
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+PAD, BOS, EOS, UNK = range(4)
+MASK_TOKEN = "<mask>"
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+
+# What a merge may span: one separator and the word or the punctuation after it; one digit alone, so that copying
+# a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes
+# that Oniguruma (Rust) and JavaScript define alike are used: `\s` isn't one of them.
+SPLIT_PATTERN = (
+    r"\p{N}"
+    r"|\p{Z}?[\p{L}\p{M}]{1,32}"
+    r"|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}"
+    r"|\p{Z}{1,32}"
+)
+# Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN})
+# Of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
+FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+
+
+class Tokenizer:
+    """Joint BPE vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
+
+    What the encoder of a translator reads is tokenized by `source`; all else here is of the target, or of both.
+    """
+
+    source: "Tokenizer"
+    """Of the source language: itself, where the vocabulary is joint."""
+
+    def __init__(self, specification: str, origin: str = "tokenizer.json"):
+        """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
+        `origin` its name in error messages (UserError)."""
+        sides = side_texts(specification, origin)
+        self.source = self
+        if sides is not None:
+            specification = sides["target"]
+            self.source = Tokenizer(sides["source"], f"{origin}: source")
+        self._specification = _parse(specification, origin)
+        try:
+            self._backend = tokenizers.Tokenizer.from_str(specification)
+        except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({_one_line(error)})") from None
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
+        _check(self._backend, origin)
+
+    @classmethod
+    def train(
+        cls, lines: Iterable[str], vocab_size: int = 8000, min_frequency: int = 2, mask: bool = False
+    ) -> "Tokenizer":
+        """Learn merges from `lines` (both languages together) until `vocab_size` ids exist.
+
+        The result depends on the multiset of lines alone, not on their order or on the machine. It is smaller than
+        `vocab_size` when no pair of tokens occurs `min_frequency` times any more. Raises UserError for a
+        `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode. mask: the last of the
+        ids is <mask>.
+        """
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise UserError(f"vocab_size is {vocab_size}; at least {MIN_VOCAB_SIZE} are needed (4 special, 256 bytes)")
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK]))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", EOS)]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=max(MIN_VOCAB_SIZE, vocab_size - mask),
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator(unicode_texts(lines), trainer)
+        if mask:
+            backend.add_special_tokens([tokenizers.AddedToken(MASK_TOKEN, special=True, normalized=False)])
+        return cls(backend.to_str(), origin="trained tokenizer")
+
+    @classmethod
+    def pair(cls, source: "Tokenizer", target: "Tokenizer") -> "Tokenizer":
+        """One vocabulary for each language."""
+        return cls(join_texts(source.own_json(), target.own_json()), origin="tokenizers")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a `tokenizer.json`, or the one or two in a folder. UserError when it is missing, broken or not ours."""
+        path = Path(path)
+        if path.is_dir():
+            path = tokenizer_path(path) or path / JOINT
+        if not path.exists():
+            raise UserError(f"{path}: no such tokenizer file; give a tokenizer.json or a folder that has one")
+        return cls(read_tokenizer(path), origin=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json` to `path` (a file name). The bytes depend on the tokenizer alone."""
+        Path(path).write_bytes(self.to_json().encode())
+
+    def to_json(self) -> str:
+        """The text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""
+        return join_texts(self.source.own_json(), self.own_json()) if self.separate else self.own_json()
+
+    def own_json(self) -> str:
+        """The text of one `tokenizer.json`; of two vocabularies, the target's."""
+        return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
+
+    @property
+    def separate(self) -> bool:
+        """Whether source and target have a vocabulary each."""
+        return self.source is not self
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for lone surrogates."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts at once, in parallel."""
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
+        except (UnicodeEncodeError, TypeError):
+            for _ in unicode_texts(texts):  # says which one it is
+                pass
+            raise
+
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
+        encodings = self._backend.encode_batch(list(texts))
+        return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The exact text of `ids` without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """`decode` for many sequences at once, in parallel."""
+        return self._backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+
+    def token(self, id: int) -> str:
+        """The vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
+        token = self._backend.id_to_token(id)
+        if token is None:
+            raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
+        return token
+
+    @property
+    def pad_id(self) -> int:
+        return PAD
+
+    @property
+    def bos_id(self) -> int:
+        return BOS
+
+    @property
+    def eos_id(self) -> int:
+        return EOS
+
+    @property
+    def unk_id(self) -> int:
+        return UNK
+
+    @property
+    def mask_id(self) -> int | None:
+        """Of what stands for hidden text; None in a vocabulary of models that restore none."""
+        return self._backend.token_to_id(MASK_TOKEN)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included: the embedding's row count."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def check_fits(self, config: "TransformerConfig", where: str) -> None:
+        """`UserError` unless a model of this config can take the ids; `where` names the model."""
+        special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
+        if self.separate:
+            check_separate(config, where)
+            smallest = config.vocab_size
+            if (size := self.source.vocab_size) > config.source_vocab_size:
+                raise UserError(
+                    f"{where}: source tokenizer of {size} tokens, but the model has {config.source_vocab_size}"
+                )
+        if self.vocab_size > smallest:
+            raise UserError(f"{where}: tokenizer of {self.vocab_size} tokens, but the model has {smallest}")
+        if special != (config.pad_id, config.bos_id, config.eos_id):
+            raise UserError(f"{where}: the ids of pad, bos and eos differ between tokenizer {special} and config")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON: equal exactly when two tokenizers are the same."""
+        specification = {"source": self.source._specification, "target": self._specification}
+        chosen = specification if self.separate else self._specification
+        canonical = json.dumps(chosen, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def check_separate(config: "TransformerConfig", where: str) -> None:
+    """`UserError` unless a model of this config can have a vocabulary for each language."""
+    if config.architecture != "encoder-decoder":
+        raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
+    if config.tie_embeddings == "all":
+        raise UserError(
+            f"{where}: tie_embeddings='all' is one table for both languages, which have a vocabulary each: choose "
+            "target-output or none"
+        )
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    specification = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
+    if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
+        raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
+    for name in FOREIGN:
+        if value := specification["model"].get(name):
+            raise UserError(
+                f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
+            )
+    for pattern in _patterns(specification):
+        if pattern not in TRUSTED_PATTERNS:
+            raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
+    return specification
+
+
+def _patterns(node: Any) -> Iterator[str]:
+    """Every regular expression in a parsed tokenizer.json (small: the model's tables are not walked)."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "Regex":
+                yield str(value)
+            elif key not in ("vocab", "merges"):
+                yield from _patterns(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _patterns(value)
+
+
+def _check(backend: tokenizers.Tokenizer, origin: str) -> None:
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    for id, token in enumerate(SPECIAL_TOKENS):
+        if vocabulary.get(token) != id:
+            raise UserError(f"{origin}: {token} has id {vocabulary.get(token)}, expected {id}; train a tokenizer anew")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise UserError(f"{origin}: ids are not 0 to {len(vocabulary) - 1} without gaps; train a tokenizer anew")
+    if backend.encode("a").ids[-1:] != [EOS]:
+        raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
+
+
+def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
+    """The same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"text {number} holds a lone surrogate at character {error.start + 1}; "
+                'it is no Unicode text: read the file with errors="replace"'
+            ) from None
+        yield line
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

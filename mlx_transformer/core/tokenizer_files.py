@@ -1,0 +1,70 @@
+"""The files of a vocabulary in a model's folder: tokenizer.json, or of two languages with one each
+
+    source_tokenizer.json, target_tokenizer.json
+
+each a plain tokenizer.json by itself. In memory both are one text, {"source": ..., "target": ...}: who only passes a
+vocabulary on need not know which kind it is. Neither has the name by which other programs would take it for the
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json, read_text
+
+JOINT = "tokenizer.json"
+SIDES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
+NAMES = (JOINT, *SIDES.values())
+
+
+def tokenizer_path(folder: Path) -> Path | None:
+    """What `Tokenizer.load` takes: the file of a joint vocabulary, or the folder with two; None if there is neither.
+
+    `UserError` for one of two, or for all three.
+    """
+    joint, sides = (folder / JOINT).is_file(), [(folder / name).is_file() for name in SIDES.values()]
+    if any(sides) and (joint or not all(sides)):
+        both = " and ".join(SIDES.values())
+        raise UserError(f"{folder}: holds either {JOINT} or {both}: remove what doesn't belong to the model")
+    return folder / JOINT if joint else folder if any(sides) else None
+
+
+def read_tokenizer(path: Path) -> str:
+    """The text of what `tokenizer_path` returned, or of a single file."""
+    if not path.is_dir():
+        return read_text(path)
+    parts = {side: read_text(path / name) for side, name in SIDES.items()}
+    return join_texts(**{side: _reparsed(text, str(path / SIDES[side])) for side, text in parts.items()})
+
+
+def join_texts(source: str, target: str) -> str:
+    """Two vocabularies as one text."""
+    return json.dumps({"source": json.loads(source), "target": json.loads(target)}, ensure_ascii=False)
+
+
+def side_texts(text: str, origin: str = JOINT) -> dict[str, str] | None:
+    """The texts of the two vocabularies; None for a joint one."""
+    if not text.startswith('{"source"'):  # as `join_texts` begins: a joint one is parsed once
+        return None
+    values = parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json")
+    if not isinstance(values, dict) or values.keys() != SIDES.keys():
+        return None
+    return {side: _as_file(values[side]) for side in SIDES}
+
+
+def tokenizer_files(text: str) -> dict[str, str]:
+    """{name: contents} of the files that hold a vocabulary."""
+    sides = side_texts(text)
+    return {JOINT: text} if sides is None else {SIDES[side]: each for side, each in sides.items()}
+
+
+def _as_file(values: object) -> str:
+    return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
+
+
+def _reparsed(text: str, origin: str) -> str:
+    """`UserError` that names the file for one that is no JSON."""
+    return _as_file(parse_json(text, f"{origin}: not JSON", "the file is damaged or no tokenizer.json"))

@@ -1,0 +1,167 @@
+"""The page of a comparison: figures of both, how they came about, and the sentences that differ. Needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from mlx_transformer.system.chart import Curve, chart, colour
+
+from .differences import Marked, marked
+from .result import NONE, Comparison, Sentence, Side, rows, sentence_of
+
+SHOWN = 500
+"""Sentences on the page, the most different first; the JSON has all."""
+
+ORDERS = {"difference": "greatest difference first", "a": "where A is better first", "b": "where B is better first"}
+IN_TEXT = {"line": "as in the text"}
+
+SORT = """
+const list = document.getElementById("pairs"), by = document.getElementById("order");
+by.addEventListener("change", () => {
+  const of = { difference: e => -Math.abs(e.dataset.d), a: e => +e.dataset.d, b: e => -e.dataset.d,
+    line: e => +e.dataset.line }[by.value];
+  list.append(...[...list.children].sort((x, y) => of(x) - of(y) || x.dataset.line - y.dataset.line));
+});
+"""
+
+
+def page(c: Comparison) -> str:
+    """Self-contained HTML."""
+    css = "".join(
+        files("mlx_transformer.report").joinpath(f"{place}.css").read_text(encoding="utf-8")
+        for place in ("report", "comparison")
+    )
+    body = "".join([_head(c), _figures(c), _charts(c), _sentences(c), _facts(c)])
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(c.a.name)} and {escape(c.b.name)}</title><style>{css}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def _head(c: Comparison) -> str:
+    names = "".join(
+        f'<span><i style="background:{colour(i)}"></i>{letter}: {escape(side.name)}</span>'
+        for i, (letter, side) in enumerate(_sides(c))
+    )
+    return (
+        f'<h1>A and B on {c.lines:,} lines</h1><p class="key">{names}</p><p class="lead">{escape(sentence_of(c))}</p>'
+    )
+
+
+def _sides(c: Comparison) -> Sequence[tuple[str, Side]]:
+    return (("A", c.a), ("B", c.b))
+
+
+def _figures(c: Comparison) -> str:
+    lines = [
+        f'<tr><th scope="row">{escape(row.name)}</th><td class="n">{escape(row.a)}</td>'
+        f'<td class="n">{escape(row.b)}</td><td>{escape(row.difference)}</td></tr>'
+        for row in rows(c)
+    ]
+    heads = '<th class="n" scope="col">A</th><th class="n" scope="col">B</th><th scope="col">B beside A</th>'
+    note = (
+        f"Both translate every batch of up to {c.options['batch']} lines in turns, each in a process of its own, whose "
+        "peak memory counts Python and all libraries."
+    )
+    if c.measures:
+        note += (
+            " In brackets: what holds 95 % of 1,000 resamples of the lines, the same for both. p: how likely the other "
+            "is as good or better (paired bootstrap; below 0.05 is taken for a difference)."
+        )
+    elif any(c.likelihoods):
+        note += (
+            " log p: of an output given its source, a line on average. A model that finds the other's output likelier "
+            "has missed it in its own search."
+        )
+    table = f"<table><tr><td></td>{heads}</tr>{''.join(lines)}</table>"
+    return f'<div class="card">{table}</div><p class="soft">{escape(note)}</p>'
+
+
+def _charts(c: Comparison) -> str:
+    drawn = []
+    if len(c.sentences) > 1 and c.measures:
+        ordered = sorted(sentence.difference for sentence in c.sentences)
+        curve: Curve = [(place, value) for place, value in enumerate(ordered, 1)]
+        drawn.append(_figure("chrF of B minus chrF of A, each line that differs", [(0, "B - A", curve)], "place"))
+    speeds = [(i, letter, _speeds(side)) for i, (letter, side) in enumerate(_sides(c)) if side.tokens]
+    if speeds and c.batches > 1:
+        drawn.append(_figure("output tokens a second, batch by batch, longest lines first", speeds, "batch"))
+    return f'<div class="charts">{"".join(drawn)}</div>'
+
+
+def _figure(title: str, curves: Sequence[tuple[int, str, Curve]], unit: str) -> str:
+    drawn = chart(title, curves, unit=unit)
+    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
+
+
+def _speeds(side: Side) -> Curve:
+    pairs = zip(side.tokens or (), side.seconds, strict=True)
+    return [(number, tokens / max(seconds, 1e-9)) for number, (tokens, seconds) in enumerate(pairs, 1)]
+
+
+def _sentences(c: Comparison) -> str:
+    if not c.sentences:
+        return ""
+    shown = c.sentences[:SHOWN]
+    of = f" of {len(c.sentences):,}" if len(shown) < len(c.sentences) else ""
+    count = f'<span class="soft">{len(shown):,}{of} lines;</span>'
+    orders = ORDERS | IN_TEXT if c.measures else {"difference": "least alike first"} | IN_TEXT
+    options = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in orders.items())
+    control = f'<label for="order">Order</label><select id="order">{options}</select>'
+    cards = "".join(map(_card, shown))
+    return (
+        f'<h2>Lines that differ</h2><div class="controls">{count}{control}</div>'
+        f'<div id="pairs">{cards}</div><script>{SORT}</script>'
+    )
+
+
+def _card(s: Sentence) -> str:
+    first, second = marked(s.a, s.b)
+    parts = [("source", escape(s.source))]
+    if s.reference is not None:
+        parts.append(("reference", escape(s.reference)))
+    parts.append((f"A {_score(s.score_a)}", _html(first, "a") + _log_p(s, "a")))
+    parts.append((f"B {_score(s.score_b)}", _html(second, "b") + _log_p(s, "b")))
+    body = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in parts)
+    return (
+        f'<article class="card pair" data-line="{s.line}" data-d="{s.difference:.4f}" aria-label="line {s.line}">'
+        f"<dl><dt>line</dt><dd>{s.line:,}</dd>{body}</dl></article>"
+    )
+
+
+def _score(value: float | None) -> str:
+    return "" if value is None else f'<span class="score" title="chrF">{value:.1f}</span>'
+
+
+def _log_p(s: Sentence, of: str) -> str:
+    """What both models say of one output."""
+    said = [f"{name.upper()} {value:.2f}" for name in "ab" if (value := s.log_p.get(f"{name} of {of}")) is not None]
+    return f'\n<span class="score">log p by {", by ".join(said)}</span>' if said else ""
+
+
+def _html(pieces: Marked, name: str) -> str:
+    text = "".join(f'<mark class="{name}">{escape(part)}</mark>' if new else escape(part) for part, new in pieces)
+    return text or f'<span class="soft">{NONE}</span>'
+
+
+def _facts(c: Comparison) -> str:
+    names = dict.fromkeys(name for _, side in _sides(c) for name in side.facts)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{escape(side.facts.get(name, NONE))}</td>" for _, side in _sides(c))
+        + "</tr>"
+        for name in names
+    )
+    head = '<tr><td></td><th scope="col">A</th><th scope="col">B</th></tr>'
+    asked = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in c.options.items() if value is not None)
+    signatures = "".join(f"<li>{escape(m.name)}: {escape(m.signature)}</li>" for m in c.measures if m.signature)
+    versions = ", ".join(f"{name} {value}" for name, value in c.versions.items())
+    return (
+        f'<h2>What was compared</h2><div class="card"><table>{head}{lines}</table></div>'
+        f'<div class="card"><p>Search: {escape(asked)}.</p><ul>{signatures}</ul>'
+        f'<p class="soft">{escape(versions)}</p></div>'
+    )

@@ -1,0 +1,232 @@
+"""What a comparison found: plain data, its JSON, and the rows that page, terminal and notebook show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .significance import Measure
+
+NONE = "–"
+LIKELY = 0.05
+"""p of less than this is taken for a difference."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two. Of each batch the seconds, and the tokens it wrote by its own tokenizer (None without one)."""
+
+    name: str
+    facts: dict[str, str]
+    size: int
+    outputs: list[str]
+    seconds: list[float]
+    tokens: list[int] | None
+    memory: int | None
+    """The most bytes that its process has had while it translated, Python and libraries counted."""
+    array_memory: int | None
+    overlong: int = 0
+    """Lines that were longer than it takes."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return None if self.tokens is None else sum(self.tokens) / max(sum(self.seconds), 1e-9)
+
+    def to_dict(self) -> dict[str, Any]:
+        total = sum(self.seconds)
+        lines = sum(bool(line.strip()) for line in self.outputs)
+        return {
+            "name": self.name,
+            **self.facts,
+            "file_bytes": self.size,
+            "peak_memory_bytes": self.memory,
+            **({} if self.array_memory is None else {"peak_array_bytes": self.array_memory}),
+            "seconds": round(total, 4),
+            "lines_per_second": round(lines / max(total, 1e-9), 2),
+            "tokens_per_second": None if self.tokens is None else round(self.tokens_per_second or 0, 2),
+            "overlong_lines": self.overlong,
+            "batch_seconds": [round(each, 5) for each in self.seconds],
+        }
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log p, a line on average, that a model gives its own output and the other's. prefers_own: in how many of the
+    lines that differ its own is likelier to it. A model may find the other's likelier: its search missed it."""
+
+    own: float
+    other: float
+    lines: int
+    prefers_own: int
+    differing: int
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A line on which the two differ. Scores are chrF of a and b; without a reference `similarity` is b's against a."""
+
+    line: int
+    source: str
+    reference: str | None
+    a: str
+    b: str
+    score_a: float | None = None
+    score_b: float | None = None
+    similarity: float | None = None
+    log_p: dict[str, float | None] = field(default_factory=dict)
+    """"a of a" is what the first model says of its own output, "a of b" of the other's, and so on."""
+
+    @property
+    def difference(self) -> float:
+        """Of the scores, b - a; without a reference how unlike the two are. In percent."""
+        if self.score_a is None or self.score_b is None:
+            return 100 - (self.similarity or 0)
+        return self.score_b - self.score_a
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides on the same lines; `sentences` are those that differ, the greatest difference of scores first."""
+
+    a: Side
+    b: Side
+    lines: int
+    batches: int
+    options: dict[str, Any]
+    sentences: list[Sentence]
+    measures: list[Measure] = field(default_factory=list)
+    likelihoods: tuple[Likelihood | None, Likelihood | None] = (None, None)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def agreement(self) -> float:
+        """Share of the lines with the same output, in percent."""
+        return 100 * (1 - len(self.sentences) / self.lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        scores = {}
+        for each in self.measures:
+            values = {name: round(getattr(each, name), 4) for name in ("a", "b", "difference", "p")}
+            for name in ("interval_a", "interval_b", "interval"):
+                values[name] = [round(end, 4) for end in getattr(each, name)]
+            scores[each.name.replace(" ", "_").lower()] = {**values, "signature": each.signature}
+        likely = {name: found and _plain(found) for name, found in zip("ab", self.likelihoods, strict=True)}
+        return {
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
+            "lines": self.lines,
+            "batches": self.batches,
+            "options": self.options,
+            "differing": len(self.sentences),
+            "agreement": round(self.agreement, 4),
+            **({"scores": scores} if scores else {"log_p": likely}),
+            "sentences": [_plain(sentence) for sentence in self.sentences],
+            "versions": self.versions,
+        }
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures; the sentences are on the page."""
+        from mlx_transformer.system.page import table
+
+        heads = ("", self.a.name, self.b.name, "")
+        return table(sentence_of(self), [heads, *(row.cells for row in rows(self))], head=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of both; `difference` is in words."""
+
+    name: str
+    a: str
+    b: str
+    difference: str = ""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        return self.name, self.a, self.b, self.difference
+
+
+def sentence_of(c: Comparison) -> str:
+    """The result in one line."""
+    differ = len(c.sentences)
+    if not differ:
+        return f"All {c.lines:,} outputs are the same."
+    said = f"{differ:,} of {c.lines:,} outputs differ ({100 - c.agreement:.3g} %)."
+    if not c.measures:
+        return said
+    bleu = c.measures[0]
+    better, worse = ("B", "A") if bleu.difference > 0 else ("A", "B")
+    if bleu.p >= LIKELY:
+        return f"{said} Neither is shown to be better (p = {bleu.p:.2g} for BLEU)."
+    return f"{said} {better} is better than {worse} by {abs(bleu.difference):.2f} BLEU (p = {bleu.p:.2g})."
+
+
+def rows(c: Comparison) -> list[Row]:
+    """Scores, speed, memory, sizes."""
+    return [*map(_score_row, c.measures), *_likelihood_rows(c), *_cost_rows(c.a, c.b)]
+
+
+def _score_row(m: Measure) -> Row:
+    low, high = m.interval
+    certain = f"{m.difference:+.2f} ({low:+.2f} to {high:+.2f}), p = {m.p:.2g}"
+    unit = " %" if m.name == "exact match" else ""
+    return Row(m.name, f"{m.a:.2f}{unit}", f"{m.b:.2f}{unit}", certain)
+
+
+def _likelihood_rows(c: Comparison) -> list[Row]:
+    if c.measures:
+        return []
+    found = c.likelihoods
+
+    def cells(text: Any) -> Sequence[str]:
+        return [NONE if each is None else text(each) for each in found]
+
+    return [
+        Row("log p of its own output", *cells(lambda each: f"{each.own:.3f}")),
+        Row("log p of the other's", *cells(lambda each: f"{each.other:.3f}")),
+        Row("its own is likelier", *cells(lambda each: f"{each.prefers_own:,} of {each.differing:,}")),
+    ]
+
+
+def _cost_rows(a: Side, b: Side) -> list[Row]:
+    found = [
+        Row("tokens a second", _number(a.tokens_per_second), _number(b.tokens_per_second)),
+        Row("seconds", f"{sum(a.seconds):.2f}", f"{sum(b.seconds):.2f}", _faster(sum(a.seconds), sum(b.seconds))),
+        Row("peak memory", _megabytes(a.memory), _megabytes(b.memory), _times(a.memory, b.memory)),
+    ]
+    if (a.array_memory, b.array_memory) != (None, None):
+        found.append(Row("of it MLX's arrays", _megabytes(a.array_memory), _megabytes(b.array_memory)))
+    found.append(Row("files", _megabytes(a.size), _megabytes(b.size), _times(a.size, b.size)))
+    if a.overlong or b.overlong:
+        found.append(Row("lines too long", f"{a.overlong:,}", f"{b.overlong:,}"))
+    return found
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def _megabytes(size: int | None) -> str:
+    return NONE if size is None else f"{size / 1e6:,.1f} MB"
+
+
+def _times(a: int | None, b: int | None) -> str:
+    return f"{b / a:.2f} times as much" if a and b else ""
+
+
+def _faster(a: float, b: float) -> str:
+    if min(a, b) <= 0:
+        return ""
+    return f"{a / b:.2f} times as fast"
+
+
+def _plain(found: Sentence | Likelihood) -> dict[str, Any]:
+    values = {name: value for name, value in asdict(found).items() if value not in (None, {})}
+    return {name: _rounded(value) for name, value in values.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return round(value, 4) if isinstance(value, float) else value

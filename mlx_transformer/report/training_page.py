@@ -1,0 +1,143 @@
+"""The page: facts of the runs, their curves side by side, and what they said over time. Works without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from mlx_transformer.system.chart import Curve, chart, colour
+
+from .runs import RunLog
+
+TITLES = {
+    "loss": "loss, nats a target token",
+    "perplexity": "perplexity of the validation text",
+    "bleu": "BLEU of the validation text",
+    "chrf": "chrF of the validation text",
+    "exact_match": "exact match of the validation text, %",
+    "learning_rate": "learning rate",
+    "gradient_norm": "norm of the gradient",
+    "tokens_per_second": "target tokens/s",
+    "peak_memory_mb": "peak of MLX's memory, MB",
+    "compilations": "times the step was compiled",
+}
+LOGARITHMIC = ("perplexity", "gradient_norm")
+NONE = "–"
+HIGH_IS_GOOD = ("bleu", "chrf", "exact_match")
+
+
+def page(runs: Sequence[RunLog]) -> str:
+    """Self-contained HTML."""
+    css = files("mlx_transformer.report").joinpath("report.css").read_text(encoding="utf-8")
+    names = ", ".join(run.name for run in runs)
+    body = "".join([_head(runs), _facts(runs), _charts(runs), *map(_samples, runs), _recipes(runs)])
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>training: {escape(names)}</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _head(runs: Sequence[RunLog]) -> str:
+    key = "".join(f'<span><i style="background:{colour(i)}"></i>{escape(r.name)}</span>' for i, r in enumerate(runs))
+    return f'<h1>{"One run" if len(runs) == 1 else f"{len(runs)} runs"}</h1><p class="key">{key}</p>'
+
+
+def _facts(runs: Sequence[RunLog]) -> str:
+    rows = [_row(run) for run in runs]
+    return f'<div class="card">{_table(runs, rows, dict.fromkeys(name for row in rows for name in row))}</div>'
+
+
+def _table(
+    runs: Sequence[RunLog], columns: Sequence[dict[str, str]], names: Iterable[str], marked: Collection[str] = ()
+) -> str:
+    """A column for each run; `marked` rows stand out."""
+    heads = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+    lines = []
+    for name in names:
+        cells = "".join(f"<td>{escape(column.get(name, NONE))}</td>" for column in columns)
+        lines.append(f"<tr{' class=differs' if name in marked else ''}><th>{escape(name)}</th>{cells}</tr>")
+    return f"<table><tr><th></th>{heads}</tr>{''.join(lines)}</table>"
+
+
+def _row(run: RunLog) -> dict[str, str]:
+    record, training = run.record, run.record["recipe"]["training"]
+    row = {
+        "learns": str(training.get("objective", "translation")),
+        "parameters": f"{run.parameters:,}",
+        "steps": f"{run.steps:,}" + (f" ({run.skipped} skipped)" if run.skipped else ""),
+    }
+    if seconds := run.train.get("seconds"):
+        row["seconds"] = f"{seconds[-1][1]:,.0f}"
+    for name, curve in run.valid.items():
+        if name in TITLES:
+            step, best = (max if name in HIGH_IS_GOOD else min)(curve, key=lambda point: point[1])
+            row[f"{name.replace('_', ' ')}: last, best"] = f"{curve[-1][1]:.4g}, {best:.4g} at step {step:,}"
+    if isinstance(record.get("model"), dict):
+        row["model/"] = f"{record['model'].get('final')}, of step {_steps(record['model'].get('steps'))}"
+    versions = record.get("versions", {})
+    row["ran on"] = f"{record.get('device')}, {', '.join(f'{k} {v}' for k, v in sorted(versions.items()))}"
+    return row
+
+
+def _steps(found: Any) -> str:
+    return ", ".join(f"{step:,}" for step in found if isinstance(step, int)) if isinstance(found, list) else "?"
+
+
+def _charts(runs: Sequence[RunLog]) -> str:
+    return f'<div class="charts">{"".join(_each_chart(runs))}</div>'
+
+
+def _each_chart(runs: Sequence[RunLog]) -> Iterator[str]:
+    for part, of in (("training", "train"), ("validation", "valid")):
+        for name, title in TITLES.items():
+            curves: list[tuple[int, str, Curve]] = [
+                (i, run.name, curve) for i, run in enumerate(runs) if (curve := getattr(run, of).get(name))
+            ]
+            if curves:
+                label = f"{part} {title}" if name == "loss" else title
+                drawn = chart(label, curves, name in LOGARITHMIC)
+                yield f'<figure class="card"><figcaption>{escape(label)}</figcaption>{drawn}</figure>'
+
+
+def _samples(run: RunLog) -> str:
+    if not run.samples:
+        return ""
+    count = max(len(found) for _, found in run.samples)
+    parts = []
+    for i in range(count):
+        outputs = [(step, found[i]) for step, found in run.samples if i < len(found)]
+        first = outputs[0][1]
+        said = "".join(
+            f'<tr><td class="n">{step:,}</td><td>{escape(each.get("output", ""))}</td></tr>' for step, each in outputs
+        )
+        parts.append(
+            f'<div class="card"><p><b>{escape(first.get("source", ""))}</b><br>'
+            f'<span class="soft">{escape(first.get("reference", ""))}</span></p>'
+            f'<table><tr><th class="n">step</th><th>output</th></tr>{said}</table></div>'
+        )
+    return f"<h2>{escape(run.name)}: what it says of the first lines of the validation text</h2>{''.join(parts)}"
+
+
+def _recipes(runs: Sequence[RunLog]) -> str:
+    """What they were asked for; of several what differs first."""
+    flat = [_flat(run.record["recipe"]) for run in runs]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    differing = [name for name in names if len({each.get(name) for each in flat}) > 1]
+    rows = [*differing, *(name for name in names if name not in differing)]
+    state = " open" if differing else ""
+    table = _table(runs, flat, rows, differing)
+    return f'<h2>Recipe</h2><div class="card"><details{state}><summary>all keys</summary>{table}</details></div>'
+
+
+def _flat(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[prefix + name] = json.dumps(value, ensure_ascii=False)
+    return found

@@ -1,0 +1,185 @@
+"""A model in a process of its own: what it says, how long that takes, and the most memory it has had."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_transformer.system.errors import UserError
+
+PATIENCE = 10.0  # seconds that a process has to end
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as it was opened. facts: what it is and what runs it. size: bytes of its files."""
+
+    translator: Any
+    """`n_best`, and `log_probabilities` where the runtime has it."""
+    facts: dict[str, str] = field(default_factory=dict)
+    size: int = 0
+    array_memory: Callable[[], int] | None = None
+    """The most bytes that a runtime which counts them has had in arrays."""
+
+
+class Worker:
+    """The process, from outside. Its errors are raised here."""
+
+    def __init__(self, name: str, opened: Callable[[], Served]):
+        """opened: opens the model, there; it is pickled."""
+        context = multiprocessing.get_context("spawn")  # a fork would share this process's memory and threads
+        self.name = name
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, opened), daemon=True)
+        with _held():
+            self.process.start()
+        theirs.close()
+
+    def ask(self, what: str, *arguments: Any, **named: Any) -> Any:
+        """The answer of a function below by that name."""
+        try:
+            self.connection.send((what, arguments, named))
+            value, error = self.connection.recv()
+        except (EOFError, OSError) as gone:
+            self.process.join(PATIENCE)
+            raise self._ended() from gone
+        if error is not None:
+            raise error
+        return value
+
+    def _ended(self) -> Exception:
+        status = self.process.exitcode
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            return UserError(f"{self.name}: the system has ended its process ({name}), for want of memory perhaps")
+        return RuntimeError(f"{self.name}: its process has ended with status {status}")
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join(PATIENCE)
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """A process that starts now gets no Ctrl-C: it is this one that is interrupted, and that ends the other."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # the first process begins it, and that lets Ctrl-C through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(connection: Connection, opened: Callable[[], Served]) -> None:
+    """What the process does: open the model, answer until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    served: Served | None = None
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            what, arguments, named = connection.recv()
+            try:
+                if served is None:
+                    served = opened()
+                connection.send((ANSWERS[what](served, *arguments, **named), None))
+            except (BrokenPipeError, ConnectionResetError):
+                raise
+            except Exception as error:
+                if not isinstance(error, UserError):
+                    error.add_note(traceback.format_exc())
+                connection.send((None, error))
+
+
+def describe(served: Served) -> tuple[dict[str, str], int]:
+    """Its facts, and the bytes of its files."""
+    return served.facts, served.size
+
+
+def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
+    """Numbers of the lines that are longer than it takes; `UserError` for the first of them under "error"."""
+    long: list[int] = []
+    rows = getattr(served.translator, "rows", None) or served.translator.translator.rows
+    rows(lines, overlong)
+    tokenizer = _tokenizer(served)
+    if tokenizer is not None:
+        most = _translator(served).config.max_positions
+        long = [
+            i
+            for i, ids in enumerate(tokenizer.source.encode_batch(lines), 1)
+            if lines[i - 1].strip() and len(ids) > most
+        ]
+    return long
+
+
+def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[list[str], float, list[int] | None]:
+    """The translations, the seconds they took, and the tokens of each by the model's own tokenizer, its end counted."""
+    begin = time.perf_counter()
+    found = served.translator.n_best(lines, scored=False, **options)
+    seconds = time.perf_counter() - begin
+    texts = [best[0].text for best in found]
+    tokenizer = _tokenizer(served)
+    return texts, seconds, None if tokenizer is None else [len(ids) for ids in tokenizer.encode_batch(texts)]
+
+
+def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[float | None] | None:
+    """Log p of each target given its source; None for one that is longer than the model takes, and for all where the
+    runtime says no probabilities of given outputs."""
+    if not hasattr(served.translator, "log_probabilities"):
+        return None
+    tokenizer, most = _translator(served).tokenizer, _translator(served).config.max_positions
+    pairs = list(zip(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target), strict=True))
+    fits = [i for i, pair in enumerate(pairs) if source[i].strip() and max(map(len, pair)) <= most]
+    values = served.translator.log_probabilities([pairs[i][0] for i in fits], [pairs[i][1] for i in fits])
+    found: list[float | None] = [None] * len(pairs)
+    for i, row in zip(fits, values, strict=True):
+        found[i] = float(np.sum(row, dtype=np.float64))
+    return found
+
+
+def memory(served: Served) -> tuple[int | None, int | None]:
+    """The most bytes that this process has had, and those of its runtime's arrays, where it counts them."""
+    return peak_memory(), None if served.array_memory is None else served.array_memory()
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (describe, check, translate, log_p, memory)}
+
+
+def peak_memory() -> int | None:
+    """Bytes; None on Windows. On Linux of this program alone: the usual count begins with what its parent had."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _translator(served: Served) -> Any:
+    return getattr(served.translator, "translator", served.translator)
+
+
+def _tokenizer(served: Served) -> Any:
+    """None for a file that takes text and holds no tokenizer."""
+    try:
+        return _translator(served).tokenizer
+    except UserError:
+        return None

@@ -1,0 +1,1 @@
+"""A checkpoint opened and run with MLX."""

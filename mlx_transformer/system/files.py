@@ -1,0 +1,181 @@
+"""Reading what somebody else may have made: regular files of a sane size, or one line of error. All that is read whole
+comes through here."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader, RawIOBase
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+LARGEST = 64 << 20
+"""Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
+
+LONGEST_LINE = 16 << 20
+"""Bytes, of a text. A device or a sparse file has no other end."""
+
+DEEPEST = 64
+"""Brackets around a value of a JSON file. Whoever walks one may call itself so many times."""
+
+UTF8_MARK = codecs.BOM_UTF8
+WIDE_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # begins as UTF-16's does
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def open_regular(
+    path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
+) -> BufferedReader:
+    """A file opened to be read; `UserError` for what can't be opened, has more than `largest` bytes, or is no regular
+    file: a pipe would be waited for, and a device read without an end. pipes: one that somebody writes to will do, and
+    a terminal.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    except FileNotFoundError:
+        raise UserError(f"{path}: cannot be read (no such file); {hint}") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:  # a name with a NUL, or half a surrogate pair
+        raise UserError(f"{path!s}: cannot be read ({error})") from error
+    try:
+        found = os.fstat(file.fileno())
+        if pipes and (stat.S_ISFIFO(found.st_mode) or file.isatty()):
+            return BufferedReader(_Stream(file, f"{path}"))
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path}: is no regular file; put a copy of its contents there")
+        if largest is not None and found.st_size > largest:
+            size = f"{found.st_size / 1e6:,.1f} MB, more than the {largest / 1e6:,.1f} MB that such a file may have"
+            raise UserError(f"{path}: {size}; {hint}")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+@contextmanager
+def open_file(
+    path: str | Path, largest: int | None = None, hint: str = "restore it from a copy", pipes: bool = False
+) -> Iterator[BufferedReader]:
+    """The same until the block ends, in which nothing but reading may fail: its errors are told the same way."""
+    with open_regular(path, largest, hint, pipes) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except MemoryError as error:
+            raise UserError(f"{path}: cannot be read (out of memory)") from error
+
+
+def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+    """All of a file, as `open_file` has it."""
+    with open_file(path, largest) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, largest: int = LARGEST) -> str:
+    """The text of a UTF-8 file, as `open_file` has it; `UserError` too for one that isn't."""
+    try:
+        return read_bytes(path, largest).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: cannot be read (not UTF-8 at byte {error.start + 1})") from error
+
+
+def read_protobuf(path: str | Path) -> bytes:
+    """The bytes of a protobuf message, such as an ONNX graph; `UserError` for what can't be one: none has more than
+    2 GB, and none begins with a zero, as a file with a hole does."""
+    with open_file(path, (1 << 31) - 1) as file:
+        begin = file.read(1)
+        if begin == b"\0":
+            raise UserError(f"{path}: damaged, or no ONNX model; restore it from a copy")
+        return begin + file.read()
+
+
+def read_json(path: str | Path) -> Any:
+    """The contents of a JSON file; `UserError` if it cannot be read or is no JSON."""
+    return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
+
+
+def parse_json(text: str, where: str, hint: str) -> Any:
+    """What a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} ({' '.join(str(error).split())[:200]}); {hint}") from error
+    level = [found]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return found
+    raise UserError(f"{where} (more than {DEEPEST} brackets deep); {hint}")
+
+
+def without_mark(data: bytes, name: str) -> bytes:
+    """Strip UTF-8's mark from the start of a file; `UserError` for the mark of another encoding. name: the file's."""
+    for mark, encoding in WIDE_MARKS.items():
+        if data.startswith(mark):
+            raise UserError(f"{name}: is {encoding}; convert it: iconv -f {encoding} -t UTF-8 {name} > NEW")
+    return data.removeprefix(UTF8_MARK)
+
+
+class _Stream(RawIOBase):
+    """A pipe or a terminal that was opened without waiting; `UserError` if nobody writes to it. Its reads wait."""
+
+    def __init__(self, file: BufferedReader, path: str):
+        self._file, self._begin = file, b""
+        if not file.isatty():
+            try:
+                self._begin = os.read(file.fileno(), 1)
+            except BlockingIOError:  # nothing yet, but somebody who writes
+                pass
+            else:
+                if not self._begin:
+                    raise UserError(f"{path}: is a pipe that nobody writes to; give a file")
+        os.set_blocking(file.fileno(), True)
+
+    def readable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._begin:
+            buffer[:1], self._begin = self._begin, b""
+            return 1
+        return self._file.raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def line_without_end(path: str | Path, number: int) -> UserError:
+    """The error of a line of more than `LONGEST_LINE`."""
+    return UserError(f"{path}, line {number}: more than {LONGEST_LINE >> 20} MB in one line; is it text?")
+
+
+def _unreadable(path: str | Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read ({error.strerror or error})")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe that nobody writes to

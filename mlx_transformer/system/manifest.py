@@ -1,0 +1,116 @@
+"""manifest.json: size and SHA-256 of the files beside it, by which damage is found before it speaks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .errors import UserError
+from .files import open_file, read_json
+from .machine import usable_cores
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+SETTLED = 2_000_000_000
+"""Nanoseconds. A file that was written later than so long ago may change without another time of its last change."""
+
+LARGE = 1 << 20
+"""Bytes. Threads take longer to begin than smaller files to be read."""
+
+Entries = dict[str, tuple[str, int]]  # name: (SHA-256, bytes)
+
+_verified: set[tuple[object, ...]] = set()  # what this process has read already, and found whole
+
+
+def write_manifest(folder: Path) -> None:
+    """Record size and SHA-256 of every file that is directly in `folder`, for `verify_files`."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != MANIFEST:
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    manifest = {"format": FORMAT, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Entries | None:
+    """What the manifest says; None if there is none (another tool's folder). `UserError` for a damaged one."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    manifest = read_json(path)
+    try:
+        version, files = manifest["format"], dict(manifest["files"])
+        entries = {name: (str(entry["sha256"]), int(entry["bytes"])) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UserError(f"{path}: damaged manifest ({error!r}); restore the folder from a copy") from error
+    if version != FORMAT:
+        raise UserError(f"{path}: format {version!r} is not known to this version (it reads format {FORMAT})")
+    for name in entries:
+        if Path(name).name != name:
+            raise UserError(f"{path}: file name {name!r} leaves the folder")
+    return entries
+
+
+def verify_files(folder: Path, used: Collection[str] | None = None, listed: Collection[str] = ()) -> None:
+    """Compare a folder with its manifest: every file that it lists must be there in its size, and those that are `used`
+    (default: all) must have their SHA-256. `UserError` at the first difference, and if it lists not all of `used` or
+    `listed`.
+
+    Files are read side by side, each once in a process as long as nobody touches it. A folder without a manifest
+    passes.
+    """
+    entries = read_manifest(folder)
+    if entries is None:
+        return
+    if unlisted := [name for name in (*(used or ()), *listed) if name not in entries]:
+        raise UserError(
+            f"{folder / MANIFEST}: damaged manifest ({unlisted[0]} is not listed); restore the folder from a copy"
+        )
+    for name, (_, size) in entries.items():
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{file}: listed in {MANIFEST} but missing; restore the folder from a copy")
+        if (found := file.stat().st_size) != size:
+            raise _damaged(file, f"{found} bytes, expected {size}")
+    names = list(entries) if used is None else list(used)
+    checks = [(folder / name, entries[name][0]) for name in names]
+    if sum(entries[name][1] > LARGE for name in names) > 1:
+        with ThreadPoolExecutor(usable_cores()) as pool:  # hashing leaves Python's lock alone
+            whole = list(pool.map(_is_whole, *zip(*checks, strict=True)))
+    else:
+        whole = [_is_whole(*check) for check in checks]
+    if damaged := [file for (file, _), same in zip(checks, whole, strict=True) if not same]:
+        raise _damaged(damaged[0], "its SHA-256 differs")
+
+
+def verify_file(file: Path) -> None:
+    """The same for one ONNX file and its data file, where a manifest beside it lists them."""
+    listed = read_manifest(file.parent) or {}
+    verify_files(file.parent, [name for name in (file.name, f"{file.name}_data") if name in listed])
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal; `UserError` if it can't be read."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(file: Path, expected: str) -> bool:
+    status = file.stat()
+    key = (os.path.realpath(file), status.st_ino, status.st_size, status.st_mtime_ns, expected)
+    if key in _verified:
+        return True
+    same = sha256(file) == expected
+    if same and time.time_ns() - status.st_mtime_ns > SETTLED:
+        _verified.add(key)
+    return same
+
+
+def _damaged(file: Path, what: str) -> UserError:
+    return UserError(f"{file}: damaged ({what}); restore it from a copy, or make it again")

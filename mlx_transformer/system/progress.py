@@ -1,0 +1,139 @@
+"""Progress of long work: a rich progress bar on a terminal, plain lines in a log. Always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import IO, Any, TextIO, cast
+
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from mlx_transformer.system.terminal import Console
+from mlx_transformer.system.watch import Watch, unwatched
+
+
+class Reporter:
+    """`with Reporter("training") as r: r.update(done_share, "loss 2.31  10,500 tokens/s"); r.line("saved ...")`.
+
+    `update` takes the share of the work done in [0, 1] and a short status; in a log it prints at most one line every
+    `log_seconds`, and one at the end. `line` is for events and is always printed. The work goes on where nobody can
+    read of it any more: a closed terminal or pipe is no error.
+    """
+
+    def __init__(self, title: str, log_seconds: float = 10.0, brief: bool = False):
+        """brief: of work that may take no time: no bar stays on a terminal, and a log is told nothing before
+        `log_seconds` have passed."""
+        self.title, self.log_seconds, self.brief = title, log_seconds, brief
+        self.file = cast(IO[str], _Lossy(sys.stderr))
+        self.console = Console(file=self.file)
+        self._progress: _Bar | None = None
+        self._task: TaskID | None = None
+        self._first: tuple[float, float] | None = None  # when, at which share
+        self._last: float | None = time.monotonic() if brief else None
+        self._told = not brief
+
+    def __enter__(self) -> Reporter:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            # All of it fits 80 columns, the elapsed time from 100 on.
+            elapsed = [TimeElapsedColumn()] if self.console.width >= 100 else []
+            self._progress = _Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20 if elapsed else 5),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.fields[status]}"),
+                *elapsed,
+                TextColumn("left"),
+                TimeRemainingColumn(compact=not elapsed),
+                console=self.console,
+                transient=self.brief,
+                redirect_stdout=not self.brief,
+            )
+            self._task = self._progress.add_task(self.title, total=1.0, status="")
+            self._progress.start()
+        return self
+
+    def __exit__(self, error_type: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    @property
+    def columns(self) -> int:
+        """Of the terminal with the bar; 0: of a log, or of a terminal that has no blocks to draw with."""
+        drawn = self._progress is not None and self.console.encoding.startswith("utf")
+        return self.console.width if drawn else 0
+
+    def update(self, share: float, status: str, below: str = "") -> None:
+        """below: a line under the bar, of what a log does without."""
+        if self._progress is not None and self._task is not None:
+            self._progress.below = below
+            self._progress.update(self._task, completed=min(1.0, share), status=status)
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, share)
+        soon = self._last is not None and now - self._last < self.log_seconds
+        if soon and (share < 1 or not self._told):
+            return
+        self._last, self._told = now, True
+        begin, share_then = self._first  # a resumed run begins with a share that took no time
+        done = share - share_then
+        remaining = f"  left {duration((now - begin) * (1 - share) / done)}" if done > 0 and share < 1 else ""
+        self.line(f"{self.title} {100 * min(1.0, share):3.0f} %  {status}{remaining}")
+
+    def line(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, soft_wrap=True)
+        else:
+            print(text, file=self.file, flush=True)
+
+
+class _Bar(Progress):
+    """rich's bar with a line under it."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below:
+            yield Text(self.below, no_wrap=True, overflow="ellipsis")
+
+
+@contextmanager
+def quiet_progress(title: str | None) -> Iterator[Watch]:
+    """`update` of a brief `Reporter`; without a title nothing is shown."""
+    if title is None:
+        yield unwatched
+        return
+    with Reporter(title, brief=True) as reporter:
+        yield reporter.update
+
+
+class _Lossy:
+    """A text stream that drops what can't be written."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 0:03:08."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

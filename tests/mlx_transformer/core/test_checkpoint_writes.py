@@ -1,0 +1,164 @@
+"""Writing a checkpoint: a full disk costs nothing, nothing else is replaced, leftovers go."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from small_checkpoint import contents, refusal, saved, value_of
+
+from mlx_transformer.system import durable
+from mlx_transformer.system.errors import UserError
+
+resource = pytest.importorskip("resource")
+
+
+@pytest.mark.parametrize("there", ["file", "notes", "onnx"])
+def test_nothing_else_is_replaced(tmp_path, there):
+    target = tmp_path / "mine"
+    if there == "file":
+        target.write_text("keep")
+    else:
+        target.mkdir()
+        (target / ("config.json" if there == "onnx" else "notes.txt")).write_text("keep")
+    with pytest.raises(UserError, match=r"is a file|no checkpoint"):
+        saved(target)
+    kept = target if there == "file" else next(target.iterdir())
+    assert kept.read_text(encoding="utf-8") == "keep"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_empty_folder_and_a_link_are_fine(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    saved(tmp_path / "link", 1.0)
+    saved(tmp_path / "link", 2.0)
+    assert (tmp_path / "link").is_symlink()
+    assert value_of(tmp_path / "real") == pytest.approx(2.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_disk_that_fills_up_anywhere_keeps_the_old_checkpoint(tmp_path):
+    """Real refusals by the system, in Python's writes and in those of safetensors: no file may grow past a limit."""
+    folder = saved(tmp_path / "one", 1.0)
+    sizes = sorted({len(data) for data in contents(folder).values()})
+    limits = sorted({0, 1, *(size - 1 for size in sizes), sizes[-1]})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    refused = 0
+    for limit in limits:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            message = refusal(saved, folder, 2.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        if message:
+            refused += 1
+            assert message.startswith(f"{folder}: the checkpoint could not be written")
+            assert value_of(folder) == pytest.approx(1.0)
+        assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert refused == len(limits) - 1
+    assert value_of(folder) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("call", ["flush", "rename"])
+def test_a_refusal_of_any_call_keeps_the_old_checkpoint(tmp_path, monkeypatch, call):
+    folder = saved(tmp_path / "one", 1.0)
+    monkeypatch.setattr(durable, "_exchange", lambda *_: False)  # two renames, as where names can't be swapped
+    owner = durable if call == "flush" else durable.os
+    original, count = getattr(owner, call), 0
+
+    def refusing(*arguments):
+        nonlocal count
+        count -= 1
+        if count == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, call, refusing)
+    attempts = 1
+    count = attempts
+    while message := refusal(saved, folder, 2.0):
+        assert "No space left on device" in message
+        left = sorted(path.name for path in tmp_path.iterdir())
+        if left == ["one"]:
+            assert value_of(folder) == pytest.approx(1.0)
+        else:  # the very last flush, after both renames
+            assert (call, left) == ("flush", [".one.previous", "one"])
+        attempts += 1
+        count = attempts
+    assert attempts > (5 if call == "flush" else 2)
+    assert value_of(folder) == pytest.approx(2.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_the_old_folder_stands_until_the_new_one_does(tmp_path, monkeypatch):
+    """In one step where the system can, as Linux and macOS can on their own file systems: nobody finds no folder."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    if not durable._exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("names can't be swapped here")
+    folder = saved(tmp_path / "one", 1.0)
+
+    def never(*_):
+        raise AssertionError("for an instant there is no folder")
+
+    monkeypatch.setattr(durable.os, "rename", never)
+    saved(folder, 2.0)
+    assert value_of(folder) == pytest.approx(2.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "one"]
+    assert not durable._exchange(tmp_path / "a", tmp_path / "none")
+    monkeypatch.setattr(durable.ctypes, "CDLL", lambda _: object())
+    assert not durable._exchange(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("network_drive", [False, True])
+def test_macos_flushes_the_drives_cache_too(tmp_path, monkeypatch, network_drive):
+    """By F_FULLFSYNC, which not every file system knows: there by fsync, as everywhere else."""
+    calls = []
+
+    def fcntl(handle, command):
+        calls.append(command)
+        if network_drive:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(durable.sys, "platform", "darwin")
+    monkeypatch.setattr(durable.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(durable.fcntl, "fcntl", fcntl)
+    monkeypatch.setattr(durable.os, "fsync", lambda handle: calls.append("fsync"))
+    durable.flush(tmp_path)
+    assert calls == ([51, "fsync"] if network_drive else [51])
+
+
+def test_a_folder_without_permission(tmp_path):
+    locked = tmp_path / "locked"
+    locked.write_text("a file where a folder is needed")
+    with pytest.raises(UserError, match="could not be written"):
+        saved(locked / "deeper" / "one")
+
+
+def test_leftovers_of_killed_processes_go_at_the_next_save(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    alive = os.getppid()
+    for process in (int(dead.stdout), os.getpid(), alive):
+        for name in ("one", "other"):
+            (tmp_path / f".{name}.{process}.tmp").mkdir()
+            (tmp_path / f".{name}.{process}.tmp" / "part").write_text("x")
+    (tmp_path / f".text.{int(dead.stdout)}.tmp").write_text("half a te")
+    saved(tmp_path / "one")
+    durable.write_text(tmp_path / "text", "whole")
+    found = {path.name for path in tmp_path.iterdir()} - {"text"}
+    others = {f".other.{process}.tmp" for process in (int(dead.stdout), os.getpid(), alive)}
+    assert found == {"one", f".one.{alive}.tmp"} | others
+
+
+def test_text_files_are_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    durable.write_text(path, "old")
+    monkeypatch.setattr(durable.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(UserError, match=r"run\.json: could not be written"):
+        durable.write_text(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+    assert path.read_text(encoding="utf-8") == "old"

@@ -1,0 +1,41 @@
+"""Memory that isn't there is never asked for."""
+
+from __future__ import annotations
+
+import pytest
+from toy_model import Toy
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.search import search
+from mlx_transformer.system import machine as module
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.machine import check_memory, memory
+from mlx_transformer.training.plan import check_fits
+
+
+def test_the_machine_has_some():
+    assert 1 << 28 < memory() < 1 << 50
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("123456789\n")
+    monkeypatch.setattr(module, "CGROUP", tmp_path / "memory.max")
+    assert memory() == 123456789
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory() > 123456789
+
+
+def test_what_does_not_fit_is_told(monkeypatch):
+    monkeypatch.setattr(module, "memory", lambda: 10**9)
+    check_memory(10**9, "this", "less")
+    with pytest.raises(UserError, match=r"^this needs 2\.5 GB of memory, and there are 1\.0 GB: less$"):
+        check_memory(2.5e9, "this", "less")
+
+
+def test_training_and_decoding_ask(monkeypatch):
+    monkeypatch.setattr(module, "memory", lambda: 50_000)
+    with pytest.raises(UserError, match=r"training 44,\d{3},\d{3} parameters needs 0\.7 GB"):
+        check_fits(TransformerConfig.preset("base", 260))
+    assert search(Toy(), [[3, 2]], beam=2)
+    with pytest.raises(UserError, match=r"decoding 52 tokens with beam=8 needs"):
+        search(Toy(), [[3, 2]], beam=8)
