@@ -12,7 +12,7 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -145,6 +145,35 @@ def remove_folder(folder: Path) -> None:
     except OSError:
         return
     shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextmanager
+def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Take files and folders of these names out of `folder`; they come back if the block ends in an error, in place of
+    what it has put there, and else are removed. Raises `OSError`."""
+    clear_leftovers(folder, "replaced")
+    aside = folder / f".replaced.{os.getpid()}.tmp"
+    aside.mkdir()
+    try:
+        for name in names:
+            if os.path.lexists(folder / name):
+                os.rename(folder / name, aside / name)
+        yield
+    except BaseException:
+        for name in names:
+            _remove(folder / name)
+            if os.path.lexists(aside / name):
+                os.rename(aside / name, folder / name)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def clear_leftovers(parent: Path, name: str) -> None:
