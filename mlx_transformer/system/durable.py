@@ -236,6 +236,22 @@ def _other_process(process: int) -> bool:
     return True
 
 
+def lock(handle: int) -> bool | None:
+    """Lock a file or a folder until its handle is closed, which the system does when the process ends, however it ends.
+
+    False if another handle has the lock; None where the system or the file system has none.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
 def flush(path: Path) -> None:
     """Wait until the disk has a file's bytes, or a folder's names; raises `OSError`."""
     if sys.platform == "win32":  # has no handle on a folder, and flushes what was opened for writing only

@@ -14,7 +14,6 @@ OUT/adapter/              the adapter that is merged into it, where one was trai
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from mlx_transformer.core import checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
+from mlx_transformer.system.durable import clear_leftovers, flush, lock, remove_folder, taken_away, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes, read_json
 from mlx_transformer.system.machine import versions
@@ -252,17 +251,14 @@ class Run:
 
 
 def _locked(folder: Path) -> int | None:
-    """A handle that holds the folder's lock; the system drops it when the process ends, however it ends."""
+    """A handle that holds the folder's lock; None on a file system without locks."""
     handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it") from None
-    except OSError:  # a file system without locks
-        os.close(handle)
+    if held := lock(handle):
+        return handle
+    os.close(handle)
+    if held is None:
         return None
-    return handle
+    raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it")
 
 
 def _cannot_begin(folder: Path, error: OSError) -> UserError:
