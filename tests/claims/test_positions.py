@@ -29,9 +29,19 @@ def test_interleaved_sinusoids() -> None:
     assert pe[0].tolist() == list(claimed(2, "PE(0), first four").values[:2]) * 256
     assert claimed(2, "PE(1), first four").holds(pe[1, :4])
     assert claimed(2, "PE(1), last two").holds(pe[1, -2:])
+    for name, base, right in (
+        ("longest wave of the paper's 10000, in positions", 10000, True),
+        ("longest wave of the paper's 10000, in positions", 1000, False),
+        ("of a base of 1000, once in the notes", 1000, True),
+    ):
+        wave = 2 * np.pi * base ** (510 / 512)
+        assert claimed(2, name).holds([wave]) == right
+        assert position_study.longest_wave(512, base) == pytest.approx(wave, rel=1e-12)
     for position, i in ((7, 0), (7, 3), (99, 100)):
         angle = position / 10000 ** (2 * i / 512)
         np.testing.assert_allclose(table(100)[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-6)
+    angle = 99 / 9999 ** (200 / 512)  # another base would be seen
+    assert np.abs(table(100)[99, 200:202] - [np.sin(angle), np.cos(angle)]).max() > 1e-5
 
 
 def test_concatenated_sinusoids_have_other_frequencies() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 from functools import cache
 from xml.etree import ElementTree
 
@@ -10,7 +11,7 @@ from imports import ROOT
 
 from mlx_transformer.claims import table
 from mlx_transformer.claims.figures import drawing
-from mlx_transformer.claims.row import RECORDED, above, below, equal
+from mlx_transformer.claims.row import RECORDED, Row, above, below, equal
 from mlx_transformer.system.errors import UserError
 
 FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
@@ -61,6 +62,30 @@ def test_what_is_claimed_can_be_wrong(claimed, right, wrong) -> None:
     assert not claimed.holds(wrong)
     assert RECORDED.holds(right)
     assert not RECORDED.holds([float("inf")])
+
+
+NUMBER = re.compile(r"(?<![\w.^])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+
+
+def numbers_in(text: str) -> set[float]:
+    return {float(number.rstrip(",").replace(",", "")) for number in NUMBER.findall(text)}
+
+
+def unproved(row: Row) -> set[float]:
+    """Numbers of a slip that the row neither claims of what it computes nor names as the notes' own."""
+    proved = {value for claimed in row.numbers.values() for value in claimed.values}
+    return numbers_in(row.slip) - proved.union(*map(numbers_in, row.numbers))
+
+
+@pytest.mark.parametrize("row", [row for row in table.ROWS.values() if row.slip], ids=lambda row: str(row.number))
+def test_the_numbers_of_a_slip_are_those_of_its_row(row: Row) -> None:
+    assert not unproved(row)
+
+
+def test_a_number_of_a_slip_from_nowhere_is_seen() -> None:
+    row = table.ROWS[16]
+    assert unproved(replace(row, slip=row.slip.replace("0.00642", "0.00643"))) == {0.00643}
+    assert unproved(replace(row, slip="They have 6,116 rows, not 1.001, -3 or 2e-5.")) == {6116, -3, 2e-5}
 
 
 @cache
