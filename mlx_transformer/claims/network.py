@@ -12,12 +12,10 @@ from mlx import nn
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
-from mlx_transformer.nn.taps import no_tap
 
 from .measure import how_many, largest, number
 from .row import Found
 
-DEPTHS = (1, 2, 4, 8, 16, 24)
 SENTENCES = ("she sat on the river bank", "he owes the city bank")
 
 
@@ -34,49 +32,6 @@ def one_hot() -> Found:
     ids = mx.array([[5, 0, 23, 5]])
     product = (ids[..., None] == mx.arange(24)).astype(mx.float32) @ model.embedding.weight
     return {"largest |one-hot @ W - lookup|": largest(model.embed_source(ids) - product)}
-
-
-def residuals() -> Found:
-    _, kept, lost = gradients_by_depth()
-    return {
-        "gradient at depth 24 / at depth 2, with the residual": kept[-1] / kept[1],
-        "the same without it": lost[-1] / lost[1],
-        "largest |LayerNorm(x + Sublayer(x)) - output| of a layer": sublayer_error(),
-    }
-
-
-@lru_cache
-def gradients_by_depth() -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Norm of the gradient of a random projection of the stack's output by its input, at `DEPTHS`, with residual
-    connections and norms, and of the bare sub-layers; geometric mean over four seeds."""
-    found = [[_gradient(depth, residual) for depth in DEPTHS] for residual in (True, False)]
-    return DEPTHS, np.array(found[0]), np.array(found[1])
-
-
-def _gradient(depth: int, residual: bool) -> float:
-    norms = []
-    for seed in range(4):
-        model = tiny(seed, architecture="encoder", encoder_layers=depth, decoder_layers=0, dropout=0.0)
-        x, direction = mx.random.normal((1, 16, 32)), mx.random.normal((1, 16, 32))
-
-        def output(x: mx.array, layers: list = model.encoder.layers, direction: mx.array = direction) -> mx.array:
-            for layer in layers:
-                x = layer(x) if residual else layer.transform(layer.attend_self(x, None, None, no_tap), no_tap)
-            return mx.sum(x * direction)
-
-        norms.append(number(mx.linalg.norm(mx.grad(output)(x))))
-    return float(np.exp(np.mean(np.log(norms))))
-
-
-def sublayer_error() -> float:
-    model = tiny()
-    seen: dict[str, mx.array] = {}
-    ids = mx.array([[5, 6, 7, 2]])
-    model(ids, ids, tap=seen.__setitem__)
-    layer, x = model.decoder.layers[0], seen["decoder.embedding"]
-    for sub_layer in ("self_attention", "cross_attention", "feed_forward"):
-        x = layer[f"{sub_layer}_norm"](x + seen[f"decoder.layers.0.{sub_layer}"])
-    return largest(x - seen["decoder.layers.0"])
 
 
 def feed_forward() -> Found:
@@ -112,22 +67,27 @@ def padding_change() -> float:
 
 @lru_cache
 def copying_losses() -> tuple[float, float]:
-    """Loss in nats a word at the first and after the last of 150 steps of Adam as in the paper."""
-    model = tiny(dropout=0.0)
+    """The first and the last loss of 150 steps."""
+    losses = copying(tiny(dropout=0.0), 150)
+    return losses[0], losses[-1]
+
+
+def copying(model: Transformer, steps: int) -> list[float]:
+    """Loss in nats a word at each step of learning to copy five words of nine; Adam as in the paper."""
     optimizer = mlx.optimizers.Adam(3e-3, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
 
     def loss(model: Transformer, source: mx.array, target: mx.array) -> mx.array:
         return mx.mean(nn.losses.cross_entropy(model(source, target[:, :-1]), target[:, 1:]))
 
     step, losses = nn.value_and_grad(model, loss), []
-    for _ in range(150):
+    for _ in range(steps):
         words = mx.random.randint(3, 12, (32, 5))
         target = mx.concatenate([mx.full((32, 1), 1), words, mx.full((32, 1), 2)], axis=1)
         value, gradients = step(model, words, target)
         optimizer.update(model, gradients)
         mx.eval(model.state, optimizer.state)
         losses.append(number(value))
-    return losses[0], losses[-1]
+    return losses
 
 
 def classifier() -> Found:
