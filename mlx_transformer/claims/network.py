@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from mlx import nn
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
+from mlx_transformer.nn.parameters import named_parameters
 
 from .measure import how_many, largest, number
 from .row import Found
@@ -35,16 +37,44 @@ def one_hot() -> Found:
 
 
 def feed_forward() -> Found:
-    mx.random.seed(0)
-    network = FeedForward(TransformerConfig(vocab_size=8, d_model=32, heads=4, d_ff=64))
-    x = mx.random.normal((2, 7, 32))
+    network, x = base_feed_forward()
+    found, weights = np.array(network(x), dtype=np.float64), _float64(network)
+    inner = np.array(x, dtype=np.float64) @ weights["up_proj.weight"].T + weights["up_proj.bias"]
     order = mx.array([6, 2, 0, 5, 1, 3, 4])
     changed = mx.abs(network(x.at[:, 3].add(1.0)) - network(x)).max(axis=(0, 2))
+    missed = {
+        "an identity in place of max": formula_of_feed_forward(weights, x, activation=lambda z: z),
+        "b_1 left out": formula_of_feed_forward(weights | {"up_proj.bias": np.zeros(1)}, x),
+        "b_2 left out": formula_of_feed_forward(weights | {"down_proj.bias": np.zeros(1)}, x),
+    }
     return {
+        "parameters of the base model's, 512 to 2048 to 512": sum(weight.size for weight in weights.values()),
+        "largest |FFN(x) - the formula in float64|": np.abs(found - formula_of_feed_forward(weights, x)).max(),
+        **{f"the same, {name}": np.abs(found - wrong).max() for name, wrong in missed.items()},
+        "share of the inner units that max sets to 0": float(np.mean(inner <= 0)),
         "largest |FFN(P x) - P FFN(x)|": largest(network(x[:, order]) - network(x)[:, order]),
         "change of the other positions, one moved by 1": largest(changed[mx.array([0, 1, 2, 4, 5, 6])]),
         "of itself": number(changed[3]),
     }
+
+
+def base_feed_forward() -> tuple[FeedForward, mx.array]:
+    """The net of the paper's base model, and seven positions of two sentences."""
+    mx.random.seed(0)
+    return FeedForward(TransformerConfig.preset("base", 8, dropout=0.0)), mx.random.normal((2, 7, 512))
+
+
+def formula_of_feed_forward(
+    weights: dict[str, np.ndarray], x: mx.array, activation: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """max(0, x W_1 + b_1) W_2 + b_2 in float64; weights by their names in `FeedForward`, which stores W^T."""
+    inner = np.array(x, dtype=np.float64) @ weights["up_proj.weight"].T + weights["up_proj.bias"]
+    inner = np.maximum(0, inner) if activation is None else activation(inner)
+    return inner @ weights["down_proj.weight"].T + weights["down_proj.bias"]
+
+
+def _float64(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: np.array(value, dtype=np.float64) for name, value in named_parameters(module)}
 
 
 def stacks() -> Found:

@@ -63,6 +63,21 @@ def test_layer_norm_ignores_batch_mates_and_batch_norm_does_not() -> None:
     assert np.abs(reference - alone_among(batch_norm, mates, pad=True)).max() > 0.05
 
 
+def test_feed_forward_is_its_formula() -> None:
+    """Written as loops over positions, of the module's own weights: y = W_2 max(0, W_1 x + b_1) + b_2."""
+    module, x = network.base_feed_forward()
+    found = np.array(module(x))
+    up, down = (np.array(layer.weight, dtype=np.float64) for layer in (module.up_proj, module.down_proj))
+    b_1, b_2 = (np.array(layer.bias, dtype=np.float64) for layer in (module.up_proj, module.down_proj))
+    assert (up.shape, down.shape) == ((2048, 512), (512, 2048))
+    for b, i in np.ndindex(2, 7):
+        inner = up @ np.array(x[b, i], dtype=np.float64) + b_1
+        inner[inner < 0] = 0
+        assert claimed(25, "largest |FFN(x) - the formula in float64|").holds(
+            [np.abs(down @ inner + b_2 - found[b, i]).max()]
+        )
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_feed_forward_commutes_with_permutations(gated: bool) -> None:
     mx.random.seed(0)

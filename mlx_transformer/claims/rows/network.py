@@ -77,16 +77,25 @@ ROWS = (
     ),
     Row(
         25,
-        "The feed-forward net works on each position alone.",
+        "The feed-forward net: wider, zero where negative, and back; on each position alone.",
         "FFN(x) = max(0, x W_1 + b_1) W_2 + b_2",
         {
+            "parameters of the base model's, 512 to 2048 to 512": equal(2_099_712),
+            "largest |FFN(x) - the formula in float64|": below(1e-5),
+            "the same, an identity in place of max": above(0.5),
+            "the same, b_1 left out": above(0.01),
+            "the same, b_2 left out": above(0.01),
+            "share of the inner units that max sets to 0": equal(0.5, within=0.02),
             "largest |FFN(P x) - P FFN(x)|": below(1e-6),
             "change of the other positions, one moved by 1": below(1e-6),
             "of itself": above(0.01),
         },
         "network.feed_forward",
         ("mlx_transformer.nn.feedforward.FeedForward",),
-        (TESTS + "feed_forward_commutes_with_permutations",),
+        (
+            TESTS + "feed_forward_is_its_formula",
+            TESTS + "feed_forward_commutes_with_permutations",
+        ),
     ),
     Row(
         26,
