@@ -32,7 +32,7 @@ def test_text_of_rows(capsys) -> None:
         for name, claimed in ROWS[number].numbers.items():
             assert name in printed
             assert f"({claimed.text()})" in printed
-    assert "= second CAT" in printed  # the table of row 43
+    assert "= CAT at 5" in printed  # the table of row 43
     assert "tests/claims/test_positions.py::test_rejected_a_single_sine" in printed
     assert "DOES NOT HOLD" not in printed
 
