@@ -100,6 +100,20 @@ def test_a_net_that_forgets_nothing_would_be_seen(monkeypatch) -> None:
     assert not claimed.holds([found["gradient over 64 positions / over 4, recurrent"]])
 
 
+@pytest.mark.parametrize(("slower", "ratio"), [(1, 1), (3, 3), (0.5, 0.5)])
+def test_a_slower_width_would_be_seen(monkeypatch, slower: float, ratio: float) -> None:
+    """Time is taken per multiplication: a clock that counts them gives 1, and shows a width that takes longer."""
+
+    def counted(product, rounds):
+        tokens, width = product().shape[0], product().shape[1] // 4
+        return 1e-9 * tokens * 4 * width**2 * (slower if width == 510 else 1)
+
+    monkeypatch.setattr(cost, "_least", counted)
+    assert cost.powers_of_two()["CPU time of a multiplication, width 510 / width 512"] == pytest.approx(
+        ratio, rel=1e-12
+    )
+
+
 def test_blocks_of_the_jacobian_that_must_be_zero_are() -> None:
     """Of a net that sees only the past all of the upper triangle, of one convolution all but two diagonals."""
     past = recurrent.sensitivity(recurrent.recurrent())
