@@ -2,11 +2,16 @@
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from drawn import exchanged, exchanged_cells, panels_of
+from drawn_claims import CHECKS
+from drawn_tables import TABLES
 from imports import ROOT
 
 from mlx_transformer.claims import table
@@ -45,6 +50,40 @@ def test_every_figure(path: str, model) -> None:
     assert set(re.findall(r'\bid="([^-"]+)', text)) == {"f1"}
     assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= set(re.findall(r'\bid="([^"]+)', text))
     assert len(text) < 120_000
+
+
+@cache
+def found(number: int) -> dict[str, tuple[float, ...]]:
+    return table.computed(table.ROWS[number])
+
+
+def seen(check: Callable[..., None], *shown: Any) -> bool:
+    """Whether the check passes."""
+    try:
+        check(*shown)
+    except (AssertionError, KeyError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", FIGURES)
+def test_a_figure_shows_the_numbers_of_its_rows(path: str, model, on_cpu) -> None:
+    """And would be seen to show others, if any two of its labels changed places."""
+    name, trained = path.rpartition(".")[2], [model] if FIGURES[path].trained else []
+    with drawing.style():
+        figure = table.called(f"mlx_transformer.claims.figures.{path}", *trained)
+    if isinstance(figure, drawing.Table):
+        TABLES[name](figure.head, figure.rows, found)
+        missed = [
+            what for what, *other in exchanged_cells(figure.head, figure.rows) if seen(TABLES[name], *other, found)
+        ]
+        exchanges = len(list(exchanged_cells(figure.head, figure.rows)))
+    else:
+        CHECKS[name](panels_of(figure), found, model)
+        missed = [what for what, other in exchanged(panels_of(figure)) if seen(CHECKS[name], other, found, model)]
+        exchanges = len(list(exchanged(panels_of(figure))))
+    assert exchanges
+    assert not missed
 
 
 @pytest.mark.parametrize(
