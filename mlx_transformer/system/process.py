@@ -64,6 +64,9 @@ def _status(name: str, command: Callable[[], int | None], interrupts: _Interrupt
             raise KeyboardInterrupt
         return status
     except SystemExit as done:  # argparse's, after --help
+        if isinstance(done.__context__, BrokenPipeError):  # rich's, whose own status would be that of a mismatch
+            _drop_output()
+            return UNREAD
         return done.code if isinstance(done.code, int) else 0 if done.code is None else FAULT
     except BaseException as error:
         if interrupts.raised or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
