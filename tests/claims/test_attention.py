@@ -5,11 +5,11 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import notes_table
+from claims.attention_table import attention_table
+from claims.table import claimed
 from mlx.utils import tree_flatten
 
-from mlx_transformer.claims import notes_table
-from mlx_transformer.claims.attention_table import attention_table
-from mlx_transformer.claims.table import claimed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention, attention_weights, merge_heads, split_heads

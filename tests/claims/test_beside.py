@@ -3,10 +3,10 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import attention, cost, network, norms, positions, recurrent, worked
+from claims.figures import tables
+from claims.table import ROWS
 
-from mlx_transformer.claims import attention, cost, network, norms, positions, recurrent, worked
-from mlx_transformer.claims.figures import tables
-from mlx_transformer.claims.table import ROWS
 from mlx_transformer.nn.norms import LayerNorm
 
 ROUNDING = 1e-5

@@ -4,22 +4,22 @@ import re
 from pathlib import Path
 
 import pytest
+from claims.command import claims
+from claims.formula import as_html
+from claims.index import written
+from claims.printing import as_text
+from claims.row import RECORDED, Row, equal
+from claims.table import ROWS
 
-from mlx_transformer.claims.command import claims
-from mlx_transformer.claims.formula import as_html
-from mlx_transformer.claims.index import written
-from mlx_transformer.claims.printing import as_text
-from mlx_transformer.claims.row import RECORDED, Row, equal
-from mlx_transformer.claims.table import ROWS
 from mlx_transformer.system.errors import UserError
 
-README = Path(__file__).parents[2] / "mlx_transformer" / "claims" / "README.md"
+README = Path(__file__).parents[2] / "docs" / "claims" / "README.md"
 ROW = Row(1, "A claim.", "a_i^(2)", {"one": equal(1), "two": RECORDED}, "", ("code",), ("test",), slip="A slip.")
 
 
 def test_the_index_is_made_of_the_rows() -> None:
     text = README.read_text(encoding="utf-8")
-    assert written(text) == text, "run python -m mlx_transformer.claims.index"
+    assert written(text) == text, "run PYTHONPATH=docs python -m claims.index"
     assert [int(n) for n in re.findall(r"^\| (\d+) \| .* \| .* \| .* \| .* \|$", text, re.MULTILINE)] == list(ROWS)
 
 

@@ -3,10 +3,10 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import depth
+from claims.network import tiny
+from claims.table import claimed
 
-from mlx_transformer.claims import depth
-from mlx_transformer.claims.network import tiny
-from mlx_transformer.claims.table import claimed
 from mlx_transformer.nn.taps import no_tap
 
 SHARE = "share of 4 layers' output that tells positions apart: {}"

@@ -3,10 +3,10 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import network, norms
+from claims.table import ROWS, claimed
 from mlx import nn
 
-from mlx_transformer.claims import network, norms
-from mlx_transformer.claims.table import ROWS, claimed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward

@@ -6,10 +6,10 @@ import re
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import position_study
+from claims.table import claimed
 from mlx.utils import tree_flatten
 
-from mlx_transformer.claims import position_study
-from mlx_transformer.claims.table import claimed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, sinusoids
 from mlx_transformer.nn import Transformer, positions

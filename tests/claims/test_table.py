@@ -9,14 +9,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from claims import table
+from claims.figures import drawing
+from claims.row import RECORDED, Row, above, below, equal
 from drawn import exchanged, exchanged_cells, panels_of
 from drawn_claims import CHECKS
 from drawn_tables import TABLES
 from imports import ROOT
 
-from mlx_transformer.claims import table
-from mlx_transformer.claims.figures import drawing
-from mlx_transformer.claims.row import RECORDED, Row, above, below, equal
 from mlx_transformer.system.errors import UserError
 
 FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
@@ -36,7 +36,7 @@ def test_the_numbers_hold(number: int) -> None:
 def test_every_figure(path: str, model) -> None:
     """In this file because some take a training that the numbers take as well."""
     with drawing.style():
-        figure = table.called(f"mlx_transformer.claims.figures.{path}", *([model] if FIGURES[path].trained else []))
+        figure = table.called(f"claims.figures.{path}", *([model] if FIGURES[path].trained else []))
         assert isinstance(figure, drawing.Table) == path.startswith("tables.")
         if isinstance(figure, drawing.Table):
             assert {len(row) for row in figure.rows} == {len(figure.head)}
@@ -71,7 +71,7 @@ def test_a_figure_shows_the_numbers_of_its_rows(path: str, model, on_cpu) -> Non
     """And would be seen to show others, if any two of its labels changed places."""
     name, trained = path.rpartition(".")[2], [model] if FIGURES[path].trained else []
     with drawing.style():
-        figure = table.called(f"mlx_transformer.claims.figures.{path}", *trained)
+        figure = table.called(f"claims.figures.{path}", *trained)
     if isinstance(figure, drawing.Table):
         TABLES[name](figure.head, figure.rows, found)
         missed = [
@@ -137,9 +137,9 @@ def functions(file: str) -> set[str]:
 def test_every_name_of_a_row_leads_somewhere(row) -> None:
     for symbol in row.symbols:
         assert callable(table.named(symbol)), symbol
-    assert callable(table.named(f"mlx_transformer.claims.{row.compute}"))
+    assert callable(table.named(f"claims.{row.compute}"))
     if row.figure:
-        assert callable(table.named(f"mlx_transformer.claims.figures.{row.figure}"))
+        assert callable(table.named(f"claims.figures.{row.figure}"))
     assert row.symbols
     assert row.tests
     for test in row.tests:

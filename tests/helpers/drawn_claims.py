@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from claims import cost, depth, network, norms, notes_table, pictures, recurrent, trained
+from claims.worked import SENTENCE
 from drawn import Panel
-
-from mlx_transformer.claims import cost, depth, network, norms, notes_table, pictures, recurrent, trained
-from mlx_transformer.claims.worked import SENTENCE
 
 Values = Mapping[str, tuple[float, ...]]
 Computed = Callable[[int], Values]

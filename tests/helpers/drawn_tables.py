@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from claims import attention, norms
+from claims.worked import SENTENCE, WORDS
 from drawn_claims import Computed
-
-from mlx_transformer.claims import attention, norms
-from mlx_transformer.claims.worked import SENTENCE, WORDS
 
 TABLES: dict[str, Callable[[tuple, tuple, Computed], None]] = {}
 

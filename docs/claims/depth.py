@@ -14,7 +14,6 @@ from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.cache import KeyValues
 from mlx_transformer.nn.layers import DecoderLayer, EncoderLayer
 from mlx_transformer.nn.masks import Mask
 from mlx_transformer.nn.positions import Rotation
@@ -36,15 +35,18 @@ SEEDS = 4
 SubLayer = Callable[[mx.array], mx.array]
 
 
-def sub_layers(layer: EncoderLayer | DecoderLayer, cross: KeyValues | None = None) -> list[tuple[SubLayer, nn.Module]]:
-    """Each sub-layer of a layer and the norm that is its own, in their order."""
+def sub_layers(layer: EncoderLayer | DecoderLayer, memory: mx.array | None = None) -> list[tuple[SubLayer, nn.Module]]:
+    """Each sub-layer of a layer and the norm that is its own, in their order. `memory`: what a decoder's looks at."""
+    found: list[tuple[SubLayer, nn.Module]] = []
     if isinstance(layer, EncoderLayer):
         attend = partial(layer.attend_self, mask=None, rotation=None, tap=no_tap)
-        found = [(attend, layer.self_attention_norm)]
+        found.append((attend, layer.self_attention_norm))
     else:
+        assert memory is not None
         attend = partial(layer.attend_self, mask="causal", rotation=None, past=None, tap=no_tap)
-        found = [(attend, layer.self_attention_norm)]
-        found += [(partial(layer.attend_cross, cross=cross, mask=None, tap=no_tap), layer.cross_attention_norm)]
+        found.append((attend, layer.self_attention_norm))
+        cross = layer.cross_attention.keys_values(memory)
+        found.append((partial(layer.attend_cross, cross=cross, mask=None, tap=no_tap), layer.cross_attention_norm))
     return [*found, (partial(layer.transform, tap=no_tap), layer.feed_forward_norm)]
 
 
@@ -83,8 +85,7 @@ def formula_error(placement: str, added: float = 1.0) -> float:
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         x = seen[f"{name}.embedding"]
         for i, layer in enumerate(stack.layers):
-            cross = layer.cross_attention.keys_values(memory) if name == "decoder" else None
-            for k, (sub_layer, norm) in enumerate(sub_layers(layer, cross)):
+            for k, (sub_layer, norm) in enumerate(sub_layers(layer, memory)):
                 share = added if k == 0 else 1.0
                 x = norm(x + share * sub_layer(x)) if placement == "post" else x + share * sub_layer(norm(x))
             worst = max(worst, largest(x - seen[f"{name}.layers.{i}"]))
@@ -152,5 +153,6 @@ def trained_loss(name: str, layers: int, seed: int, steps: int = 600) -> float:
     """Loss in nats a word of five words copied, by an encoder of `layers` of this variant before two decoder layers;
     mean of the last 20 steps."""
     model = tiny(seed, dropout=0.0, encoder_layers=layers)
-    model.encoder.layers = [Varied(model.config, *VARIANTS[name]) for _ in range(layers)]
+    varied: list[EncoderLayer] = [Varied(model.config, *VARIANTS[name]) for _ in range(layers)]
+    model.encoder.layers = varied
     return float(np.mean(copying(model, steps)[-20:]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_transformer.claims import attention, cost, norms, worked
+from collections.abc import Sequence
+
+from claims import attention, cost, norms, worked
 
 from .drawing import Table
 
@@ -21,7 +23,7 @@ def worked_sums() -> Table:
     found = dict(zip(worked.POSITIONS, worked.sums(), strict=True))
     rows = []
     for place, word in enumerate(worked.SENTENCE):
-        lines = {word: worked.WORDS[word]}
+        lines: dict[str, Sequence[float] | None] = {word: worked.WORDS[word]}
         lines[f"+ position {place}"] = worked.POSITIONS.get(place)
         lines[f"= {word} at {place}"] = found.get(place)
         for name, values in lines.items():

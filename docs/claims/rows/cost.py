@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_transformer.claims.row import RECORDED, Row, above, below, equal
+from claims.row import RECORDED, Row, above, below, equal
 
 LAYER = "mlx_transformer.nn.layers.EncoderLayer"
 
@@ -30,7 +30,7 @@ ROWS = (
         "CPU time of (256, d) · (d, 4d) / d^2, d = 510 over d = 512",
         {"CPU time of a multiplication, width 510 / width 512": RECORDED},
         "cost.powers_of_two",
-        ("mlx_transformer.claims.cost.powers_of_two",),
+        ("claims.cost.powers_of_two",),
         ("claims/test_beside.py::test_a_slower_width_would_be_seen",),
     ),
     Row(
@@ -43,7 +43,7 @@ ROWS = (
             "what a step leaves of it, recurrent: 4 to 8, to 16, to 32, to 64": equal(*[0.44] * 4, within=0.03),
         },
         "recurrent.forgetting",
-        ("mlx_transformer.claims.recurrent.recurrent", LAYER),
+        ("claims.recurrent.recurrent", LAYER),
         ("claims/test_beside.py::test_a_net_that_forgets_nothing_would_be_seen",),
         "comparisons.forgetting",
     ),
@@ -59,7 +59,7 @@ ROWS = (
             "convolutions of two neighbours": equal(15),
         },
         "recurrent.path_lengths",
-        (LAYER, "mlx_transformer.claims.recurrent.sensitivity"),
+        (LAYER, "claims.recurrent.sensitivity"),
         ("claims/test_beside.py::test_blocks_of_the_jacobian_that_must_be_zero_are",),
         "comparisons.path_lengths",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.claims import depth, network, norms
+from claims import depth, network, norms
 from mlx_transformer.nn.norms import LayerNorm
 
 from .drawing import canvas, curves, heat_map, logarithmic

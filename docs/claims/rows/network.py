@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_transformer.claims.row import Row, above, below, equal
+from claims.row import Row, above, below, equal
 
 TRANSFORMER = "mlx_transformer.nn.model.Transformer"
 NORM = "mlx_transformer.nn.norms.LayerNorm"
@@ -185,7 +185,7 @@ ROWS = (
             "after 250 steps": above(0.7),
         },
         "pictures.patches",
-        (f"{TRANSFORMER}.encode", "mlx_transformer.claims.pictures.PictureReader"),
+        (f"{TRANSFORMER}.encode", "claims.pictures.PictureReader"),
         (
             "claims/test_pictures.py::test_both_runtimes_put_pictures_in_the_same_words",
             "mlx_transformer/nn/test_inputs_embeds.py::test_what_the_embedding_gives_is_encoded_as_its_ids_are",

@@ -7,8 +7,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.claims import attention, notes_table
-from mlx_transformer.claims.worked import SENTENCE
+from claims import attention, notes_table
+from claims.worked import SENTENCE
 from mlx_transformer.nn.attention import attention_weights
 from mlx_transformer.nn.masks import as_array, as_numbers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_transformer.claims import pictures
+from claims import pictures
 
 from .drawing import LINE, canvas, heat_map
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_transformer.claims.row import Row, above, below, equal
+from claims.row import Row, above, below, equal
 
-STUDY = "mlx_transformer.claims.position_study"
+STUDY = "claims.position_study"
 SINUSOIDS = "mlx_transformer.core.positions.sinusoids"
 PLACED = "mlx_transformer.nn.positions.Positions"
 TESTS = "claims/test_positions.py::test_"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 
 from .formula import as_html
 from .row import Row, shown
@@ -17,7 +17,7 @@ Values = Mapping[str, tuple[float, ...]]
 
 def page(articles: Sequence[str], rows: Sequence[Row]) -> str:
     """Self-contained HTML, light and dark. `articles`: one of each row, by `article`."""
-    css = files("mlx_transformer.claims").joinpath("page.css").read_text(encoding="utf-8")
+    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     links = "".join(f'<a href="#row-{row.number}" title="{escape(row.claim)}">{row.number}</a>' for row in rows)
     nav = f'<nav aria-label="rows">{links}</nav>' if len(rows) > 1 else ""
     return (

@@ -42,7 +42,7 @@ def computed(row: Row, model: Any = None) -> dict[str, tuple[float, ...]]:
 
     On the CPU: bits are promised there alone, and every kernel takes every length.
     """
-    found = called(f"mlx_transformer.claims.{row.compute}", *([model] if row.trained else []))
+    found = called(f"claims.{row.compute}", *([model] if row.trained else []))
     return {name: as_values(value) for name, value in found.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_transformer.claims.row import Row, above, below, equal
+from claims.row import Row, above, below, equal
 
 ATTENTION = "mlx_transformer.nn.attention.Attention"
 FUSED = "mlx_transformer.nn.attention.attention"
@@ -45,7 +45,7 @@ ROWS = (
             "share of random rows of six whose three decimals sum to 1.001": equal(0.22, within=0.01),
         },
         "attention.worked_table",
-        ("mlx_transformer.claims.attention_table.attention_table", WEIGHTS),
+        ("claims.attention_table.attention_table", WEIGHTS),
         (
             TESTS + "worked_table_of_your_cat_is_a_lovely_cat",
             TESTS + "the_table_of_the_notes_is_of_no_symmetric_scores",

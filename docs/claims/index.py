@@ -7,12 +7,12 @@ from pathlib import Path
 
 from .table import ROWS, named
 
-BEGIN, END = "<!-- rows: made by index.py -->\n", "<!-- end of rows -->\n"
+BEGIN, END = "<!-- rows: made by index.py -->\n", "<!-- /rows -->\n"
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def index() -> str:
-    """Markdown, with links from `mlx_transformer/claims/`."""
+    """Markdown, with links from `docs/claims/`."""
     lines = ["| | claim | code | tests | figure |", "|-|-|-|-|-|"]
     for row in ROWS.values():
         code = ", ".join(f"[{symbol.rpartition('.')[2]}]({_file(symbol)})" for symbol in row.symbols)
@@ -39,10 +39,8 @@ def written(text: str) -> str:
 def _file(symbol: str) -> str:
     """Where it is defined, from this folder."""
     source = Path(inspect.getsourcefile(inspect.unwrap(named(symbol))) or "").resolve().relative_to(ROOT)
-    here = Path("mlx_transformer/claims")
-    if source.is_relative_to(here):
-        return source.relative_to(here).as_posix()
-    return f"../{source.relative_to('mlx_transformer')}" if source.parts[0] == here.parts[0] else f"../../{source}"
+    here = Path("docs/claims")
+    return source.relative_to(here).as_posix() if source.is_relative_to(here) else f"../../{source.as_posix()}"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.claims import position_study as study
-from mlx_transformer.claims import positions
+from claims import position_study as study
+from claims import positions
 from mlx_transformer.core.positions import sinusoids
 
 from .drawing import INK, LINE, SERIES, canvas, heat_map, logarithmic, write_cells

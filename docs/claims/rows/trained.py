@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_transformer.claims.row import RECORDED, Row
+from claims.row import RECORDED, Row
 
 TESTS = "claims/test_trained.py::test_"
 STACKS = ("encoder", "decoder", "cross-attention")
@@ -16,7 +16,7 @@ ROWS = (
         "w_h = softmax(Q_h K_h^T / √d_k), every head of every layer",
         {f"bits of spread of each head, {stack}": RECORDED for stack in STACKS},
         "trained.heads",
-        ("mlx_transformer.claims.trained.attention_maps",),
+        ("claims.trained.attention_maps",),
         (TESTS + "maps_are_those_of_the_layers",),
         "trained.head_grid",
         trained=True,
@@ -28,7 +28,7 @@ ROWS = (
         dict.fromkeys(("words compared", "mean cosine, own kind", "mean cosine, other kinds"), RECORDED)
         | {f"nearest word is of its kind, {kind}, %": RECORDED for kind in KINDS},
         "trained.similar",
-        ("mlx_transformer.claims.trained.similar",),
+        ("claims.trained.similar",),
         (TESTS + "words_of_one_kind_are_found_near",),
         "trained.word_map",
         trained=True,
@@ -40,7 +40,7 @@ ROWS = (
         {f"offset where most rows peak, each head, {state}": RECORDED for state in STATES}
         | {f"rows that peak there or next to it, %, {state}": RECORDED for state in STATES},
         "trained.projected",
-        ("mlx_transformer.claims.trained.position_scores",),
+        ("claims.trained.position_scores",),
         (TESTS + "projected_positions_peak_where_a_projection_puts_them",),
         "trained.position_maps",
         trained=True,
@@ -55,7 +55,7 @@ ROWS = (
             for state in STATES
         },
         "trained.layers",
-        ("mlx_transformer.claims.trained.layers",),
+        ("claims.trained.layers",),
         (TESTS + "equal_maps_have_no_distance",),
         "trained.head_distances",
         trained=True,

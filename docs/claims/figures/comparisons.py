@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.claims import cost, recurrent
+from claims import cost, recurrent
 
 from .drawing import canvas, curves, heat_map, logarithmic
 

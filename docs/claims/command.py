@@ -101,7 +101,7 @@ def _computed(
                     html = page.drawn_above(first[row.figure])
                 elif row.figure and (drawn or row.figure.startswith("tables.")):
                     first[row.figure] = row.number
-                    figure = called(f"mlx_transformer.claims.figures.{row.figure}", *arguments)
+                    figure = called(f"claims.figures.{row.figure}", *arguments)
         except UserError as error:  # this model doesn't do for this row
             if not row.trained:
                 raise

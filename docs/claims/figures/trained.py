@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_transformer.claims import trained as look
+from claims import trained as look
 
 from .drawing import INK, LINE, SERIES, canvas, heat_map, label_cells
 
