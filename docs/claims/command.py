@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlx_transformer.system.durable import check_free, replace_folder, write_text
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_text
 from mlx_transformer.system.process import printable
 
-if TYPE_CHECKING:
-    from .row import Row
-    from .trained import Trained
+from . import page
+from .drawing import Table, as_figure, inline_svg, png, style, svg
+from .printing import as_text
+from .row import Row
+from .table import called, chosen, computed
+from .trained import Trained, open_trained
 
 QUICKSTART = "quickstart"
 """Where a trained model is looked for if none is named."""
@@ -33,21 +38,15 @@ def claims(
     at in. `UserError` for a row that there isn't, a model that can't be read, a sentence that is too long for it,
     figures without matplotlib, and for anything in the way of what is written.
     """
-    from .table import chosen
-
     wanted = chosen(rows)
     if out is not None:
         _check_page(Path(out), force)
     if figures is not None:
-        from mlx_transformer.system.durable import check_free
-
         check_free(Path(figures), "folder of figures", _ours, force)
     if out is None and figures is None:
         for row, _, text, _ in _computed(wanted, model, sentences, drawn=False):
             print(printable(text), end="\n\n" if row is not wanted[-1] else "\n", flush=True)
         return
-    from .figures.drawing import style
-
     with style():
         _write(wanted, model, sentences, out, figures)
 
@@ -56,20 +55,15 @@ def _write(
     wanted: list[Row], model: str | None, sentences: Sequence[str], out: str | None, figures: str | None
 ) -> None:
     """Both are computed first, so that nothing is written where something fails."""
-    from mlx_transformer.system.durable import replace_folder, write_text
-
-    from .figures.drawing import png, svg
-    from .page import page
-
     articles, files = [], {}
     for row, drawing, text, article in _computed(wanted, model, sentences, drawn=True):
         print(printable(text), end="\n\n", flush=True)
         articles.append(article)
         if drawing is not None and figures is not None:
-            name = f"{row.number:02}-{_short(row)}"
+            name = f"{row.number:02}-{row.picture.replace('_', '-')}"
             files[f"{name}.png"], files[f"{name}.svg"] = png(drawing), svg(drawing).encode()
     if out is not None:
-        write_text(Path(out), page(articles, wanted))
+        write_text(Path(out), page.page(articles, wanted))
         print(f"{out}: {len(wanted)} row{'' if len(wanted) == 1 else 's'}")
     if figures is not None:
         if not files:
@@ -84,67 +78,50 @@ def _computed(
     wanted: list[Row], model: str | None, sentences: Sequence[str], drawn: bool
 ) -> Iterator[tuple[Row, Any, str, str]]:
     """(row, its figure if no row before it had the same, text, article); one by one, for some take seconds."""
-    from . import page
-    from .printing import as_text
-    from .table import called, computed
-
     trained, reason = _trained(wanted, model, sentences)
-    first: dict[str, int] = {}
+    first: dict[Any, int] = {}
     for row in wanted:
-        found, why, figure, html = None, reason, None, ""
+        found, why, shown, html = None, reason, None, ""
         arguments = [trained] if row.trained else []
-        table: tuple[tuple[str, ...], ...] = ()
         try:
             if not row.trained or trained is not None:
                 found = computed(row, *arguments)
-                if row.figure in first:
-                    html = page.drawn_above(first[row.figure])
-                elif row.figure and (drawn or row.figure.startswith("tables.")):
-                    first[row.figure] = row.number
-                    figure = called(f"claims.figures.{row.figure}", *arguments)
+                if row.shown in first:
+                    html = page.drawn_above(first[row.shown])
+                elif row.shown is not None and (drawn or row.table):
+                    first[row.shown] = row.number
+                    shown = called(row.shown, *arguments)
         except UserError as error:  # this model doesn't do for this row
             if not row.trained:
                 raise
             found, why = None, str(error)
-        if figure is not None and row.figure and row.figure.startswith("tables."):
-            from .figures.drawing import as_figure
-
-            table = (figure.head, *figure.rows)
-            html = page.table(figure.head, figure.rows, row.number)
-            figure = as_figure(figure) if drawn else None
-        elif figure is not None:
-            from .figures.drawing import inline_svg
-
-            html = page.drawn(inline_svg(figure, f"f{row.number}", row.claim), row.number)
-        yield row, figure, as_text(row, found, table, why), page.article(row, found, html, why)
+        lines: tuple[tuple[str, ...], ...] = ()
+        figure = shown
+        if isinstance(shown, Table):
+            lines = (shown.head, *shown.rows)
+            html = page.table(shown.head, shown.rows, row.number)
+            figure = as_figure(shown) if drawn else None
+        elif shown is not None:
+            html = page.drawn(inline_svg(shown, f"f{row.number}", row.claim), row.number)
+        yield row, figure, as_text(row, found, lines, why), page.article(row, found, html, why)
 
 
 def _trained(wanted: list[Row], model: str | None, sentences: Sequence[str]) -> tuple[Trained | None, str]:
     """The model that rows about a trained one look at, or why there is none."""
     if not any(row.trained for row in wanted):
         return None, ""
-    from .trained import open_trained
-
     if model is None and not Path(QUICKSTART, "model").is_dir():
         return None, f"needs a trained model: make quickstart, or --model RUN (there is no {QUICKSTART}/ here)"
     return open_trained(Path(model or QUICKSTART), sentences), ""
 
 
-def _short(row: Row) -> str:
-    return (row.figure or "").rpartition(".")[2].replace("_", "-")
-
-
 def _check_page(out: Path, force: bool) -> None:
     """`UserError` unless the page may be written there."""
-    from mlx_transformer.system.files import read_text
-
-    from .page import GENERATOR
-
     if out.is_dir():
         raise UserError(f"{out}: is a folder; --out needs the name of a page")
     if not out.is_file():
         return
-    if GENERATOR not in read_text(out)[:1000]:
+    if page.GENERATOR not in read_text(out)[:1000]:
         raise UserError(f"{out}: is no page of claims; choose another name")
     if not force:
         raise UserError(f"{out}: holds another page; choose another name, or --force to replace it")

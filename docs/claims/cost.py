@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,23 +15,13 @@ from mlx_transformer.nn.attention import Attention, attention_weights, split_hea
 from mlx_transformer.nn.layers import EncoderLayer
 from mlx_transformer.nn.parameters import named_parameters
 
-from .measure import largest
+from .drawing import Table, canvas, curves, logarithmic
 from .recurrent import WIDTH, recurrent
-from .row import Found
+from .row import RECORDED, Found, Row, equal
 
 LENGTHS = (64, 128, 256, 512, 1024)
+
 ROUNDS = 2
-
-
-def many_heads() -> Found:
-    config = TransformerConfig(vocab_size=8)
-    return {
-        "d_k and d_v of the paper's base model": [config.d_k, config.d_v],
-        "multiplications of 1, 8 and 16 heads / those of one": [
-            multiplications(heads, 10) / multiplications(1, 10) for heads in (1, 8, 16)
-        ],
-        "largest |split heads - a loop over heads|": loop_difference(),
-    }
 
 
 def multiplications(heads: int, n: int, d_model: int = 512) -> int:
@@ -40,19 +31,6 @@ def multiplications(heads: int, n: int, d_model: int = 512) -> int:
     q, weights = split_heads(module.query_proj(x), heads), module.weights(x, k)
     projections = n * sum(weight.size for _, weight in named_parameters(module))
     return projections + weights.size * (q.shape[-1] + v.shape[-1])  # a score is a product over d_k
-
-
-def loop_difference() -> float:
-    """Between heads that are split of one product and each head on its own columns."""
-    mx.random.seed(0)
-    module, x = Attention(TransformerConfig(vocab_size=8)), mx.random.normal((2, 5, 512))
-    heads = []
-    for h in range(8):
-        own = slice(64 * h, 64 * (h + 1))
-        scores = module.query_proj(x)[..., own] @ module.key_proj(x)[..., own].swapaxes(1, 2) / 8
-        heads.append(mx.softmax(scores, axis=-1) @ module.value_proj(x)[..., own])
-    looped = module.output_proj(mx.concatenate(heads, axis=-1))
-    return largest(module.attend(x, *module.keys_values(x)) - looped)
 
 
 def growth() -> Found:
@@ -130,3 +108,73 @@ def double_width() -> Found:
 def layer_size(d_model: int) -> int:
     config = TransformerConfig(vocab_size=8, d_model=d_model, heads=8, d_ff=4 * d_model)
     return sum(weight.size for _, weight in named_parameters(EncoderLayer(config)))
+
+
+def draw_growth() -> Any:
+    figure, (memory, time) = canvas(2)
+    n = np.array(LENGTHS)
+    attended, stepped = times_by_length()
+    held = {"weights of a head, slope 2": weight_bytes(), "activations, slope 1": n * 512 * 4}
+    spent = {"attention": 1e3 * np.array(attended), "recurrent, step by step": 1e3 * np.array(stepped)}
+    for axes, values, title in (
+        (memory, held, "bytes"),
+        (time, spent, "milliseconds of CPU time, as measured here"),
+    ):
+        curves(axes, n, values, "upper left", 8)
+        axes.set(title=title, xlabel="positions")
+        logarithmic(axes, x=True)
+        axes.set_xticks(n, [str(length) for length in n])
+    return figure
+
+
+def list_double_width() -> Table:
+    found = double_width()
+    rows = []
+    for label, name in zip(("parameters of an encoder layer", "multiplications, 100 positions"), found, strict=False):
+        one, two = found[name]  # type: ignore
+        rows.append((label, f"{one:,}", f"{two:,}", f"{two / one:.2f}"))
+    return Table(("quantity", "added: d = 512", "appended: d = 1024", "times"), tuple(rows))
+
+
+ROWS = (
+    Row(
+        29,
+        "All positions are computed at once, with n weights for each of n positions.",
+        "n^2 weights; n · d activations",
+        {
+            "slope of the bytes of the weights over n, between logarithms; of the activations": equal(
+                2, 1, within=1e-9
+            ),
+            "bytes of the weights of a head, n = 64 and 1024": equal(16_384, 4_194_304),
+            "measured slope of attention's time, the last doubling": RECORDED,
+            "measured slope of the recurrent net's": RECORDED,
+        },
+        growth,
+        (attention_weights,),
+        ("claims/test_beside.py::test_multiplications_grow_with_the_square_of_the_length",),
+        figure=draw_growth,
+    ),
+    Row(
+        31,
+        "Sizes that are powers of two are said to run faster: 510 beside 512, measured on this machine.",
+        "CPU time of (256, d) · (d, 4d) / d^2, d = 510 over d = 512",
+        {"CPU time of a multiplication, width 510 / width 512": RECORDED},
+        powers_of_two,
+        (powers_of_two,),
+        ("claims/test_beside.py::test_a_slower_width_would_be_seen",),
+    ),
+    Row(
+        39,
+        "Appending positions would double the width, and so four times the parameters and most of the work.",
+        "12 d^2 + 9 d parameters of an encoder layer of inner width 4d, without attention's biases",
+        {
+            "parameters of an encoder layer, d = 512 and 1024": equal(3_150_336, 12_592_128),
+            "multiplications of self-attention over 100 positions, the same": equal(115_097_600, 439_910_400),
+            "parameters, twice the width / once": equal(4, within=0.003),
+        },
+        double_width,
+        (EncoderLayer,),
+        ("claims/test_beside.py::test_twice_the_width_by_the_formula",),
+        table=list_double_width,
+    ),
+)

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from .formula import as_html
-from .row import Row, shown
+from .row import Row, dotted, shown
 
 GENERATOR = '<meta name="generator" content="mlx-transformer claims">'
 """By which an earlier page is known."""
@@ -34,7 +34,7 @@ def article(row: Row, found: Values | None, figure: str, reason: str = "") -> st
     """One row. `figure`: HTML, or nothing."""
     numbers = _numbers(row, found) if found is not None else f'<p class="soft">{escape(reason)}</p>'
     notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in (row.missing, row.slip) if note)
-    code = ", ".join(f"<code>{escape(symbol)}</code>" for symbol in row.symbols)
+    code = ", ".join(f"<code>{escape(dotted(symbol))}</code>" for symbol in row.symbols)
     tests = ", ".join(f"<code>{escape(test)}</code>" for test in row.tests)
     return (
         f'<article id="row-{row.number}"><h2><a href="#row-{row.number}">{row.number}</a>{escape(row.claim)}</h2>'

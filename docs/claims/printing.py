@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from .row import Row, shown
+from .row import Row, dotted, shown
 
 WIDTH = 100
 Values = Mapping[str, tuple[float, ...]]
@@ -29,7 +29,7 @@ def as_text(row: Row, found: Values | None, table: Sequence[Sequence[str]] = (),
         lines += ["      " + "  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) for line in table]
     for note in filter(None, (row.missing, row.slip)):
         lines += textwrap.wrap(note, WIDTH, initial_indent="    ", subsequent_indent="    ")
-    lines.append(f"    code   {', '.join(row.symbols)}")
+    lines.append(f"    code   {', '.join(map(dotted, row.symbols))}")
     lines.append(f"    tests  {', '.join(f'tests/{test}' for test in row.tests)}")
     return "\n".join(line.rstrip() for line in lines)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,11 +15,14 @@ from mlx import nn
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.layers import EncoderLayer
 
+from .drawing import canvas, curves, heat_map, logarithmic
 from .measure import how_many
-from .row import Found
+from .row import Found, Row, above, below, equal
 
 WIDTH = 32
+
 LENGTHS = (4, 8, 16, 32, 64)
+
 WORDS = 16
 """Positions of the pictures and of the path lengths."""
 
@@ -116,3 +120,65 @@ def recurrent_steps() -> int:
     network = recurrent()
     x = mx.random.normal((1, WORDS, WIDTH))
     return how_many(mx.any(network(x)[0] != network(x.at[:, 0].add(1.0))[0], axis=-1))
+
+
+def draw_forgetting() -> Any:
+    figure, (axes,) = canvas(width=6)
+    lengths, forgotten, kept = gradient_by_distance()
+    curves(axes, lengths, {"self-attention": kept, "recurrent": forgotten})
+    axes.set(title="gradient of the last output by the first input", xlabel="positions")
+    logarithmic(axes)
+    return figure
+
+
+def draw_path_lengths() -> Any:
+    """Which output hears which input: the blocks of the Jacobian that are not zero."""
+    figure, panels = canvas(4, width=7.6, height=2.4)
+    layers = layers_needed(dilated=True)
+    shown = {
+        "self-attention\n1 layer": self_attention(),
+        "recurrent\n16 steps": recurrent(),
+        f"dilated convolutions\n{layers} layers": convolutions(layers, dilated=True),
+        f"convolutions\n{layers} of {layers_needed(dilated=False)} layers": convolutions(layers, dilated=False),
+    }
+    for axes, (title, network) in zip(panels, shown.items(), strict=True):
+        size = sensitivity(network)
+        heard = np.log10(np.maximum(size, 1e-12)) + 12
+        heat_map(axes, np.where(size > 0, heard, 0), most=12.0, aspect="equal")
+        axes.set(title=title, xticks=[], yticks=[], xlabel="input")
+    panels[0].set_ylabel("output")
+    return figure
+
+
+ROWS = (
+    Row(
+        33,
+        "A recurrent net goes step by step and forgets: what reaches the first word falls geometrically.",
+        "h_t = tanh(W x_t + U h_(t-1) + b)",
+        {
+            "gradient over 64 positions / over 4, recurrent": below(1e-12),
+            "the same, attention": above(0.01),
+            "what a step leaves of it, recurrent: 4 to 8, to 16, to 32, to 64": equal(*[0.44] * 4, within=0.03),
+        },
+        forgetting,
+        (recurrent, EncoderLayer),
+        ("claims/test_beside.py::test_a_net_that_forgets_nothing_would_be_seen",),
+        figure=draw_forgetting,
+    ),
+    Row(
+        34,
+        "The longest way between two positions: one layer of self-attention, n recurrent steps, log n convolutions.",
+        "1; n; log_2 n dilated; n - 1 of neighbours (table 1 of the paper: O(1), O(n), O(log_k n), O(n/k))",
+        {
+            "blocks of the Jacobian that are zero, one layer of self-attention, 16 positions": equal(0),
+            "layers until the last output hears the first input: self-attention": equal(1),
+            "recurrent, in steps": equal(16),
+            "dilated convolutions of two": equal(4),
+            "convolutions of two neighbours": equal(15),
+        },
+        path_lengths,
+        (EncoderLayer, sensitivity),
+        ("claims/test_beside.py::test_blocks_of_the_jacobian_that_must_be_zero_are",),
+        figure=draw_path_lengths,
+    ),
+)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from .drawing import Table
 
 Found = Mapping[str, Any]
 """Computed numbers by name: a float, or several in a row."""
@@ -53,27 +55,44 @@ RECORDED = Claimed((), "recorded")
 
 @dataclass(frozen=True)
 class Row:
-    """One claim. Paths of code are dotted, those of `compute` and `figure` inside this package."""
+    """One claim, the function that computes its numbers, and what shows them."""
 
     number: int
     claim: str
     formula: str
     """`a_i` and `a^(i+1)` are an index and a power."""
     numbers: dict[str, Claimed]
-    compute: str
-    """The function that computes these numbers, -> `Found`."""
-    symbols: tuple[str, ...]
-    """What implements it."""
+    compute: Callable[..., Found]
+    """Computes these numbers."""
+    symbols: tuple[Callable[..., Any], ...]
+    """The functions, classes and methods that implement it."""
     tests: tuple[str, ...]
     """file::function, below `tests/`, beside the one that compares all numbers of the table with the code."""
-    figure: str | None = None
-    """The function that draws it."""
+    figure: Callable[..., Any] | None = None
+    """Draws it: `draw_NAME`."""
+    table: Callable[[], Table] | None = None
+    """Lists what is best read as text, `list_NAME`: a page and a terminal show it so."""
     trained: bool = False
     """Its numbers are those of a trained model, which `compute` and `figure` are given."""
     missing: str = ""
     """What of it the package can't do yet."""
     slip: str = ""
     """What the notes that the claim comes from say otherwise, by mistake."""
+
+    @property
+    def shown(self) -> Callable[..., Any] | None:
+        """The function of its figure, or of its table."""
+        return self.figure or self.table
+
+    @property
+    def picture(self) -> str:
+        """The name of its figure or table, such as `heat_maps`; nothing without one."""
+        return "" if self.shown is None else self.shown.__name__.partition("_")[2]
+
+
+def dotted(symbol: Callable[..., Any]) -> str:
+    """The name by which a symbol is found: its module's, then its own."""
+    return f"{symbol.__module__}.{symbol.__qualname__}"
 
 
 def as_values(found: Any) -> tuple[float, ...]:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import mlx.core as mx
 
 from mlx_transformer.system.errors import UserError
 
+from . import (
+    attention,
+    cost,
+    embedding,
+    feedforward,
+    masks,
+    norms,
+    order,
+    pictures,
+    positions,
+    recurrent,
+    rejected,
+    residual,
+    stacks,
+    trained,
+    worked,
+    worked_table,
+)
 from .row import Claimed, Row, as_values
-from .rows import attention, cost, network, positions, trained
 
+TOPICS = (embedding, positions, rejected, worked, attention, worked_table, order, masks, residual, norms, feedforward)
+TOPICS += (stacks, cost, recurrent, pictures, trained)
 ROWS: dict[int, Row] = {
-    row.number: row
-    for row in sorted(
-        (*positions.ROWS, *attention.ROWS, *network.ROWS, *cost.ROWS, *trained.ROWS), key=lambda row: row.number
-    )
+    row.number: row for row in sorted((row for topic in TOPICS for row in topic.ROWS), key=lambda row: row.number)
 }
 
 
@@ -38,34 +55,16 @@ def _numbers(name: str) -> range:
 
 
 def computed(row: Row, model: Any = None) -> dict[str, tuple[float, ...]]:
-    """The row's numbers, computed now. `model`: what a row about a trained one looks at.
-
-    On the CPU: bits are promised there alone, and every kernel takes every length.
-    """
-    found = called(f"claims.{row.compute}", *([model] if row.trained else []))
+    """The row's numbers, computed now. `model`: what a row about a trained one looks at."""
+    found = called(row.compute, *([model] if row.trained else []))
     return {name: as_values(value) for name, value in found.items()}
 
 
-def called(path: str, *arguments: Any) -> Any:
-    """What a function of this package, by its dotted path, returns."""
-    import mlx.core as mx
-
+def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of this package returns on the CPU: bits are promised there alone, and every kernel takes every
+    length."""
     with mx.stream(mx.cpu):
-        return named(path)(*arguments)
-
-
-def named(path: str) -> Any:
-    """The module, class, function or method of a dotted path."""
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            found: Any = import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[end:]:
-            found = getattr(found, part)
-        return found
-    raise ImportError(path)
+        return function(*arguments)
 
 
 def claimed(number: int, name: str) -> Claimed:

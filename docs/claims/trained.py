@@ -21,13 +21,19 @@ from mlx_transformer.nn.attention import Attention, attention_weights
 from mlx_transformer.nn.loading import dense_weights, load
 from mlx_transformer.system.errors import UserError
 
-from .row import Found
+from .drawing import INK, LINE, SERIES, canvas, heat_map, label_cells
+from .row import RECORDED, Found, Row
 
 PHRASES = ("12 kilometers per hour", "February 28, 1992", "Apr 2 – Nov 18, 2021", "73 or 75", "in 9 days")
+
 MONTHS = "January February March April May June July August September October November December".split()
+
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+
 UNITS = "seconds minutes hours days weeks months years meters kilometers miles pounds dollars liters".split()
+
 KINDS = {"months": MONTHS, "days of the week": DAYS, "units": UNITS, "digits": list("0123456789")}
+
 POSITIONS = 32
 
 Maps = dict[str, np.ndarray]
@@ -207,3 +213,136 @@ def peak(scores: np.ndarray) -> tuple[int, float]:
     offsets = np.argmax(scores, axis=1) - np.arange(len(scores))
     common = Counter(offsets.tolist()).most_common(1)[0][0]
     return common, float(np.mean(np.abs(offsets - common) <= 1))
+
+
+NAMED = 6
+"""Most heads of a stack that stand in one row, with their words beside them."""
+
+
+def draw_head_grid(trained: Trained) -> Any:
+    """Every head of every layer for the first sentence: encoder, decoder, and decoder to encoder."""
+    source, target = trained.pairs[0]
+    maps = attention_maps(trained.model, source, target)
+    words = {"source": trained.words(source), "target": trained.words(target)}
+    sides = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
+    places = [(stack, *place) for stack, found in maps.items() for place in np.ndindex(*found.shape[:2])]
+    small = all(found.shape[0] * found.shape[1] <= NAMED for found in maps.values())
+    across = max(found.shape[0] * found.shape[1] if small else found.shape[1] for found in maps.values())
+    down = -(-len(places) // across)
+    size = 2.1 if small else 1.0
+    figure, panels = canvas(across, down, width=size * across, height=size * 1.05 * down)
+    for axes, (stack, layer, head) in zip(panels, places, strict=False):
+        heat_map(axes, maps[stack][layer, head], most=1.0)
+        axes.set_title(
+            f"{stack} {layer + 1}, head {head + 1}" if small else f"{stack} {layer + 1}.{head + 1}", fontsize=8
+        )
+        if small:
+            label_cells(axes, *(words[side] for side in sides[stack]), size=7)
+        else:
+            axes.set(xticks=[], yticks=[])
+    for axes in panels[len(places) :]:
+        axes.axis("off")
+    return figure
+
+
+def draw_word_map(trained: Trained) -> Any:
+    figure, (axes,) = canvas(width=6.6, height=4.6)
+    places, words = flattened(trained), known_words(trained)
+    for kind, colour in zip(KINDS, SERIES, strict=True):
+        own = [i for i, (of, _, _) in enumerate(words) if of == kind]
+        axes.plot(*places[own].T, "o", color=colour, markersize=4, label=kind)
+        for i in own:
+            axes.annotate(words[i][1], places[i], (3, 2), textcoords="offset points", fontsize=7, color=INK)
+    axes.set(xticks=[], yticks=[], title="the two directions in which these words' vectors differ most")
+    for side in axes.spines.values():
+        side.set_color(LINE)
+    axes.legend(fontsize=8, loc="upper right")
+    return figure
+
+
+def draw_position_maps(trained: Trained) -> Any:
+    """Each head's scores of positions alone, trained and before training."""
+    scores = {"trained": position_scores(trained.model), "before training": position_scores(trained.fresh)}
+    heads = min(len(scores["trained"]), 8)
+    figure, panels = canvas(heads, 2, width=max(5.0, 1.7 * heads), height=5.0)
+    for row, (name, found) in enumerate(scores.items()):
+        for head in range(heads):
+            axes = panels[row * heads + head]
+            heat_map(axes, found[head], signed=True, aspect="equal")
+            axes.set_title(f"{name}, head {head + 1}", fontsize=8)
+            axes.set(xticks=[], yticks=[])
+    return figure
+
+
+def draw_head_distances(trained: Trained) -> Any:
+    """Distance of every two heads of the encoder, mean of the phrases."""
+    phrases = [attention_maps(trained.model, *pair)["encoder"] for pair in trained.pairs]
+    layers, heads = phrases[0].shape[:2]
+    flat = [maps.reshape(layers * heads, *maps.shape[2:]) for maps in phrases]
+    found = np.mean([np.abs(m[:, None] - m[None]).sum(axis=-1).mean(axis=-1) / 2 for m in flat], axis=0)
+    figure, (axes,) = canvas(width=4.4, height=3.8)
+    heat_map(axes, found, most=1.0, aspect="equal")
+    names = [f"{layer + 1}.{head + 1}" for layer in range(layers) for head in range(heads)]
+    label_cells(axes, names, names, size=8)
+    if len(names) <= 12:
+        for i, row in enumerate(found):
+            for j, value in enumerate(row):
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8)
+    axes.set_title("layer.head against layer.head: 0 alike, 1 nowhere the same")
+    return figure
+
+
+STACKS = ("encoder", "decoder", "cross-attention")
+STATES = ("trained", "before training")
+ROWS = (
+    Row(
+        30,
+        "Heads learn to look at different words.",
+        "w_h = softmax(Q_h K_h^T / √d_k), every head of every layer",
+        {f"bits of spread of each head, {stack}": RECORDED for stack in STACKS},
+        heads,
+        (attention_maps,),
+        ("claims/test_trained.py::test_maps_are_those_of_the_layers",),
+        figure=draw_head_grid,
+        trained=True,
+    ),
+    Row(
+        36,
+        "Similar words get similar vectors.",
+        "cos(a, b) = a · b / (|a| |b|)",
+        dict.fromkeys(("words compared", "mean cosine, own kind", "mean cosine, other kinds"), RECORDED)
+        | {f"nearest word is of its kind, {kind}, %": RECORDED for kind in KINDS},
+        similar,
+        (similar,),
+        ("claims/test_trained.py::test_words_of_one_kind_are_found_near",),
+        figure=draw_word_map,
+        trained=True,
+    ),
+    Row(
+        37,
+        "Projected into queries and keys, positions still know their neighbours.",
+        "PE W_Q W_K^T PE^T / √d_k",
+        {f"offset where most rows peak, each head, {state}": RECORDED for state in STATES}
+        | {f"rows that peak there or next to it, %, {state}": RECORDED for state in STATES},
+        projected,
+        (position_scores,),
+        ("claims/test_trained.py::test_projected_positions_peak_where_a_projection_puts_them",),
+        figure=draw_position_maps,
+        trained=True,
+    ),
+    Row(
+        42,
+        "Layers learn different attention.",
+        "½ Σ_j |w_a(i, j) - w_b(i, j)|, mean over the rows i",
+        {
+            f"mean distance of {what}, encoder, {state}": RECORDED
+            for what in ("heads of a layer", "layers")
+            for state in STATES
+        },
+        layers,
+        (layers,),
+        ("claims/test_trained.py::test_equal_maps_have_no_distance",),
+        figure=draw_head_distances,
+        trained=True,
+    ),
+)

@@ -3,8 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from claims import attention, cost, network, norms, positions, recurrent, worked
-from claims.figures import tables
+from claims import cost, embedding, network, norms, order, recurrent, rejected, worked
 from claims.table import ROWS
 
 from mlx_transformer.nn.norms import LayerNorm
@@ -14,9 +13,9 @@ ROUNDING = 1e-5
 
 
 def test_gradients_grow_with_raw_positions_alone() -> None:
-    raw, coded = positions.gradient_by_position()
+    raw, coded = rejected.gradient_by_position()
     assert np.all(np.diff(raw) > 0)
-    np.testing.assert_allclose(raw, np.hypot(np.linalg.norm(positions.LION_KILLS_DEER[0]), np.arange(1, 1001)), 1e-6)
+    np.testing.assert_allclose(raw, np.hypot(np.linalg.norm(rejected.LION_KILLS_DEER[0]), np.arange(1, 1001)), 1e-6)
     np.testing.assert_allclose(coded, 16, rtol=1e-6)  # sqrt(d / 2)
 
 
@@ -42,9 +41,9 @@ def test_float32_would_be_seen() -> None:
 
 def test_the_table_of_sums_has_all_words() -> None:
     """Eighteen lines of five features: a word, its position, their sum; what the notes don't give is said."""
-    lines = {line[0]: line[1:] for line in tables.worked_sums().rows}
+    lines = {line[0]: line[1:] for line in worked.list_worked_sums().rows}
     assert list(lines)[:3] == ["YOUR", "+ position 0", "= YOUR at 0"]
-    assert len(tables.worked_sums().rows) == 18
+    assert len(worked.list_worked_sums().rows) == 18
     assert lines["LOVELY"] == ("6422.693", "6315.080", "9358.778", "2141.081", "735.147")
     assert lines["= CAT at 5"] == ("1452.869", "11179.240", "10105.789", "5292.638", "15409.093")
     assert [name for name, cells in lines.items() if "not given" in cells] == [
@@ -56,15 +55,15 @@ def test_the_table_of_sums_has_all_words() -> None:
 
 def test_words_that_come_twice_are_matched() -> None:
     """Both THE of the sentence: the first with the first, and the tables are put in the old order again."""
-    assert attention.ids_of("the cat the".split(), "cat the the".split()) == [[4, 3, 4], [3, 4, 4]]
-    unmoved = attention.reordered("the cat sat on the mat", "the cat sat on the mat")
+    assert network.ids_of("the cat the".split(), "cat the the".split()) == [[4, 3, 4], [3, 4, 4]]
+    unmoved = order.reordered("the cat sat on the mat", "the cat sat on the mat")
     assert unmoved == {"none": 0, "sinusoidal": 0}
-    assert attention.word_changes("a b a", "a a b")["b"]["sinusoidal"] > 0.1
+    assert order.word_changes("a b a", "a a b")["b"]["sinusoidal"] > 0.1
 
 
 def test_the_same_sentence_gives_the_same_vector(monkeypatch) -> None:
-    monkeypatch.setattr(network, "SENTENCES", (network.SENTENCES[0],) * 2)
-    embedded, encoded = network.bank()
+    monkeypatch.setattr(embedding, "SENTENCES", (embedding.SENTENCES[0],) * 2)
+    embedded, encoded = embedding.bank()
     assert np.array_equal(embedded[0], embedded[1])
     assert np.abs(encoded[0] - encoded[1]).max() < ROUNDING
 

@@ -14,7 +14,7 @@ from claims.table import ROWS
 from mlx_transformer.system.errors import UserError
 
 README = Path(__file__).parents[2] / "docs" / "claims" / "README.md"
-ROW = Row(1, "A claim.", "a_i^(2)", {"one": equal(1), "two": RECORDED}, "", ("code",), ("test",), slip="A slip.")
+ROW = Row(1, "A claim.", "a_i^(2)", {"one": equal(1), "two": RECORDED}, dict, (as_html,), ("test",), slip="A slip.")
 
 
 def test_the_index_is_made_of_the_rows() -> None:
@@ -52,6 +52,7 @@ def test_text_of_a_number_that_does_not_hold() -> None:
     assert "one  2   DOES NOT HOLD: claimed 1" in printed
     assert "two  3\n" in printed
     assert "A slip." in printed
+    assert "code   claims.formula.as_html\n" in printed
     assert "no model" in as_text(ROW, None, reason="no model")
 
 

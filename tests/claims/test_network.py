@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from claims import network, norms
+from claims import feedforward, norms, stacks
 from claims.table import ROWS, claimed
 from mlx import nn
 
@@ -25,7 +25,7 @@ def test_an_embedding_is_a_one_hot_product() -> None:
     assert mx.array_equal(model.embed_source(ids), one_hot @ model.embedding.weight).item()
 
 
-@pytest.mark.parametrize(("row", "name"), list(zip(norms.ROWS, ROWS[23].numbers, strict=True)))
+@pytest.mark.parametrize(("row", "name"), list(zip(norms.TOKENS, ROWS[23].numbers, strict=True)))
 def test_layer_norm_numbers(row: tuple[float, ...], name: str) -> None:
     norm, expected = LayerNorm(4, 1e-5), claimed(23, name).values
     assert claimed(23, name).holds(np.array(norm(mx.array([row])))[0])
@@ -65,7 +65,7 @@ def test_layer_norm_ignores_batch_mates_and_batch_norm_does_not() -> None:
 
 def test_feed_forward_is_its_formula() -> None:
     """Written as loops over positions, of the module's own weights: y = W_2 max(0, W_1 x + b_1) + b_2."""
-    module, x = network.base_feed_forward()
+    module, x = feedforward.base_feed_forward()
     found = np.array(module(x))
     up, down = (np.array(layer.weight, dtype=np.float64) for layer in (module.up_proj, module.down_proj))
     b_1, b_2 = (np.array(layer.bias, dtype=np.float64) for layer in (module.up_proj, module.down_proj))
@@ -109,7 +109,7 @@ def test_padding_never_changes_a_result(kind: str, side: str) -> None:
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
 def test_a_two_plus_two_stack_trains() -> None:
     """It learns to copy five random words out of nine: the loss falls from log(9) and more to almost nothing."""
-    first, last = network.copying_losses()
+    first, last = stacks.copying_losses()
     assert claimed(26, "loss of a 2+2 stack that copies five words of nine, first step").holds([first])
     assert claimed(26, "after 150 steps").holds([last])
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -9,9 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from claims import table
-from claims.figures import drawing
-from claims.row import RECORDED, Row, above, below, equal
+from claims import drawing, table
+from claims.row import RECORDED, Row, above, below, dotted, equal
 from drawn import exchanged, exchanged_cells, panels_of
 from drawn_claims import CHECKS
 from drawn_tables import TABLES
@@ -19,7 +19,7 @@ from imports import ROOT
 
 from mlx_transformer.system.errors import UserError
 
-FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
+SHOWN = {row.picture: row for row in table.ROWS.values() if row.shown}
 COMPUTED = [number for number, row in table.ROWS.items() if not row.trained]
 
 
@@ -32,12 +32,19 @@ def test_the_numbers_hold(number: int) -> None:
         assert claimed.holds(found[name]), f"{name}: claimed {claimed.text()}, found {found[name]}"
 
 
-@pytest.mark.parametrize("path", FIGURES)
-def test_every_figure(path: str, model) -> None:
+def made(name: str, model) -> Any:
+    """The figure or the table of this name; made within the style of the figures."""
+    row = SHOWN[name]
+    assert row.shown is not None
+    return table.called(row.shown, *([model] if row.trained else []))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_figure(name: str, model) -> None:
     """In this file because some take a training that the numbers take as well."""
     with drawing.style():
-        figure = table.called(f"claims.figures.{path}", *([model] if FIGURES[path].trained else []))
-        assert isinstance(figure, drawing.Table) == path.startswith("tables.")
+        figure = made(name, model)
+        assert isinstance(figure, drawing.Table) == (SHOWN[name].figure is None)
         if isinstance(figure, drawing.Table):
             assert {len(row) for row in figure.rows} == {len(figure.head)}
             figure = drawing.as_figure(figure)
@@ -66,12 +73,11 @@ def seen(check: Callable[..., None], *shown: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", FIGURES)
-def test_a_figure_shows_the_numbers_of_its_rows(path: str, model, on_cpu) -> None:
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_figure_shows_the_numbers_of_its_rows(name: str, model, on_cpu) -> None:
     """And would be seen to show others, if any two of its labels changed places."""
-    name, trained = path.rpartition(".")[2], [model] if FIGURES[path].trained else []
     with drawing.style():
-        figure = table.called(f"claims.figures.{path}", *trained)
+        figure = made(name, model)
     if isinstance(figure, drawing.Table):
         TABLES[name](figure.head, figure.rows, found)
         missed = [
@@ -136,11 +142,14 @@ def functions(file: str) -> set[str]:
 @pytest.mark.parametrize("row", table.ROWS.values(), ids=lambda row: str(row.number))
 def test_every_name_of_a_row_leads_somewhere(row) -> None:
     for symbol in row.symbols:
-        assert callable(table.named(symbol)), symbol
-    assert callable(table.named(f"claims.{row.compute}"))
-    if row.figure:
-        assert callable(table.named(f"claims.figures.{row.figure}"))
+        found = sys.modules[symbol.__module__]
+        for part in symbol.__qualname__.split("."):
+            found = getattr(found, part)
+        assert found is symbol, dotted(symbol)
     assert row.symbols
+    assert not (row.figure and row.table)
+    if row.shown:
+        assert row.shown.__name__ == f"{'draw' if row.figure else 'list'}_{row.picture}"
     assert row.tests
     for test in row.tests:
         file, _, name = test.partition("::")

@@ -74,7 +74,7 @@ def test_projected_positions_peak_where_a_projection_puts_them(model: trained.Tr
     config = TransformerConfig.preset("tiny", 20, d_model=64, heads=1, d_ff=32)
     weights = Transformer(config).weights()
     name = "encoder.layers.0.self_attention.{}_proj.weight"
-    from claims.position_study import offset_rotation
+    from claims.positions import offset_rotation
 
     weights[name.format("key")] = np.eye(64, dtype=np.float32)
     for offset in (0, 3, -2):

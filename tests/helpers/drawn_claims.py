@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from claims import cost, depth, network, norms, notes_table, pictures, recurrent, trained
+from claims import cost, embedding, norms, pictures, recurrent, residual, trained, worked_table
 from claims.worked import SENTENCE
 from drawn import Panel
 
@@ -111,7 +111,7 @@ def worked_tables(panels: list[Panel], computed: Computed, model: Any) -> None:
         shown[title]
         for title in ("as the notes have it", "Q = K = V = X, without positions", "Q = K = V = X, with positions")
     )
-    assert np.array_equal(image(notes), notes_table.WEIGHTS)
+    assert np.array_equal(image(notes), worked_table.NOTES)
     np.testing.assert_allclose(
         image(plain)[np.ix_(cats, cats)].ravel(), found["each CAT to each CAT, without positions"], atol=1e-6
     )
@@ -162,9 +162,9 @@ def residuals(panels: list[Panel], computed: Computed, model: Any) -> None:
         shown["share of the output that tells positions apart"],
         shown["norm of the gradient at the input"],
     )
-    two, four = depth.DEPTHS.index(2), depth.DEPTHS.index(4)
-    assert apart.series.keys() == gradient.series.keys() == depth.VARIANTS.keys()
-    for name in depth.VARIANTS:
+    two, four = residual.DEPTHS.index(2), residual.DEPTHS.index(4)
+    assert apart.series.keys() == gradient.series.keys() == residual.VARIANTS.keys()
+    for name in residual.VARIANTS:
         assert apart.y(name)[four] == found[f"share of 4 layers' output that tells positions apart: {name}"][0]
         assert gradient.y(name)[-1] / gradient.y(name)[two] == found[f"gradient at the input, 24 layers / 2: {name}"][0]
 
@@ -196,11 +196,11 @@ def contextual(panels: list[Panel], computed: Computed, model: Any) -> None:
     for title, name, rows in zip(
         ("embedding + position", "encoder's output"),
         ("largest change of the embedding of bank between two sentences", "of the encoder's output"),
-        network.bank(),
+        embedding.bank(),
         strict=True,
     ):
         panel = shown[f"{title}: change {found[name][0]:.2g}"]
-        assert panel.rows == [" ".join(text.split()[-2:]) for text in network.SENTENCES]
+        assert panel.rows == [" ".join(text.split()[-2:]) for text in embedding.SENTENCES]
         assert np.array_equal(image(panel), rows)
 
 

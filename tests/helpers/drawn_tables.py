@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from claims import attention, norms
+from claims import norms, order
 from claims.worked import SENTENCE, WORDS
 from drawn_claims import Computed
 
@@ -49,9 +49,7 @@ def other_orders(head: tuple, rows: tuple, computed: Computed) -> None:
     found = computed(44)
     plain = found["largest change of a weight between both orders, without positions"]
     placed = found["the same with positions"]
-    assert rows == tuple(
-        (name, f"{a:.1e}", f"{b:.3f}") for name, a, b in zip(attention.ORDERS, plain, placed, strict=True)
-    )
+    assert rows == tuple((name, f"{a:.1e}", f"{b:.3f}") for name, a, b in zip(order.ORDERS, plain, placed, strict=True))
 
 
 @check_table

@@ -121,13 +121,13 @@ def frame_cells(axes: Any, cells: Sequence[tuple[int, int]]) -> None:
     """A frame around each of these cells (row, column) of a heat map."""
     for row, column in cells:
         x, y = np.array([0, 1, 1, 0, 0]) + column - 0.5, np.array([0, 0, 1, 1, 0]) + row - 0.5
-        axes.plot(x, y, color=INK, linewidth=1, clip_on=False)
+        axes.plot(x, y, color=INK, linewidth=1, clip_on=False, zorder=4)
 
 
 def write_beside(axes: Any, head: str, texts: Sequence[str], size: float = 7.5) -> None:
     """A column of texts to the right of a heat map, one a row, under its head."""
     right = axes.get_xlim()[1] + 0.15
-    for row, text in enumerate((head, *texts), -1):
+    for row, text in zip((-0.7, *range(len(texts))), (head, *texts), strict=True):
         axes.text(right, row, text, ha="left", va="center", fontsize=size, color=SOFT)
 
 
