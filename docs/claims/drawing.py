@@ -61,8 +61,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def curves(axes: Any, x: Any, values: Mapping[str, Any], place: str = "lower left", size: Any = None) -> None:
-    """A line with a dot at each x for each label. size: of the legend's letters."""
+def curves(axes: Any, x: Any, values: Mapping[str, Any], place: Any = "lower left", size: Any = None) -> None:
+    """A line with a dot at each x for each label. place: of the legend, or its lower left corner as shares of the
+    panel; size: of its letters."""
     for colour, (label, y) in zip(SERIES, values.items(), strict=False):
         axes.plot(x, y, "o-", color=colour, markersize=4, label=label)
     axes.grid(True, linewidth=0.6)

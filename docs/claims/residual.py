@@ -166,7 +166,7 @@ def trained_loss(name: str, layers: int, seed: int, steps: int = 600) -> float:
 def draw_residuals() -> Any:
     """Both with the four variants: what tells positions apart, and the gradient."""
     figure, (apart, gradient) = canvas(2, width=8.2)
-    curves(apart, DEPTHS, told_apart(), "center right")
+    curves(apart, DEPTHS, told_apart(), (0.42, 0.1))
     apart.set(title="share of the output that tells positions apart", xlabel="layers")
     curves(gradient, DEPTHS, gradients_by_depth(), "upper left")
     gradient.set(title="norm of the gradient at the input", xlabel="layers")
