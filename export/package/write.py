@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
-from export.precision.passes import change
+from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
 from export.targets.attention import shown_layer
 from export.targets.coreml.shape import FixedShape
@@ -193,7 +193,7 @@ def _write_graphs(
     for owner, names in target.data_files(checkpoint.config).items():
         models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape, interface) for name in names}
         for model in models.values():
-            change(model, precision, target.lowering, activations)
+            lower(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":
                 use_packed_operators(model, checkpoint, activations)
             unpack_on_load(model, checkpoint)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from export.nn.primitives import FULL_PRECISION
 from mlx_transformer.system.errors import UserError
 
-from .recipes import RECIPE, then
+from .late_weights import LATE, derived
 
 HIDDEN = -6e4
 TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16}
@@ -93,7 +93,7 @@ def _narrow(value: ir.Value, kind: ir.DataType) -> None:
         return [narrow]
 
     if value.const_value is None:
-        value.meta[RECIPE] = then(value, make, kind.name), 0
+        value.meta[LATE] = derived(value, make, kind.name), 0
     else:
         array = value.const_value.numpy()
         if kind == ir.DataType.FLOAT16:

@@ -43,7 +43,7 @@ class Precision:
 
     suffix: str
     dtype: str
-    said: str
+    label: str
     form: Literal["floats", "integers", "blocks", "packed"]
     bits: int
     limits: Limits | None = None
@@ -164,5 +164,5 @@ def blocks_operators(precision: str, lowering: Lowering, activations: str) -> st
 
 def arithmetic(precision: str, activations: str | None) -> str:
     """What is multiplied, in a few words."""
-    said = PRECISIONS[precision].said if precision in IN_BLOCKS else precision
-    return said if activations is None else f"{said}; {activations} activations"
+    label = PRECISIONS[precision].label if precision in IN_BLOCKS else precision
+    return label if activations is None else f"{label}; {activations} activations"

@@ -17,7 +17,7 @@ from export.package.source import open_source
 from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
-from export.precision.passes import change
+from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
 from export.targets.attention import shown_layer
 from export.targets.table import TARGETS, target_of
@@ -93,7 +93,7 @@ def export_search(
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --text")
     model = search_model(opened.config, target, tokenizer if text else None, shown)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    change(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
+    lower(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if shown is not None:
         model.metadata_props[ATTENTION] = str(shown)

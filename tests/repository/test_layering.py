@@ -22,8 +22,8 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
 SHARED = ["system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "reference", "precision", "targets", "runtime", "package", "search", "web", "serve"]
-ONNX_SIDE += ["validate", "explain"]
+ONNX_SIDE = ["settings", "nn", "reference", "graph", "precision", "targets", "runtime", "package"]
+ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings", "export.precision.table", "export.targets.names")
@@ -39,7 +39,9 @@ OWNERS = {
         "export.validate.locate.isolate_mlx",
         "export.validate.checks.gradients",
     ),
-    ONNX: tuple(f"export.{room}" for room in ("nn", "precision", "targets", "search", "package", "web", "validate")),
+    ONNX: tuple(
+        f"export.{room}" for room in ("nn", "graph", "precision", "targets", "search", "package", "web", "validate")
+    ),
     RUNTIME: (
         "export.runtime.sessions",
         "export.runtime.transformer",

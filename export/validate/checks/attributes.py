@@ -7,7 +7,7 @@ an input's variance happens to be small. So every graph of a package is read, th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from export.graph.protos import all_nodes, initializers
 from export.nn.masks import HIDDEN
 from mlx_transformer.core.config import TransformerConfig
 
@@ -74,7 +75,7 @@ def _told(
     """(node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
     nodes = list(all_nodes(graph))
     makers = {output: node for node in nodes for output in node.output}
-    constants = {tensor.name: tensor for tensor in _initializers(graph)}
+    constants = {tensor.name: tensor for tensor in initializers(graph)}
     for node in nodes:
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Sqrt":
@@ -109,25 +110,6 @@ def _constant(
     if not isinstance(tensor, onnx.TensorProto):
         return None
     return float(numpy_helper.to_array(tensor, str(folder)).reshape(-1)[0])
-
-
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph, each followed by those of its branches."""
-    for node in graph.node:
-        yield node
-        for inner in _inner(node):
-            yield from all_nodes(inner)
-
-
-def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
-        for inner in _inner(node):
-            yield from _initializers(inner)
-
-
-def _inner(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
-    return (attribute.g for attribute in node.attribute if attribute.HasField("g"))
 
 
 def _plain(value: Any) -> Any:

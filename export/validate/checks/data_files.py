@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any
 
 import onnx
 
+from export.graph.protos import all_nodes, initializers
 from export.package.weights import ALIGNMENT
 from export.validate.engines.protocol import Engine
 from mlx_transformer.system.errors import UserError
@@ -138,11 +138,8 @@ def _external(graph: Path) -> Iterator[tuple[str, _Tensor]]:
         raise UserError(f"{graph}: its tensors' places can't be read ({error!r}); export the model again") from error
 
 
-def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Initializers, and the tensors of constants, of a graph and of those within it."""
-    yield from message.initializer
-    for attribute in (attribute for node in message.node for attribute in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        if attribute.HasField("g"):
-            yield from _tensors(attribute.g)
+    yield from initializers(graph)
+    for node in all_nodes(graph):
+        yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))

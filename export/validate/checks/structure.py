@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from export.graph.protos import all_nodes, inner_graphs
 from export.precision.adapters import A, B
 from export.targets.coreml.shape import part_of
 from export.targets.names import (
@@ -35,7 +36,7 @@ from export.validate.engines.protocol import Engine, unread_by
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
-from .attributes import all_nodes, attributes
+from .attributes import attributes
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -211,4 +212,4 @@ def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -
 
 def _outer_values(node: onnx.NodeProto) -> list[str]:
     """Names of the values that the branches of an If read."""
-    return [name for a in node.attribute if a.HasField("g") for inner in all_nodes(a.g) for name in inner.input]
+    return [name for graph in inner_graphs(node) for inner in all_nodes(graph) for name in inner.input]

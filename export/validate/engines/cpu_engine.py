@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.graph.protos import add_taps
 from export.targets.cpu.runtime import CpuModel
 from export.targets.names import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
@@ -31,7 +32,6 @@ from mlx_transformer.system.errors import UserError
 from .cpu_attention import Read, decoder_weights, values_read
 from .onnx_engine import NoCachedPath
 from .onnxruntime_engine import OnnxRuntimeEngine, ProfiledSession
-from .taps import add_taps
 
 Array = NDArray
 Attention = tuple[dict[str, "TappedCpuSession"], dict[str, str], dict[str, Read]]

@@ -19,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export.graph.protos import add_taps, constant_part, initializers
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
@@ -35,7 +36,6 @@ from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
 from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
-from .taps import add_taps, constant_part, initializers
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel

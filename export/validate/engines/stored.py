@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from export.precision.adapters import GAIN, A, B, branch, change_of, merged
+from export.precision.adapters import GAIN, A, B, branch, delta_of, merged
 from export.precision.int8 import IN_STEPS
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
@@ -116,7 +116,7 @@ def matrices(
 
 def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
     """What the operators and an adapter's branch beside them have to make of a quantised matrix."""
-    packed, change = checkpoint.packed(name), change_of(checkpoint, name)
+    packed, change = checkpoint.packed(name), delta_of(checkpoint, name)
     if change is None:
         return partial(matrix_of, packed)
     dense = packed.dequantised()
@@ -128,7 +128,7 @@ def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
 def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
     """What a graph has to compute of integers and the adapter beside them: the parameter. A number of `got` may lie on
     the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads there."""
-    change, weight = change_of(checkpoint, name), checkpoint.packed(name).dequantised()
+    change, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
     assert change is not None
     size = np.abs(weight) + change.factor * (np.abs(change.b).astype(np.float64) @ np.abs(change.a))
     gain = change.gain(weight)

@@ -15,39 +15,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.graph.protos import COMPUTED, Wiring, cut
 from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 
 from .setting import Setting
 
 Array = NDArray
-
-COMPUTED = "/computed"
-
-
-class Wiring:
-    """Who makes and who reads each value of a graph."""
-
-    def __init__(self, graph: onnx.GraphProto):
-        self.nodes = list(graph.node)
-        self.maker = {output: node for node in graph.node for output in node.output}
-
-    def last(self, scope: str) -> str | None:
-        """Output of the last node within a module."""
-        outputs = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
-        return outputs[-1] if outputs else None
-
-    def first(self, scope: str, operator: str) -> onnx.NodeProto | None:
-        """First node of a type directly or anywhere within a module."""
-        nodes = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
-        return next(nodes, None)
-
-    def readers(self, value: str | None) -> list[onnx.NodeProto]:
-        return [node for node in self.nodes if value in node.input]
-
-    def behind(self, value: str, operator: str) -> str:
-        """The value before the node that makes this one, if that is of the type."""
-        maker = self.maker.get(value)
-        return maker.input[0] if maker is not None and maker.op_type == operator else value
 
 
 def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
@@ -119,22 +92,6 @@ def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
             values[point] = value
             used.add(value)
     return values
-
-
-def cut(model: onnx.ModelProto, points: dict[str, str]) -> onnx.ModelProto:
-    """A copy whose outputs are POINT/computed, with an input for every point's value."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    graph, names = copy.graph, {value: point for point, value in points.items()}
-    for node in graph.node:
-        for k, output in enumerate(node.output):
-            if output in names:
-                node.output[k] = names[output] + COMPUTED
-    del graph.output[:], graph.value_info[:]
-    for value, point in names.items():
-        graph.output.append(onnx.helper.make_tensor_value_info(point + COMPUTED, onnx.TensorProto.FLOAT, None))
-        graph.input.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None))
-    return copy
 
 
 def _value(wiring: Wiring, point: str) -> str | None:

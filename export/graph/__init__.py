@@ -1,0 +1,1 @@
+"""Graphs made, changed and read: what every target and pass shares."""
