@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
@@ -28,16 +27,14 @@ class Opened:
 
     folder: Path
     runtime: str
-    engine: Any
-    """An `export.validate.engines.Engine` that shows points and searches."""
+    engine: Engine
     config: TransformerConfig
     tokenizer: Tokenizer
 
     @property
     def label(self) -> str:
         """For people: what runs it, and in which precision if not in float32."""
-        engine: Engine = self.engine
-        details = engine.details()
+        engine, details = self.engine, self.engine.details()
         names = {"mlx": "MLX", "onnxruntime": "ONNX Runtime", "reference": "NumPy reference"}
         runtime = self.runtime.partition(":")[0]
         where = details.get("provider", "").removesuffix("ExecutionProvider") or str(engine.device).upper()
@@ -73,7 +70,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
             raise UserError(f"{folder}: is a checkpoint; --threads is for ONNX folders")
         checkpoint = open_checkpoint(folder, verify)
         engine, path = open_engine(chosen, checkpoint, None), checkpoint.tokenizer_path
-    config: TransformerConfig = engine.config  # type: ignore[attr-defined]
+    config = engine.config
     tokenizer = None if path is None else Tokenizer.load(path)
     architecture = config.architecture
     tokenizer = fitting_tokenizer(config, tokenizer, str(folder), architecture, USES[architecture])

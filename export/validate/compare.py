@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,10 +38,10 @@ from .checks.second_look import FAR, SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, held_by
 from .engines.foreign_engine import ForeignEngine, is_foreign
-from .engines.protocol import Engine, Unavailable, activations_of, budget_of, ended, is_exact
+from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
 from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
-from .locate.isolate import Culprit, isolable, isolate
+from .locate.isolate import Culprit, isolate
 from .report import Report
 from .rule import Deviation, Measurement, Natural, Truth
 from .threads import one_blas_thread
@@ -84,14 +85,16 @@ def compare(
     `engines/foreign_engine.py`). Raises `UserError` for folders that are no such models.
     """
     opened = open_checkpoint(checkpoint)
-    engines, absent = [], []
-    with ended(engines):
+    engines: list[Engine] = []
+    absent = []
+    with ExitStack() as stack:
         for name in runtimes if runtimes is not None else _default_runtimes(onnx):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
                     engines.append(ForeignEngine(opened, Path(onnx), names or {}, threads))
                 else:
                     engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
+                stack.callback(engines[-1].close)
             except Unavailable:
                 if runtimes is not None:
                     raise
@@ -99,7 +102,7 @@ def compare(
         if not engines:
             raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
         seed = fresh_seed() if seed is None else seed
-        vectors = any(getattr(engine, "inputs_embeds", False) for engine in engines)
+        vectors = any(engine.capabilities.reads_vectors for engine in engines)
         texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
         longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
         cases = grid(opened.config, seed, texts, longest)
@@ -138,7 +141,7 @@ def _compare(
 ) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
-    inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
     held = {engine.name: held_by(engine, stored) for engine in engines}
@@ -162,10 +165,10 @@ def _compare(
         seed=0,
         runtimes=tuple(
             Runtime(
-                *(e.name, e.precision, e.device, budget_of(e), e.details(), arithmetic(e.precision, activations_of(e))),
-                logits_only=getattr(e, "logits_only", False),
-                missing_taps=getattr(e, "missing_taps", ()),
-                search_only=getattr(e, "search_only", False),
+                *(e.name, e.precision, e.device, e.budget, e.details(), arithmetic(e.precision, e.activations)),
+                logits_only=e.capabilities.shows == "logits",
+                missing_taps=e.capabilities.missing_taps,
+                search_only=e.capabilities.shows == "tokens",
             )
             for e in engines
         ),
@@ -207,13 +210,13 @@ def _against(
         natural.append(truths["logits"].natural)
         for engine in engines:
             for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, shown)]:
-                truth = truths[tap] if is_exact(engine) else replace(truths[tap], bits=None)
+                truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
                 if tap == "logits":
                     agreement.add(engine.name, path, case, got, truths[tap])
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: _limit(engine, natural) for engine in engines}
-    inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = _judged(samples, SecondLook(c, weights, shown))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
 
@@ -226,7 +229,7 @@ def _culprits(
     for engine in engines:
         point = report.first_over_budget(engine.name)
         failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
-        if point is not None and not failed and point.tap != CROSS_ATTENTION and isolable(engine):
+        if point is not None and not failed and point.tap != CROSS_ATTENTION and engine.capabilities.isolates:
             position = next(iter(point.worst.deviation.index[1:]), None)
             yield isolate(engine, held[engine.name], inputs[point.case], point.path, point.tap, position)
 
@@ -242,14 +245,15 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, shown: int | Non
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
     """(path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
-    if getattr(engine, "search_only", False):
+    can = engine.capabilities
+    if can.shows == "tokens":
         return
-    if getattr(engine, "logits_only", False):
+    if can.shows == "logits":
         yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
         return
     values, why = attempt(lambda: engine.taps(case))
     for name in taps:
-        if name in getattr(engine, "missing_taps", ()):
+        if name in can.missing_taps:
             continue
         yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
@@ -273,7 +277,7 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
     points: dict[tuple[str, str, str], Point] = {}
     for sample in samples:
         engine, tap = sample.engine, sample.tap
-        budget = budget_of(engine)
+        budget = engine.budget
         measurement = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
         if not measurement.passed and measurement.share <= FAR and sample.deviation.same_bits is None:
             natural = second_look(sample.case, tap)
@@ -287,7 +291,7 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
 
 def _limit(engine: Engine, natural: Sequence[Natural]) -> float:
     """The largest error that a logit of this runtime may have, by the natural errors of all inputs' logits."""
-    budget, pool = budget_of(engine), Natural.pooled(natural)
+    budget, pool = engine.budget, Natural.pooled(natural)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in natural)
 
 

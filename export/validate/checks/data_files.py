@@ -63,8 +63,8 @@ def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
     only those that an engine runs: several share one data file. `UserError` for a graph that can't be read."""
     places = {}
     for engine in engines:
-        for path in getattr(engine, "files", {}).values():
-            places[path.parent] = escape(path.name) if getattr(engine, "search_only", False) else "*.onnx"
+        for path in engine.capabilities.files.values():
+            places[path.parent] = escape(path.name) if engine.capabilities.shows == "tokens" else "*.onnx"
     for folder, pattern in places.items():
         readers: dict[str, list[_Tensor]] = {path.name: [] for path in folder.glob(f"{pattern}_data")}
         for graph in sorted(folder.glob(pattern)):

@@ -39,7 +39,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
 
 def most_positions(engines: Sequence[Engine], config: TransformerConfig) -> int:
     """The length that all engines take: graphs of fixed shape may take less than their model."""
-    return min([config.max_positions, *(getattr(engine, "positions", config.max_positions) for engine in engines)])
+    return min([config.max_positions, *(engine.capabilities.longest or config.max_positions for engine in engines)])
 
 
 def words_of(checkpoint: Checkpoint) -> Words:

@@ -32,7 +32,7 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
-from export.validate.engines.protocol import Engine, unread_by
+from export.validate.engines.protocol import Engine
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
@@ -100,16 +100,15 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     """The structure of each engine whose operations can be read."""
     for engine in engines:
-        config: TransformerConfig = engine.config  # type: ignore[attr-defined]
-        files = getattr(engine, "files", {})
+        config, files = engine.config, engine.capabilities.files
         compared, wrong = attributes(files, config)
         if files:
             operations, used = _of_onnx(engine)
-        elif engine.name.startswith("mlx"):
+        elif engine.capabilities.isolates == "mlx":
             operations, used = _of_mlx(engine)
         else:
             continue
-        needed = [name for name in parameter_shapes(config) if name not in unread_by(engine)]
+        needed = [name for name in parameter_shapes(config) if name not in engine.unused_parameters()]
         unused = tuple(name for name in needed if name not in used)
         yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong))
 
@@ -143,26 +142,27 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     return (products, softmaxes), {name for name, i in keywords if i in reached}
 
 
-def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
+def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
     """((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
-    if getattr(engine, "search_only", False):
-        names = list(engine.files)
-    elif MODEL in engine.files:
+    files, searches = engine.capabilities.files, engine.capabilities.shows == "tokens"
+    if searches:
+        names = list(files)
+    elif MODEL in files:
         names = [MODEL]
-    elif engine.files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
-        names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in engine.files]
+    elif files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
+        names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in files]
     else:
-        names = [ENCODER, DECODER_FIRST if DECODER_FIRST in engine.files else DECODER_MERGED]
+        names = [ENCODER, DECODER_FIRST if DECODER_FIRST in files else DECODER_MERGED]
     total, used = np.zeros(2, int), set()
     for name in names:
-        graph = onnx.load(engine.files[name], load_external_data=False).graph
+        graph = onnx.load(files[name], load_external_data=False).graph
         nodes = list(all_nodes(_without_attention(graph)))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
         reached = _reached([output.name for output in graph.output], outer)
         used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
-    if getattr(engine, "search_only", False):
+    if searches:
         total[1] -= OF_SAMPLING
     return (int(total[0]), int(total[1])), used
 
@@ -193,7 +193,8 @@ def _further_parts(nodes: list[onnx.NodeProto]) -> int:
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
     """How many products are those of an adapter beside integers."""
-    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Cast"}
+    # A Reshape: a search reads its matrices through one (search/placement.py).
+    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
     return sum(any(name.rpartition(".")[2] in (A, B) for name in names) for names in read)
 

@@ -18,7 +18,7 @@ from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 
-from .protocol import Placement, Unavailable
+from .protocol import Capabilities, Engine, Placement, Unavailable
 
 Array = NDArray
 PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
@@ -33,11 +33,12 @@ def has_gpu() -> bool:
     return mx.is_available(mx.Device(mx.gpu))
 
 
-class MlxEngine:
+class MlxEngine(Engine):
     """The MLX model of a checkpoint on one device, cpu or gpu (Metal or CUDA), in one precision: float32 without TF32,
     float16, bfloat16 or, on a GPU, tf32."""
 
     name = "mlx"
+    capabilities = Capabilities(isolates="mlx")
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", precision: str = "float32"):
         if find_spec("mlx") is None:
@@ -88,8 +89,12 @@ class MlxEngine:
         return self.mx.stream(self._device)
 
     @property
-    def config(self) -> TransformerConfig:
+    def config(self) -> TransformerConfig:  # type: ignore[override] - the model's, which a test may exchange
         return self.model.config
+
+    @property
+    def is_training(self) -> bool:  # type: ignore[override]
+        return self.model.training
 
     def details(self) -> dict[str, str]:
         details = {"mlx": versions().get("mlx", ""), "device": str(self._device), "precision": self.precision}

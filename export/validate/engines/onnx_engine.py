@@ -29,12 +29,12 @@ from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.points import tap_names
-from export.validate.rule import stored_as
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
+from .protocol import Capabilities, Engine
 from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ SHAPES = "architecture vocab_size source_vocab_size d_model encoder_layers decod
 class TappedSession:
     """A session of a tapped copy, used like a session of the untapped graph: each run hands the taps to `observe`."""
 
-    def __init__(self, session: Session, names: Sequence[str], observe: Callable[[str, Array], None]):
+    def __init__(self, session: Any, names: Sequence[str], observe: Callable[[str, Array], None]):
         """`names`: of all taps; `logits`, an output anyway, are observed when a run asks for them."""
         self.session, self.observe, self.names = session, observe, set(names)
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
@@ -62,50 +62,42 @@ class TappedSession:
     def get_outputs(self) -> list[Any]:
         return [entry for entry in self.session.get_outputs() if entry.name not in self.taps]
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
         requested = list(output_names or [entry.name for entry in self.get_outputs()])
         names = [*requested, *self.taps]
-        values = self.session.run(names, input_feed)
+        values = self.session.run(names, input_feed, *options)
         for name, value in zip(names, values, strict=True):
             if name in self.names:
                 self.observe(name, value)
         return values[: len(requested)]
 
+    def io_binding(self) -> Any:
+        binding = self.session.io_binding()
+        self._bind(binding)
+        return binding
 
-class NoCachedPath:
-    """For engines with no cached pass to compare: their only pass uses a cache already, or returns no logits."""
+    def _bind(self, binding: Any) -> None:
+        for name in self.taps:
+            binding.bind_output(name)
 
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {}
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self._bind(binding)  # again: what the run before left there may be shorter
+        self.session.run_with_iobinding(binding, options)
+        for name, value in zip(self.taps, binding.get_outputs(), strict=False):
+            self.observe(name, value.numpy().copy())  # the next run writes to the same memory
 
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        return {}
 
+class OnnxFiles(Engine):
+    """Parameters in ONNX files. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of
+    it whose data files lie beside `path`."""
 
-class OnnxEngine:
-    """An exported folder. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of it
-    whose data files lie beside `path`."""
+    checkpoint: Checkpoint | None
+    _round_trips: dict[tuple[str, str], RoundTrip]
 
-    activations: str | None = None
-    """What weights in blocks are multiplied with, as the folder says."""
-    precision = "float32"
-    """The precision of its files; a subclass may set tf32, a way to compute that has no files of its own."""
-
-    def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
-        """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
-        self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
-        self.precision, self.activations = self.folder.precision, self.folder.activations
-        self.attention_layer = self.folder.interface.attention_layer
-        self._round_trips: dict[tuple[str, str], RoundTrip] = {}
-        self.config, self.inputs_embeds = self.folder.config, self.folder.interface.inputs_embeds
-        if checkpoint is not None:
-            check_same_model(self.folder, checkpoint)
-        self.files = _all_graphs(self.folder)
-        self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
-        self._tapped: dict[str, Session] = {}
-        self._shown: dict[tuple[str, ...], TappedSession] = {}
-        self._observed: dict[str, list[Array]] = {}
-        self._encoded: tuple[Case, Array] | None = None
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The file of each graph."""
+        return self.capabilities.files
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
         raise NotImplementedError
@@ -144,9 +136,33 @@ class OnnxEngine:
                     yield path.name, name, array
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
-        """What a file must hold of this parameter of the checkpoint."""
+        """Return what a file must hold of this parameter of the checkpoint."""
         round_trip = self._round_trips.get((where, name))
-        return stored_as(array, self.precision) if round_trip is None else round_trip(array)
+        return super().as_stored(where, name, array) if round_trip is None else round_trip(array)
+
+
+class OnnxEngine(OnnxFiles):
+    """An exported folder."""
+
+    def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
+        """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
+        self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
+        self.precision, self.activations = self.folder.precision, self.folder.activations
+        self.config, self._round_trips = self.folder.config, {}
+        if checkpoint is not None:
+            check_same_model(self.folder, checkpoint)
+        interface = self.folder.interface
+        self.capabilities = Capabilities(
+            files=_all_graphs(self.folder),
+            isolates="onnx",
+            reads_vectors=interface.inputs_embeds,
+            attention_layer=interface.attention_layer,
+        )
+        self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
+        self._tapped: dict[str, TappedSession] = {}
+        self._shown: dict[tuple[str, ...], TappedSession] = {}
+        self._observed: dict[str, list[Array]] = {}
+        self._encoded: tuple[Case, Array] | None = None
 
     def logits(self, case: Case) -> Array:
         return _logits(self._model(), case, self._memory(case))
@@ -166,15 +182,14 @@ class OnnxEngine:
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """The encoder isn't tapped again: it has no cache."""
-        taps, memory = {}, self._memory(case)
+        """As `Engine` says. The encoder isn't tapped again: it has no cache."""
+        taps = {}
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
-            taps[path] = self._taps_of(lambda model=model: _cached(model, case, memory))
+            taps[path] = self._taps_of(lambda model=model: _cached(model, case, self._memory(case)))
         return taps
 
     def attention(self, case: Case) -> dict[str, Array]:
-        """The output `cross_attention` (B, T, S) of the untapped graphs, by the way they were run."""
         memory = self._memory(case)
 
         def watched(names: Iterable[str]) -> dict[str, Any]:
@@ -217,7 +232,7 @@ class OnnxEngine:
         ways = {"cached": pair, "cached, merged": [ENCODER, DECODER_MERGED]}
         return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
 
-    def _tapping(self, *names: str) -> dict[str, Session]:
+    def _tapping(self, *names: str) -> dict[str, TappedSession]:
         """Sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the names."""
         taps = tap_names(self.config)
         for name in names or self.files:

@@ -55,10 +55,17 @@ class ProfiledSession:
     def get_outputs(self) -> list[Any]:
         return self.session.get_outputs()
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
-        outputs = self.session.run(output_names, input_feed)
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
+        outputs = self.session.run(output_names, input_feed, *options)
         self.ran()
         return outputs
+
+    def io_binding(self) -> Any:
+        return self.session.io_binding()
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.session.run_with_iobinding(binding, options)
+        self.ran()
 
     def ran(self) -> None:
         """Count a run, and stop profiling after the last one to profile."""
@@ -86,7 +93,6 @@ class OnnxRuntimeEngine(OnnxEngine):
     is changed: off, unless it was asked for."""
 
     name = "onnxruntime"
-    profiled = ProfiledSession
 
     def __init__(
         self,
@@ -131,7 +137,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         # A provider whose libraries can't be loaded is left out with no more than a warning.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
-        return session if model is not None else self.profiled(session)
+        return session if model is not None else ProfiledSession(session)
 
     def details(self) -> dict[str, str]:
         return {

@@ -15,21 +15,20 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Placement
+from .protocol import Engine, Placement
 
 Array = NDArray
 
 
-class ReferenceEngine:
-    """`device` is the precision here: float32 or float64."""
+class ReferenceEngine(Engine):
+    """The reference in float32 or float64."""
 
     name = "reference"
-    device = "cpu"
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], precision: str = "float32"):
         if precision not in ("float32", "float64"):
             raise UserError(f"reference:{precision}: choose reference:float32 or reference:float64")
-        self.config, self.stored, self.precision = config, weights, "float32"
+        self.config, self.stored = config, weights
         self.model = Reference(config, weights, np.dtype(precision))
 
     def details(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.engines.protocol import Engine, budget_of, is_exact
+from export.validate.engines.protocol import Engine
 from export.validate.points import tap_names
 from export.validate.rule import Deviation, Measurement, Natural, Truth
 from mlx_transformer.core.config import TransformerConfig
@@ -53,25 +53,18 @@ class Culprit:
         return f"{place}: {self.operation or 'no single operation'}{f' ({self.why})' if self.why else ''}"
 
 
-def isolable(engine: Engine) -> bool:
-    """Whether an engine's operations can be run one by one: those of MLX's modules and of ONNX graphs."""
-    # In graphs of rows several operations are one node, and a tap names fewer points than the reference has.
-    has_every_point = not hasattr(engine, "missing_taps") and not getattr(engine, "search_only", False)
-    return has_every_point and (hasattr(engine, "files") or engine.name.startswith("mlx"))
-
-
 def isolate(
     engine: Engine, weights: Mapping[str, Array], case: Case, path: str, tap: str, position: int | None = None
 ) -> Culprit:
     """Run the operations behind a failing tap one by one. `position`: a failing one, which tells the cached pass."""
-    config = engine.config  # type: ignore[attr-defined]
+    config = engine.config
     part = None
     if path.startswith("cached") and not tap.startswith("encoder."):
         passes = case.passes()
         part = next((p for p in passes if position is not None and p.start <= position < p.stop), passes[-1])
     nobody = Culprit(engine.name, path, tap, case.name, "", "", None)
     setting = make_setting(config, weights, case, part)
-    if getattr(getattr(engine, "model", None), "training", False):
+    if engine.is_training:
         return replace(nobody, operation="dropout", why="the model is in training mode")
     try:
         computed = _run(engine, setting, path, tap)
@@ -113,8 +106,8 @@ def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
         deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)
     valid = valid_at(point, s.case, s.part, t64.shape[1])
-    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and is_exact(engine))
-    budget = budget_of(engine)
+    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.is_exact)
+    budget = engine.budget
     return Measurement.of(Deviation.of(got, truth), truth.natural, truth.natural, budget)
 
 
@@ -128,5 +121,5 @@ def _named(nobody: Culprit, message: str, points: list[str], config: Transformer
 
 
 def _run(engine: Engine, setting: Setting, path: str, tap: str) -> dict[str, Array]:
-    run = run_onnx if hasattr(engine, "files") else run_mlx
+    run = run_onnx if engine.capabilities.isolates == "onnx" else run_mlx
     return run(engine, setting, path, tap)

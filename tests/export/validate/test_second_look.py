@@ -12,6 +12,7 @@ from export.reference import Reference
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
 from export.validate.checks.second_look import DRAWS, Reordered, SecondLook
+from export.validate.engines.protocol import Capabilities
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.rule import Natural, Truth
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -65,7 +66,7 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
             return super().__call__(case, tap)
 
     class Coarse(ReferenceEngine):
-        logits_only = True
+        capabilities = Capabilities(shows="logits")
 
         def logits(self, case: Case) -> np.ndarray:
             exact = Reference(self.config, self.stored)(case.ids, case.target_ids, case.mask)
