@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from export.validate.cases import Case
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -13,6 +17,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
 from mlx_transformer.generation.fitting import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_files
@@ -93,6 +98,25 @@ def open_other(text: str, first: Opened, threads: int | None = None, verify: boo
         if ours != theirs:
             raise UserError(f"{text}: {name}={theirs!r}, {first.folder} has {ours!r}; maps of these can't be compared")
     return other
+
+
+def cross_weights(
+    folder: Path, threads: int | None = None, precision: str | None = None, verify: bool = True
+) -> CrossWeights:
+    """Return cross-attention weights for pairs of texts, of the layer that `alignment_layer` chooses.
+
+    `translate --alignment` is made of them where the model's graphs don't return them: the model is opened for it.
+    `UserError` as `open_model`.
+    """
+    runtime = None if precision is None else f"onnxruntime:cpu:all:{precision}"
+    model = open_model(folder, runtime, threads, verify)
+    name = f"decoder.layers.{alignment_layer(model.config)}.cross_attention.weights"
+
+    def attention(source: NDArray, real: NDArray, read: NDArray) -> NDArray:
+        case = Case("pairs", source, None if real.all() else real, read, 1)
+        return np.asarray(model.engine.points(case, [name])[name], np.float32).mean(axis=1)
+
+    return cross_weights_by(attention, model.config)
 
 
 def _best() -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference.layers import norm, softmax
-from export.validate.points import inner_names, tap_names
+from export.validate.findings import inner_names, tap_names
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.system.errors import UserError

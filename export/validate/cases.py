@@ -25,7 +25,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .points import tap_names
+from .findings import tap_names
 
 if TYPE_CHECKING:
     from export.reference import Reference

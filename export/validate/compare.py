@@ -111,6 +111,27 @@ def compare(
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
 
+def assert_equal(
+    checkpoint: str | Path,
+    onnx: str | Path | None,
+    runtimes: Sequence[str] | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+) -> Report:
+    """Compare, as `compare` does, for a test suite.
+
+    Raises AssertionError unless everything is equal, with what failed first, the operation that is to blame and the
+    seed that repeats the run.
+    """
+    report = compare(checkpoint, onnx, runtimes, seed, threads=threads)
+    if not report.equal:
+        first = report.failures()
+        culprits = [f"{c.runtime}: culprit: {c.sentence}" for c in report.culprits if c.point or c.why]
+        lines = dict.fromkeys([*first[:1], *culprits])
+        raise AssertionError(f"{checkpoint} and {onnx} differ (seed {report.seed}): {'; '.join(lines)}")
+    return report
+
+
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
     """MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)

@@ -60,7 +60,7 @@ def translate(
         if not inner.shows_attention:
             if model.is_file():
                 raise UserError(f"{model}: returns no attention; export it with --search --attention")
-            from export.explain.aligning import cross_weights
+            from export.explain.opening import cross_weights
 
             inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     translate_stream(translator, text=text or (), model_facts=model_facts, **vars(where), **options)

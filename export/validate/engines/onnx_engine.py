@@ -26,9 +26,8 @@ from export.targets.coreml.shape import joined, parts_of
 from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case, search_inputs
-from export.validate.findings import PLAIN
+from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
-from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.search import search

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
-from export.validate.points import tap_names
+from export.validate.findings import tap_names
 
 from .onnx_engine import OnnxEngine
 

@@ -1,6 +1,6 @@
 """ONNX Runtime's WebGPU provider as an engine, run by headless Chromium: the exported files as a browser runs them.
 
-Needs a browser made of Chromium (`browser.find_browser`) and the npm package onnxruntime-web (web_package.py). Without
+Needs a browser made of Chromium (`browser.find_browser`) and the npm package onnxruntime-web (web_host.py). Without
 a GPU Chromium computes WebGPU on the processor, by SwiftShader; the report names the adapter.
 """
 
@@ -20,7 +20,7 @@ from mlx_transformer.system.errors import UserError
 from .browser import Browser
 from .protocol import Node, Placement, Unavailable
 from .wasm_engine import WasmEngine, WasmSession
-from .web_package import find_package
+from .web_host import find_package
 
 PROVIDER = "WebGpuExecutionProvider"
 ADAPTERS = ("software",)
@@ -36,7 +36,7 @@ class WebGpuEngine(WasmEngine):
         """adapter: "software" computes on the processor, though there be a GPU."""
         if adapter not in ("", *ADAPTERS):
             raise UserError(f"webgpu: adapter {adapter!r} is not one of {', '.join(ADAPTERS)}")
-        self.wanted = adapter
+        self.requested = adapter
         super().__init__(checkpoint, onnx_folder, threads)
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> WasmSession:
@@ -45,7 +45,7 @@ class WebGpuEngine(WasmEngine):
         return super().open(path, model)
 
     def start(self) -> Browser:
-        return Browser(find_package("webgpu", *WEBGPU), self.threads, self.wanted)
+        return Browser(find_package("webgpu", *WEBGPU), self.threads, self.requested)
 
     @property
     def adapter(self) -> str:

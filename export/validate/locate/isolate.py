@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
-from export.validate.points import tap_names
+from export.validate.findings import tap_names
 from export.validate.rule import Deviation, Measurement, Natural, Truth
 from mlx_transformer.core.config import TransformerConfig
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import encoded, full_pass
-from export.validate.points import inner_names
+from export.validate.findings import inner_names
 from mlx_transformer.core.parameters import parameter_shapes
 
 from .inside import HEADS, modules_between

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from export.validate.locate.isolate import Culprit
 
 EQUAL, MISMATCH = "equal", "mismatch"
 EXIT_EQUAL, EXIT_MISMATCH = 0, 1
+FAILURES = 6  # lines of a summary
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,30 @@ class ReportData:
 def _brief(taps: Iterable[str]) -> list[str]:
     """The layers of a stack as one: encoder.layers.*.feed_forward."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
+
+
+def summary(r: ReportData) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of what went wrong, of each runtime, and of the whole, for notebooks."""
+    for line in r.failures()[:FAILURES]:
+        yield "failure", line
+    for runtime in r.runtimes:
+        weights = [check for check in r.weights if check.runtime == runtime.name]
+        points = [point for point in r.points if point.runtime == runtime.name]
+        tokens = [check for check in r.tokens if check.runtime == runtime.name]
+        said = []
+        if weights:
+            equal = "bit for bit" if all(check.passed for check in weights) else "some differ"
+            said.append(f"{sum(check.count for check in weights):,} weights {equal}")
+        if points:
+            worst = max(point.worst.share for point in points)
+            said.append(f"{sum(point.inputs for point in points):,} tensors, at most {worst:.2g} of the budget")
+        if tokens:
+            same = "the same" if all(check.passed for check in tokens) else "not all the same"
+            said.append(f"{sum(check.tokens for check in tokens):,} tokens {same}")
+        yield runtime.name, ", ".join(said)
+    for line in r.notes:
+        yield "note", line
+    yield "seed", f"{r.seed}, {len(r.inputs)} inputs, {r.seconds:.1f} s"
 
 
 def place_of(point: Point) -> str:

@@ -10,9 +10,8 @@ from mlx_transformer.system import terminal
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.page import table
 
-from .data import ReportData
+from .data import ReportData, summary
 from .html import page
-from .summary import summary
 from .terminal import print_report
 
 

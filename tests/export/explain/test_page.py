@@ -21,9 +21,8 @@ from without_mlx import WITHOUT_MLX
 
 from export import export_search
 from export.explain.command import explain
-from export.explain.content import content
+from export.explain.content import bits_for, content, packed, packed_difference, unpacked
 from export.explain.opening import Opened
-from export.explain.packing import bits_for, packed, packed_difference, unpacked
 from export.explain.page import page
 from export.explain.sentence import Sentence
 from export.explain.trace import KINDS, Trace

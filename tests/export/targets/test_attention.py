@@ -136,7 +136,7 @@ def test_alignment_needs_no_engine_of_validate(target, call, tmp_path, monkeypat
     export_onnx(
         folder / "model", folder / "onnx", target=target, attention=True, fixed_shape=SHAPE.get(target) and "2x48x48"
     )
-    monkeypatch.setattr("export.explain.aligning.cross_weights", None)
+    monkeypatch.setattr("export.explain.opening.cross_weights", None)
     status, out, said = call("translate", folder / "onnx", "--alignment", stdin="".join(f"{x}\n" for x in LINES))
     assert (status, said) == (0, "")
     assert out == "".join(f"{line}\t{links}\n" for line, links in zip(LINES, LINKS, strict=True))

@@ -20,7 +20,7 @@ from export import OnnxTransformer, export_onnx
 from export.__main__ import main
 from export.package.facts import graph_facts
 from export.validate import compare, validate_command
-from export.validate.points import tap_names
+from export.validate.findings import tap_names
 from mlx_transformer.core.checkpoint import save_checkpoint
 
 ENCODER_DECODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder-decoder"]

@@ -7,8 +7,8 @@ import pytest
 from small_models import configs, random_weights
 
 from export.reference import Reference
+from export.validate.findings import inner_names, tap_names
 from export.validate.locate.inside import HEADS, OPERATIONS, makers, modules_between, operation
-from export.validate.points import inner_names, tap_names
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 
