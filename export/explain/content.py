@@ -26,7 +26,7 @@ from mlx_transformer.generation.alignment import alignment_layer, words_of
 from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
-from .sentence import Sentence
+from .sentence import ExplainedSentence
 from .trace import Trace, most_likely, norms, probabilities, written_by
 
 FINE, COARSE = 16, 8
@@ -37,7 +37,7 @@ ROOM = 2_400_000
 LENS_TOP = 3
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
-"""Of attention: whose positions ask, and whose are attended to."""
+"""The sides of each kind of attention: whose positions ask, and whose are attended to."""
 
 
 @dataclass
@@ -73,7 +73,9 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
     return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
 
 
-def content(models: Sequence[Opened], sentence: Sentence, traces: Sequence[Trace], top_k: int) -> dict[str, Any]:
+def content(
+    models: Sequence[Opened], sentence: ExplainedSentence, traces: Sequence[Trace], top_k: int
+) -> dict[str, Any]:
     """What the page shows. `UserError` for a sentence that makes too large a page."""
     first = models[0]
     config, texts = first.config, Texts(first.tokenizer)
@@ -136,8 +138,8 @@ def _maps(traces: Sequence[Trace]) -> dict[str, Any]:
     return {"bits": bits, "kinds": kinds}
 
 
-def _steps(trace: Trace, sentence: Sentence, texts: Texts, top_k: int) -> list[dict[str, Any]]:
-    """Of each position: the likeliest ids and their probabilities; probability and rank (from 1) of the one that
+def _steps(trace: Trace, sentence: ExplainedSentence, texts: Texts, top_k: int) -> list[dict[str, Any]]:
+    """List for each position the likeliest ids and their probabilities; probability and rank (from 1) of the one that
     follows."""
     p = probabilities(trace.logits)
     best = most_likely(p, top_k)
@@ -150,7 +152,7 @@ def _steps(trace: Trace, sentence: Sentence, texts: Texts, top_k: int) -> list[d
 
 
 def _lens(trace: Trace, texts: Texts) -> list[dict[str, Any]]:
-    """Of each layer: its name, and for each position the likeliest ids with their probabilities."""
+    """List for each layer its name, and for each position the likeliest ids with their probabilities."""
     layers = []
     for name, logits in trace.lens.items():
         p = probabilities(logits)
@@ -164,7 +166,7 @@ def _norms(trace: Trace) -> dict[str, list[float]]:
     return {name: rounded(values) for name, values in norms(trace.points).items()}
 
 
-def _beam(sentence: Sentence, texts: Texts) -> dict[str, Any]:
+def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
     tree = sentence.tree
     return {
         "step": [node.step for node in tree],

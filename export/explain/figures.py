@@ -15,7 +15,7 @@ from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 
 from .content import NAMES, SIDES
-from .sentence import Sentence
+from .sentence import ExplainedSentence
 from .trace import Trace, norms, probabilities
 
 FORMATS = ("png", "svg")
@@ -46,9 +46,11 @@ def _holds_figures(folder: Path) -> bool:
     return all(name.startswith(known) and name.rpartition(".")[2] in FORMATS for name in names)
 
 
-def write_figures(folder: Path, sentence: Sentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
-    """Write all of them at once, NAME.png and NAME.svg; how many there are. data: what the page shows. Of two models
-    the first is drawn, and the difference of the heads."""
+def write_figures(folder: Path, sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
+    """Write all figures, NAME.png and NAME.svg each, and return how many there are.
+
+    data: what the page shows. If there are two models, the first is drawn, and the difference of the heads.
+    """
     import matplotlib
 
     figures = dict(_figures(sentence, traces, data))
@@ -62,7 +64,9 @@ def write_figures(folder: Path, sentence: Sentence, traces: Sequence[Trace], dat
     return len(figures)
 
 
-def _figures(sentence: Sentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
+def _figures(
+    sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]
+) -> Iterator[tuple[str, Draw]]:
     first = traces[0]
     labels = {side: [_label(data, id) for id in of["ids"]] for side, of in data["sides"].items()}
     written = [_label(data, id) for id in data["written"]]
@@ -210,7 +214,7 @@ def _beam(data: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _lens(trace: Trace, data: Mapping[str, Any], read: Sequence[str], sentence: Sentence) -> Any:
+def _lens(trace: Trace, data: Mapping[str, Any], read: Sequence[str], sentence: ExplainedSentence) -> Any:
     """The likeliest token after each layer, over the shade of its probability; green where it is what follows."""
     layers = data["lens"]["of"][0]
     values = np.array([probabilities(logits).max(axis=-1) for logits in trace.lens.values()])

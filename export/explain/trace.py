@@ -18,7 +18,7 @@ from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
-from .sentence import Sentence
+from .sentence import ExplainedSentence
 
 Array = NDArray[np.float32]
 
@@ -27,7 +27,7 @@ KINDS = {
     "decoder": ("decoder", "self_attention"),
     "cross": ("decoder", "cross_attention"),
 }
-"""Of attention: the stack, and the sub-layer in each of its layers."""
+"""The place of each kind of attention: its stack, and the sub-layer in each layer."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Trace:
     lens: Mapping[str, Array]
 
 
-def trace(model: Opened, sentence: Sentence) -> Trace:
+def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
     """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
     config = model.config
     names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]

@@ -5,7 +5,7 @@
 
 What is multiplied with them is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where ONNX Runtime
 makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it); without it,
-and so in whatever else opens the file, the activations are rounded to int8. Of 8 bits, weights that meet float32
+and so in whatever else opens the file, the activations are rounded to int8. Weights of 8 bits that meet float32
 activations are unpacked when the graph is loaded, in every target (`unpacked.py`).
 
 Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in

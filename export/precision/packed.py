@@ -38,7 +38,7 @@ CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
 """Bits of a stored value: the operators know three kinds."""
 TOLERANCE = 2.0**-21
-"""Of the biases: float32's rounding and a little more."""
+"""A share of the biases: float32's rounding and a little more."""
 
 
 def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:

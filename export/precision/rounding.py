@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 INT8 = 127
-# Of activations in 0..255: two products of a pair of columns are summed in 16 bits on x86 CPUs without VNNI.
+# The largest sum of a pair of columns: with activations in 0..255, x86 CPUs without VNNI add up two products in 16 bits.
 PAIR = 32767 // 255
 BLOCK = 32
 """Columns that share a scale, where rows are in blocks."""
@@ -48,7 +48,7 @@ def from_int8_rows(q: NDArray[np.int8], scale: NDArray[np.float32]) -> NDArray[n
 def block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """(O, D) -> q (O, G, b) in 0..2^bits - 1 and scales (O, G): (q - 2^(bits-1)) * scale is nearest to w.
 
-    Of the scales tried, each block takes the one of the least squared error; its largest value in magnitude may lie at
+    Each block takes the scale of the least squared error among those tried; its largest value in magnitude may lie at
     the end that has one step more, -2^(bits-1), so scales may be negative. D is padded with zeros to G * b.
     """
     half = 1 << (bits - 1)

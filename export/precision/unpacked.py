@@ -1,12 +1,12 @@
-"""Products in float32 of weights that are stored as integers: ONNX Runtime computes the weights once, when it loads the
-graph, and multiplies them as fast as any in float32, in as much memory.
+"""Products in float32 with weights that are stored as integers: ONNX Runtime computes the weights once, when it loads
+the graph, and multiplies them as fast as any in float32, in as much memory.
 
     rows      q int8  (O, D)    --> Cast ------------> Mul scale (O, 1) -----------------------> Transpose --> W (D, O)
     blocks    q uint8 (O, G, b) --> Cast --> Sub 128 --> Mul scale (O, G, 1) --> Reshape [Slice] --> Transpose --> W
     either    MatMul(x, W) [--> Add] --> y
 
-It has no fast product of 8-bit blocks with float32: that took 10 to 17 times as long for one sentence. Of four bits it
-has one.
+It has a fast product with float32 for blocks of four bits, but none for those of eight: that took 10 to 17 times as
+long for one sentence.
 
 Shapes: D width in, O width out, G blocks of a row, b values of a block.
 """
@@ -22,7 +22,7 @@ from export.graph.edit import Nodes
 from .products import Linear, put_product
 
 Unpack = Callable[[Nodes, Linear], ir.Value]
-"""Adds what makes the weight (O, D) in float32 of what is stored."""
+"""Adds the nodes that make the weight (O, D) in float32 from what is stored."""
 
 
 def multiply_unpacked(model: ir.Model, products: Sequence[Linear], unpack: Unpack) -> None:

@@ -36,7 +36,7 @@ class Hypothesis:
 
 
 @dataclass
-class Sentence:
+class BeamState:
     """State of one sentence's beam search. `margin`: the closest decision taken so far, in log-probability."""
 
     live: list[Hypothesis]
@@ -49,11 +49,11 @@ class Sentence:
 
 def beam_search(
     reference: Reference, sources: Sequence[list[int]], beam: int, limit: int, alpha: float = ALPHA
-) -> list[Sentence]:
+) -> list[BeamState]:
     """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length)."""
     c = reference.config
     cache, logits = _start(reference, sources)
-    sentences = [Sentence([Hypothesis(0.0, ())]) for _ in sources]
+    sentences = [BeamState([Hypothesis(0.0, ())]) for _ in sources]
     for _ in range(limit):
         rows: list[int] = []
         offset = 0
@@ -71,7 +71,7 @@ def beam_search(
     return sentences
 
 
-def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c: TransformerConfig) -> list[int]:
+def _advance(s: BeamState, logits: Array, beam: int, limit: int, alpha: float, c: TransformerConfig) -> list[int]:
     """One step of one sentence, from its live hypotheses' logits (K,V); the parents of the new live ones."""
     if not s.live:
         return []
@@ -90,7 +90,7 @@ def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c:
     def ends(hypothesis: Hypothesis) -> bool:
         return hypothesis.tokens[-1] == c.eos_id or length == limit
 
-    # Of the beam best candidates those that end are finished; of all, the beam best that go on are live.
+    # Those of the beam best candidates that end are finished; the beam best of all that go on are live.
     border = [h for _, h in candidates[beam - 1 : beam + 1]]
     if len(border) == 2 and any(map(ends, border)):
         s.decide(border[0].log_p, border[1].log_p)

@@ -32,18 +32,18 @@ from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, with_ve
 from .checks.agreement import Agreement
 from .checks.attention import attention_layer, attention_of
 from .checks.data_files import data_files
-from .checks.free_running import FAILED, Words, attempt, free_running, most_positions, words_of
+from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
-from .checks.second_look import FAR, SecondLook
+from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
 from .checks.structure import structures
-from .checks.weights import check_weights, held_by
+from .checks.weights import check_weights, reference_weights
 from .engines.foreign_engine import ForeignEngine, is_foreign
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
 from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
 from .locate.isolate import Culprit, isolate
 from .report import Report
-from .rule import Deviation, Measurement, Natural, Truth
+from .rule import Deviation, ErrorScale, Measurement, Truth
 from .threads import one_blas_thread
 
 Array = NDArray
@@ -51,14 +51,14 @@ Array = NDArray
 
 @dataclass(frozen=True)
 class Sample:
-    """One tensor of one runtime for one input, not judged yet: that takes the natural errors of all inputs."""
+    """One tensor of one runtime for one input, not judged yet: that takes the error scales of all inputs."""
 
     engine: Engine
     path: str
     tap: str
     case: Case
     deviation: Deviation
-    natural: Natural
+    scale: ErrorScale
 
 
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
@@ -154,18 +154,18 @@ def compare_engines(
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     with one_blas_thread():
-        return _compare(checkpoint, engines, cases, words_of(checkpoint), watch)
+        return _compare(checkpoint, engines, cases, token_text(checkpoint), watch)
 
 
 def _compare(
-    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words, watch: Watch
+    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: TokenText, watch: Watch
 ) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
-    held = {engine.name: held_by(engine, stored) for engine in engines}
+    held = {engine.name: reference_weights(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
     judged = 0
@@ -213,7 +213,7 @@ def _against(
     weights: Mapping[str, Array],
     engines: Sequence[Engine],
     cases: Sequence[Case],
-    words: Words,
+    words: TokenText,
     watch: Watch,
 ) -> tuple[list[Point], list[Tokens]]:
     """Runtimes of one network against its reference."""
@@ -222,21 +222,21 @@ def _against(
         Reference(c, weights, kind, inner_points=shown is not None) for kind in (np.float64, np.float32)
     )
     samples: list[Sample] = []
-    natural: list[Natural] = []
+    scales: list[ErrorScale] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
         truths = _truths(truth64, truth32, case, shown)
         taps = [name for name in truths if name != CROSS_ATTENTION]
-        natural.append(truths["logits"].natural)
+        scales.append(truths["logits"].scale)
         for engine in engines:
             for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, shown)]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
-                samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
+                samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
                 if tap == "logits":
                     agreement.add(engine.name, path, case, got, truths[tap])
     watch(TEACHER_FORCED, "free decoding")
-    limits = {engine.name: _limit(engine, natural) for engine in engines}
+    limits = {engine.name: _limit(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = _judged(samples, SecondLook(c, weights, shown))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
@@ -291,18 +291,18 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
 
 def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
     """Points in the order of the data. Samples slightly over the budget are judged by a second look."""
-    parts: dict[str, list[Natural]] = {}
+    parts: dict[str, list[ErrorScale]] = {}
     for sample in samples:
-        parts.setdefault(sample.tap, []).append(sample.natural)
-    pools = {tap: Natural.pooled(natural) for tap, natural in parts.items()}
+        parts.setdefault(sample.tap, []).append(sample.scale)
+    pools = {tap: ErrorScale.pooled(scales) for tap, scales in parts.items()}
     points: dict[tuple[str, str, str], Point] = {}
     for sample in samples:
         engine, tap = sample.engine, sample.tap
         budget = engine.budget
-        measurement = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
-        if not measurement.passed and measurement.share <= FAR and sample.deviation.same_bits is None:
-            natural = second_look(sample.case, tap)
-            measurement = Measurement.of(sample.deviation, natural, pools[tap], budget)
+        measurement = Measurement.of(sample.deviation, sample.scale, pools[tap], budget)
+        if not measurement.passed and measurement.share <= WORTH_A_SECOND_LOOK and sample.deviation.same_bits is None:
+            scale = second_look(sample.case, tap)
+            measurement = Measurement.of(sample.deviation, scale, pools[tap], budget)
         case = sample.case.name
         point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
         key = (engine.name, sample.path, tap)
@@ -310,10 +310,10 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
     return list(points.values())
 
 
-def _limit(engine: Engine, natural: Sequence[Natural]) -> float:
-    """The largest error that a logit of this runtime may have, by the natural errors of all inputs' logits."""
-    budget, pool = engine.budget, Natural.pooled(natural)
-    return max(budget.max * one.limits(pool, budget.unit)[1] for one in natural)
+def _limit(engine: Engine, scales: Sequence[ErrorScale]) -> float:
+    """The largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
+    budget, pool = engine.budget, ErrorScale.pooled(scales)
+    return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
 
 
 def _worse(a: Point, b: Point) -> Point:

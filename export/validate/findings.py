@@ -82,7 +82,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """One sentence whose tokens aren't the reference's: both outputs, as text where there is a tokenizer."""
 
     sentence: int
@@ -105,7 +105,7 @@ class Tokens:
     tokens: int
     ties: tuple[str, ...]
     problems: tuple[str, ...]
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[Divergence, ...] = ()
 
     @property
     def passed(self) -> bool:

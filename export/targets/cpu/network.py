@@ -185,8 +185,10 @@ class CpuAttention(Attention):
         rotation: Rotation = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Of rows over their sentence's keys (B, H, S, d), as `over_source`: (B, H, T, S). Beside the operator, which
-        keeps its own to itself."""
+        """Return the weights (B, H, T, S) of rows over their sentence's keys (B, H, S, d), as `over_source` has them.
+
+        They are computed beside the operator, which keeps its own to itself.
+        """
         assert mask is not None
         q = as_operand(op, self.queries(op, x, rotation), self.shape)
         each = [self.heads, self.shape.key_width]

@@ -6,7 +6,7 @@ derivative derived by hand:
     L = 1/N sum_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e mean_v z_i[v] ]        over the N targets that aren't padding
     dL/dw . d = (L(w + h d) - L(w - h d)) / 2h + O(h^2)
 
-Of each kind (a parameter's name without its layer's number) one parameter is taken at random; d is one random direction
+One parameter of each kind (a name without its layer's number) is taken at random; d is one random direction
 through all of it, which no wrong element escapes, and some single elements. Where two step sizes disagree (a relu's
 kink lies between) another d is drawn. MLX is imported inside functions.
 
@@ -33,7 +33,7 @@ LENGTH = 16  # so many queries have a gradient on every device (`mlx_transformer
 STEP = 1e-4
 ELEMENTS = 2
 TRIES = 8
-# Of the gradient's size. Worst of 15 configs on a CPU: 9e-7, and 4e-6 where the gradient is zero by symmetry.
+# A share of the gradient's size. Worst of 15 configs on a CPU: 9e-7, and 4e-6 where the gradient is zero by symmetry.
 BUDGET = 1e-5
 
 

@@ -57,7 +57,7 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
     return f"{name}: {len(differing)} of {got.size} values differ in their bits, first {list(place)}: {values}"
 
 
-def held_by(engine: Engine, stored: Mapping[str, Array]) -> Mapping[str, Array]:
+def reference_weights(engine: Engine, stored: Mapping[str, Array]) -> Mapping[str, Array]:
     """The parameters of the network that a runtime is held against: the checkpoint's. Where it computes in float32 with
     weights that are stored as integers, it is another network, with these weights."""
     if engine.activations != "float32":

@@ -89,8 +89,8 @@ class ProfiledSession:
 
 class OnnxRuntimeEngine(OnnxEngine):
     """`device` names an execution provider, `optimisation` a level of graph optimisation, `precision` one of the
-    folder's (default: float32, or the only one) or, on CUDA, tf32. Of what a provider does by default only CUDA's TF32
-    is changed: off, unless it was asked for."""
+    folder's (default: float32, or the only one) or, on CUDA, tf32. Providers do what they do by default, but for CUDA's
+    TF32: off, unless it was requested."""
 
     name = "onnxruntime"
 

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
 from export.validate.findings import tap_names
-from export.validate.rule import Deviation, Measurement, Natural, Truth
+from export.validate.rule import Deviation, ErrorScale, Measurement, Truth
 from mlx_transformer.core.config import TransformerConfig
 
 from .hypotheses import explain
 from .inside import operation, positions_first, valid_at
 from .isolate_mlx import run_mlx
 from .isolate_onnx import run_onnx
-from .setting import Setting, make_setting
+from .isolated_inputs import IsolatedInputs, isolated_inputs
 
 Array = NDArray
 
@@ -63,7 +63,7 @@ def isolate(
         passes = case.passes()
         part = next((p for p in passes if position is not None and p.start <= position < p.stop), passes[-1])
     nobody = Culprit(engine.name, path, tap, case.name, "", "", None)
-    setting = make_setting(config, weights, case, part)
+    setting = isolated_inputs(config, weights, case, part)
     if engine.is_training:
         return replace(nobody, operation="dropout", why="the model is in training mode")
     try:
@@ -93,22 +93,24 @@ def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
     return [p for k, p in enumerate(points) if start <= k < stop or p.startswith(f"{tap}.")]
 
 
-def _explained(point: str, got: Array, s: Setting, config: TransformerConfig, weights: Mapping[str, Array]) -> str:
+def _explained(
+    point: str, got: Array, s: IsolatedInputs, config: TransformerConfig, weights: Mapping[str, Array]
+) -> str:
     got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
     valid = valid_at(point, s.case, s.part, t64.shape[1])
     natural = float(np.abs(t32 - t64)[valid].sum())
     return explain(point, config, weights, s.inputs, got, t64, natural, valid)
 
 
-def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
+def _judge(point: str, got: Array, s: IsolatedInputs, engine: Engine) -> Measurement:
     t64, t32, got = (positions_first(x) for x in (s.truth64[point], s.truth32[point], got))
     if got.shape != t64.shape:
-        deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
+        deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), ErrorScale(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)
     valid = valid_at(point, s.case, s.part, t64.shape[1])
     truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.is_exact)
     budget = engine.budget
-    return Measurement.of(Deviation.of(got, truth), truth.natural, truth.natural, budget)
+    return Measurement.of(Deviation.of(got, truth), truth.scale, truth.scale, budget)
 
 
 def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
@@ -120,6 +122,6 @@ def _named(nobody: Culprit, message: str, points: list[str], config: Transformer
     return replace(nobody, point=point, operation=point and operation(point, config), why=f"fails: {message[:200]}")
 
 
-def _run(engine: Engine, setting: Setting, path: str, tap: str) -> dict[str, Array]:
+def _run(engine: Engine, setting: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
     run = run_onnx if engine.capabilities.isolates == "onnx" else run_mlx
     return run(engine, setting, path, tap)

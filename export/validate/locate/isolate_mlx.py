@@ -20,7 +20,7 @@ from export.validate.findings import inner_names
 from mlx_transformer.core.parameters import parameter_shapes
 
 from .inside import HEADS, modules_between
-from .setting import Setting
+from .isolated_inputs import IsolatedInputs
 
 Array = NDArray
 Observe = Callable[[str, Any], Any]
@@ -43,7 +43,7 @@ class Wrapped:
         return getattr(self.module, name)
 
 
-def run_mlx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
+def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
     """{point: what the model's modules make there of the values before it}."""
     computed: dict[str, Array] = {}
     model, case = engine.model, s.case

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from export.graph.protos import COMPUTED, Wiring, cut
 from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 
-from .setting import Setting
+from .isolated_inputs import IsolatedInputs
 
 Array = NDArray
 
 
-def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
+def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
     """{point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
     config, case = engine.config, s.case
     if config.architecture != "encoder-decoder":
@@ -51,7 +51,7 @@ def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
     return dict(zip(points, values, strict=True))
 
 
-def _feeds(engine: Any, s: Setting) -> dict[str, Array]:
+def _feeds(engine: Any, s: IsolatedInputs) -> dict[str, Array]:
     """Everything that any of the graphs may want, by name."""
     config, case, before = engine.config, s.case, s.before
     real = case.source_real.astype(np.int64)

@@ -126,7 +126,7 @@ def test_the_matrix_from_python(target, tmp_path):
         reference = Reference(opened.config, dict(opened.tensors()), dtype, inner_points=True)
         reference(ids, target_ids, mask, tap=points.__setitem__)
         truths.append(points["decoder.layers.0.cross_attention.weights"].mean(axis=1))
-    natural = Truth.of(*truths, np.ones(target_ids.shape, bool)).natural
+    natural = Truth.of(*truths, np.ones(target_ids.shape, bool)).scale
     assert np.abs(found - truths[0]).max() <= 8 * max(natural.max, 2**-24 * natural.size)
 
 

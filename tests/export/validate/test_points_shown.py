@@ -46,7 +46,7 @@ def assert_shown(config, folder, runtime, **options) -> None:
     for name, value in got.items():
         t64, t32, value = (positions_first(np.asarray(x)) for x in (*(truth[name] for truth in truths), value))
         truth = Truth.of(t64, t32.astype(np.float64), np.ones(t64.shape[:2], bool))
-        measured = Measurement.of(Deviation.of(value, truth), truth.natural, truth.natural, budget)
+        measured = Measurement.of(Deviation.of(value, truth), truth.scale, truth.scale, budget)
         assert measured.passed, f"{name}: {measured}"
     for name in (name for name in got if name.endswith(".weights")):
         weights = np.asarray(got[name], np.float64)
