@@ -49,7 +49,7 @@ class Texts:
     found: dict[int, str] = field(default_factory=dict)
 
     def add(self, ids: Iterable[int], side: str = "target") -> list[int]:
-        """The numbers of these ids."""
+        """Return the numbers of these ids."""
         own = side == "source" and self.tokenizer.separate
         tokenizer, first = (self.tokenizer.source, self.tokenizer.vocab_size) if own else (self.tokenizer, 0)
         listed = [int(id) for id in ids]
@@ -76,7 +76,7 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
 def content(
     models: Sequence[Opened], sentence: ExplainedSentence, traces: Sequence[Trace], top_k: int
 ) -> dict[str, Any]:
-    """What the page shows. `UserError` for a sentence that makes too large a page."""
+    """Return what the page shows. `UserError` for a sentence that makes too large a page."""
     first = models[0]
     config, texts = first.config, Texts(first.tokenizer)
     stack = written_by(config)
@@ -113,7 +113,7 @@ def _facts(config: TransformerConfig) -> str:
 
 
 def _labels(models: Sequence[Opened]) -> list[str]:
-    """What runs each; with its folder's name where that tells two apart."""
+    """Say what runs each; with its folder's name where that tells two apart."""
     labels = [model.label for model in models]
     names = [model.folder.resolve().name for model in models]
     return [f"{name}: {label}" for name, label in zip(names, labels, strict=True)] if len(set(names)) > 1 else labels
@@ -179,7 +179,8 @@ def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
 
 
 def bits_for(cells: int, models: int, tokens: int) -> int:
-    """Bits of each of so many weights, of this many models, on one page; `UserError` where not even the fewest fit."""
+    """Choose the bits of each of so many weights, of this many models, on one page; `UserError` where not even the
+    fewest fit."""
     for bits in (FINE, COARSE):
         if _characters(cells, models, bits) <= ROOM:
             return bits
@@ -190,19 +191,20 @@ def bits_for(cells: int, models: int, tokens: int) -> int:
 
 
 def packed(weights: NDArray[np.float32], bits: int) -> str:
-    """Weights from 0 to 1 as whole numbers of so many bits, little-endian."""
+    """Write weights from 0 to 1 as whole numbers of so many bits, little-endian."""
     steps = np.rint(np.clip(weights.astype(np.float64), 0, 1) * (2**bits - 1))
     return _text(steps.astype("<u2" if bits == FINE else "u1"))
 
 
 def unpacked(text: str, bits: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """What `packed` took, to within half a step."""
+    """Read what `packed` wrote, to within half a step."""
     data = np.frombuffer(base64.b64decode(text), "<u2" if bits == FINE else "u1")
     return data.reshape(shape) / (2**bits - 1)
 
 
 def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, Any]:
-    """{"largest": of each map (layers, H), "values": second - first of each map in parts of its largest, signed bytes}.
+    """Return {"largest": of each map (layers, H), "values": second - first of each map in parts of its largest, signed
+    bytes}.
 
     first, second: (layers, H, L, S)."""
     difference = second.astype(np.float64) - first
@@ -212,7 +214,7 @@ def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -
 
 
 def rounded(values: Any, digits: int = 4) -> list[float]:
-    """So many significant digits of each number."""
+    """Round each number to so many significant digits."""
     return [float(f"{value:.{digits}g}") for value in np.asarray(values, np.float64).ravel()]
 
 

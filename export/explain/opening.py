@@ -49,7 +49,7 @@ class Opened:
 
 
 def open_model(folder: Path, runtime: str | None = None, threads: int | None = None, verify: bool = True) -> Opened:
-    """A checkpoint, run by MLX (without it by the NumPy reference), or an ONNX folder, run by ONNX Runtime.
+    """Open a checkpoint, run by MLX (without it by the NumPy reference), or an ONNX folder, run by ONNX Runtime.
 
     runtime: another one, by its name in `validate --runtimes`. verify: compare files with their manifest's digests.
     `UserError` for what is neither, has no tokenizer, or doesn't go with the runtime.
@@ -83,7 +83,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
 
 
 def open_other(text: str, first: Opened, threads: int | None = None, verify: bool = True) -> Opened:
-    """What is shown beside the first model: another folder, or the same one run by a runtime of this name."""
+    """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
     is_runtime = text.partition(":")[0] in RUNTIMES and not Path(text).exists()
     if is_runtime:
         onnx = first.runtime.partition(":")[0] in FOR_FOLDERS

@@ -102,7 +102,7 @@ def _continued(model: Opened, text: str, target: str | None, options: Options) -
 
 
 def _searched(model: Opened, ids: list[int], options: Options) -> tuple[list[int], tuple[Node, ...], float]:
-    """The best output, with eos unless it was cut at its limit; the tree of a beam search; the score."""
+    """Return the best output, with eos unless it was cut at its limit; the tree of a beam search; the score."""
     with model.engine.searching() as searchable:
         found, tree, limit = searched(searchable, ids, options)
     best = found[0]

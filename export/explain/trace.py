@@ -66,27 +66,27 @@ def layers_of(config: TransformerConfig, stack: str) -> int:
 
 
 def written_by(config: TransformerConfig) -> str:
-    """The stack whose output the classifier reads."""
+    """Return the stack whose output the classifier reads."""
     return "decoder" if config.has_decoder else "encoder"
 
 
 def probabilities(logits: Array) -> NDArray[np.float64]:
-    """Softmax over the vocabulary, in float64."""
+    """Return the softmax over the vocabulary, in float64."""
     return softmax(logits.astype(np.float64))
 
 
 def most_likely(probability: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Ids (L, count) of the likeliest tokens, falling; on ties the lowest id."""
+    """Return the ids (L, count) of the likeliest tokens, falling; on ties the lowest id."""
     return np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
 
 def norms(points: Mapping[str, Array]) -> dict[str, Array]:
-    """{tap: (L,) Euclidean norm of the vector at each position}."""
+    """Return {tap: (L,) Euclidean norm of the vector at each position}."""
     return {name: np.linalg.norm(value, axis=-1) for name, value in points.items()}
 
 
 def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
-    """The classifier, and before it the norm after the stack where there is one, on every layer's output
+    """Read every layer's output with the classifier, and before it the norm after the stack where there is one
     (nostalgebraist 2020)."""
     config, stack = model.config, written_by(model.config)
     names = [f"{stack}.embedding", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]

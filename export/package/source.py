@@ -13,8 +13,8 @@ LARGEST_TABLE = 1 << 28
 
 
 def open_source(checkpoint: str | Path) -> tuple[Checkpoint, str | None]:
-    """The checkpoint, and the text of its tokenizer.json, if it has one. `UserError` if either is damaged, or has more
-    positions than a graph should hold."""
+    """Open the checkpoint, and the text of its tokenizer.json, if it has one. `UserError` if either is damaged, or has
+    more positions than a graph should hold."""
     opened = open_checkpoint(checkpoint)
     tokenizer = opened.tokenizer_json()
     size, limit = table_size(opened.config), LARGEST_TABLE
@@ -28,6 +28,6 @@ def open_source(checkpoint: str | Path) -> tuple[Checkpoint, str | None]:
 
 
 def table_size(c: TransformerConfig) -> int:
-    """Bytes of the constants that a graph needs for its positions; a learned table is no constant."""
+    """Return the bytes of the constants that a graph needs for its positions; a learned table is no constant."""
     widths = {"sinusoidal": 4 * c.d_model, "sinusoidal_concat": 4 * c.d_model, "rotary": 4 * c.d_k, "relative": 16}
     return widths.get(c.positions, 0) * c.max_positions

@@ -98,7 +98,7 @@ def _made_as(value: ir.Value) -> tuple[str, int]:
 
 
 def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
-    """(offset, length) of the array's bytes in the file."""
+    """Append the array's bytes and return (offset, length) of them in the file."""
     file.write(b"\0" * (-file.tell() % ALIGNMENT))
     place = file.tell(), array.nbytes
     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
@@ -130,7 +130,7 @@ def _parameter(checkpoint: Checkpoint, name: str) -> NDArray:
 
 
 def nbytes(value: ir.Value) -> int:
-    """Size of an initializer, filled or not."""
+    """Return the size of an initializer in bytes, filled or not."""
     if value.const_value is not None:
         return value.const_value.nbytes
     assert value.dtype is not None

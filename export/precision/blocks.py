@@ -59,8 +59,8 @@ def weight_only(
 def _change_tables(
     model: ir.Model, products: Sequence[Linear], activations: str, fused: bool, blocks_in_tables: bool
 ) -> None:
-    """To 8 bits. A table is stored in one way, whether it is looked up, multiplied or both: in blocks if it may be and
-    consists of whole ones, as GatherBlockQuantized reads no other; else in rows."""
+    """Change tables to 8 bits. A table is stored in one way, whether it is looked up, multiplied or both: in blocks if
+    it may be and consists of whole ones, as GatherBlockQuantized reads no other; else in rows."""
 
     def in_blocks(width: int) -> bool:
         return blocks_in_tables and width % BLOCK == 0
@@ -103,7 +103,7 @@ def _unpack(add: Nodes, linear: Linear) -> ir.Value:
 
 
 def _blocks(add: Nodes, linear: Linear, bits: int) -> tuple[ir.Value, ir.Value]:
-    """(O, G, b * bits / 8) uint8, and scales (O, G)."""
+    """Return (O, G, b * bits / 8) uint8, and scales (O, G)."""
     out, width = _sizes(linear)
     groups = -(-width // BLOCK)
 
@@ -161,6 +161,6 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
 
 
 def _sizes(linear: Linear) -> tuple[int, int]:
-    """(O, D)"""
+    """Return (O, D)."""
     out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
     return out, width

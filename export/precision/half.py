@@ -47,8 +47,8 @@ def half(model: ir.Model, kind: ir.DataType) -> None:
 
 
 def stored_half(model: ir.Model, kind: ir.DataType) -> None:
-    """Sixteen bits in the file alone: each parameter is cast to float32, once, when a runtime loads the graph. For
-    runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
+    """Store sixteen bits in the file alone: each parameter is cast to float32, once, when a runtime loads the graph.
+    For runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
     for value in list(model.graph.initializers.values()):
         if value.dtype == ir.DataType.FLOAT and value.const_value is None:
             users = list(value.uses())
@@ -64,7 +64,7 @@ def _is_wide(node: ir.Node) -> bool:
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:
-    """Those of the nodes that stay float32; one that others read too is two from here on."""
+    """Return the constants of the nodes that stay float32; one that others read too is two from here on."""
     found = set()
     for value in list(model.graph.initializers.values()):
         uses = list(value.uses())
@@ -117,7 +117,7 @@ def _cast_after(graph: ir.Graph, value: ir.Value, kind: ir.DataType) -> None:
 
 
 def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value]) -> None:
-    """Casts where float32 begins and ends; constants, axes among them, are what they are."""
+    """Put casts where float32 begins and ends; constants, axes among them, stay as they are."""
     assert node.graph is not None
     for i, value in enumerate(node.inputs):
         producer = None if value is None else value.producer()
@@ -142,7 +142,7 @@ def _branches(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def _cast_output(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """A float32 output of the same name, behind the value, which takes another."""
+    """Return a float32 output of the same name, behind the value, which takes another."""
     name = str(value.name)
     value.name = f"{name}.narrow"
     cast = _cast(value, f"{name}/Cast", ir.DataType.FLOAT)

@@ -49,7 +49,7 @@ def int8(model: ir.Model, fused: bool) -> None:
 
 
 def to_int8(model: ir.Model, products: Sequence[Linear], looked_up: Sequence[Lookup], fused: bool) -> None:
-    """The same for these products and lookups alone."""
+    """Change these products and lookups alone."""
     tables = {lookup.table.name for lookup in looked_up}
     quantised: dict[tuple[ir.Graph | None, str], Rows] = {}
     for lookup in looked_up:
@@ -76,7 +76,8 @@ class Rows:
 
 
 def _quantise(add: Nodes, x: ir.Value) -> Rows:
-    """x (..., D). Division and rounding are two operators, as QuantizeLinear takes a scale a row from opset 21 on."""
+    """Quantise x (..., D). Division and rounding are two operators, as QuantizeLinear takes a scale a row from opset 21
+    on."""
     producer = x.producer()
     positive = producer is not None and producer.op_type == "Relu"
     zero, steps = (0, 255) if positive else (128, 127)
@@ -87,7 +88,8 @@ def _quantise(add: Nodes, x: ir.Value) -> Rows:
 
 
 def _multiply(add: Nodes, linear: Linear, x: Rows, fused: bool, shared: bool) -> None:
-    """`shared`: the integers stay (O, D), as the lookup needs them; otherwise (D, O), as the product does."""
+    """Multiply with integers. `shared`: the integers stay (O, D), as the lookup needs them; otherwise (D, O), as the
+    product does."""
     weight, scale = _weight(add, linear, shared, x.steps)
     if shared:
         weight = add("Transpose", weight, perm=[1, 0])
@@ -128,7 +130,8 @@ def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
 
 
 def _rows(add: Nodes, weight: ir.Value, rows: bool) -> tuple[ir.Value, ir.Value]:
-    """(O, D) int8, and their scales as a column (O, 1): the same numbers as a product's, which broadcast over rows."""
+    """Return (O, D) int8, and their scales as a column (O, 1): the same numbers as a product's, which broadcast over
+    rows."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     late = derived(weight, lambda w: int8_rows(w if rows else w.T), "int8")
     q = late_initializer(f"{weight.name}.int8_rows", late, 0, (out, width), ir.DataType.INT8)

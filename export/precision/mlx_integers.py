@@ -80,7 +80,7 @@ def _replace(
 
 
 def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]]:
-    """Integers (O, D) -> for each part of their bits, the lowest first, (O, 1, D * part / 8) bytes.
+    """Split integers (O, D) into parts of their bits, the lowest first: (O, 1, D * part / 8) bytes each.
 
     Byte i of a row of width W has values i, i + W, i + 2 W, ..., the first in its lowest bits: unpacked by operations
     on whole rows, which runtimes do fast.
@@ -95,7 +95,7 @@ def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]
 
 
 def _unpacked(add: Nodes, packed: ir.Value, bits: int) -> ir.Value:
-    """The reverse: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
+    """Add what undoes it: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
     if bits == 8:
         return packed
     places = add.constant(np.arange(0, 8, bits, dtype=np.uint8)[:, None])

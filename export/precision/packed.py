@@ -78,7 +78,7 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
 
 
 def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
-    """(O, G), so that scale * (q - zero) = scale * q + bias; None if a group has none."""
+    """Return (O, G), so that scale * (q - zero) = scale * q + bias; None if a group has none."""
     scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
     zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
     exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
@@ -109,7 +109,8 @@ def _look_up(model: ir.Model, lookup: Lookup, checkpoint: Checkpoint) -> None:
 
 
 def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> list[ir.Value]:
-    """Integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are once."""
+    """Return integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are
+    once."""
     name = str(weight.name)
     scheme = checkpoint.quantization[name]
     late = LateWeight((), lambda: blocks(checkpoint.packed(name)), f"{name}.blocks")
@@ -124,7 +125,8 @@ def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, sha
 
 
 def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
-    """Bytes (O, D * bits / 8), the first value in the lowest bits, scales (O, G) and zero points packed likewise."""
+    """Return bytes (O, D * bits / 8), the first value in the lowest bits, scales (O, G) and zero points packed
+    likewise."""
     zero = zero_points(packed)
     assert zero is not None
     bits = HELD_IN[packed.scheme.bits]
@@ -132,13 +134,13 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """(O, N) -> (O, N * bits / 8, rounded up): neighbours share a byte, the first in its lowest bits."""
+    """Pack (O, N) into (O, N * bits / 8, rounded up): neighbours share a byte, the first in its lowest bits."""
     each = 8 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(len(values), -1, each)
     return np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=2)
 
 
 def from_bytes(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The reverse (O, N * 8 / bits)."""
+    """Undo `in_bytes`: (O, N * 8 / bits)."""
     shifted = packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)
     return (shifted & np.uint8(2**bits - 1)).reshape(len(packed), -1)

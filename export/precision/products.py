@@ -56,12 +56,12 @@ class Lookup:
 
 
 def linears(model: ir.Model) -> list[Linear]:
-    """In every graph of the model, in order."""
+    """List the products in every graph of the model, in order."""
     return [found for node in model.graph.all_nodes() if (found := _linear(node)) is not None]
 
 
 def lookups(model: ir.Model) -> list[Lookup]:
-    """Those of embeddings, in every graph of the model."""
+    """List the lookups in embeddings, in every graph of the model."""
     return list(_lookups(model))
 
 
@@ -97,7 +97,7 @@ def _required(value: ir.Value | None) -> ir.Value:
 
 
 def _is_matrix(value: ir.Value, *roles: Role) -> bool:
-    """Unfilled, and of one of these roles."""
+    """Say whether it is unfilled, and of one of these roles."""
     return value.is_initializer() and value.const_value is None and value.meta.get(ROLE) in roles
 
 

@@ -33,7 +33,7 @@ class Cache:
     source_mask: Bits | None
 
     def select(self, rows: ArrayLike) -> Cache:
-        """The cache of the given batch rows, in their order (beam search repeats and drops rows)."""
+        """Take the given batch rows, in their order (beam search repeats and drops rows)."""
         index = np.asarray(rows)
 
         def pick(pairs: tuple[KeysValues | None, ...]) -> tuple[KeysValues | None, ...]:
@@ -72,8 +72,8 @@ class Reference(Sublayers):
         return self.step(source_ids, self.start(batch=len(np.asarray(source_ids))), mask, tap)[0]
 
     def encode(self, ids: ArrayLike, mask: ArrayLike | None = None, tap: Tap | None = None) -> Array:
-        """Memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be: section 3.1,
-        encoder."""
+        """Return the memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be:
+        section 3.1, encoder."""
         c, tokens = self.config, checked_source(ids, self.config)
         real = np.ones(tokens.shape[:2], bool) if mask is None else np.asarray(mask, bool)
         positions = position_ids(real)
@@ -96,7 +96,8 @@ class Reference(Sublayers):
     def decode(
         self, target_ids: ArrayLike, memory: Array, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> Array:
-        """Logits (B,T,V) of all target ids (B,T) at once, each seeing itself and its past: section 3.1, decoder."""
+        """Return the logits (B,T,V) of all target ids (B,T) at once, each seeing itself and its past: section 3.1,
+        decoder."""
         return self.step(target_ids, self.start(memory, mask, tap=tap), tap=tap)[0]
 
     def start(
@@ -106,7 +107,7 @@ class Reference(Sublayers):
         batch: int | None = None,
         tap: Tap | None = None,
     ) -> Cache:
-        """An empty cache over memory (B,S,D) with its mask (B,S); a decoder alone gives only the batch size."""
+        """Return an empty cache over memory (B,S,D) with its mask (B,S); a decoder alone gives only the batch size."""
         names = [f"decoder.layers.{i}.cross_attention" for i in range(self.config.decoder_layers)]
         rows = len(memory) if memory is not None else 1 if batch is None else batch
         cross: list[KeysValues | None] = [None] * len(names)
@@ -121,7 +122,7 @@ class Reference(Sublayers):
     def step(
         self, ids: ArrayLike, cache: Cache, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> tuple[Array, Cache]:
-        """Logits (B,L,V) of L further target ids (B,L), and the cache that remembers them.
+        """Return the logits (B,L,V) of L further target ids (B,L), and the cache that remembers them.
 
         `mask` (B,L): True on tokens (a decoder alone whose prompts are padded).
         """

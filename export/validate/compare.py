@@ -133,7 +133,7 @@ def assert_equal(
 
 
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
-    """MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
+    """Return the names of MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = available[1:] if "float32" in available or len(available) == 1 else available
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
@@ -216,7 +216,7 @@ def _against(
     words: TokenText,
     watch: Watch,
 ) -> tuple[list[Point], list[Tokens]]:
-    """Runtimes of one network against its reference."""
+    """Compare runtimes of one network with its reference."""
     shown = attention_layer(engines)
     truth64, truth32 = (
         Reference(c, weights, kind, inner_points=shown is not None) for kind in (np.float64, np.float32)
@@ -245,7 +245,7 @@ def _against(
 def _culprits(
     report: Report, engines: Sequence[Engine], cases: Sequence[Case], held: Mapping[str, Mapping[str, Array]]
 ) -> Iterator[Culprit]:
-    """For each runtime over budget, the operation behind the first point where that shows."""
+    """Yield for each runtime over budget the operation behind the first point where that shows."""
     inputs = {case.name: case for case in cases}
     for engine in engines:
         point = report.first_over_budget(engine.name)
@@ -256,7 +256,8 @@ def _culprits(
 
 
 def _truths(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
-    """Every tap of one input as the reference sees it, in the order of the data. shown: see `reference_outputs`."""
+    """Return every tap of one input as the reference sees it, in the order of the data. shown: see
+    `reference_outputs`."""
     single = reference_outputs(truth32, case, shown)
     return {
         name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
@@ -265,7 +266,7 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, shown: int | Non
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
-    """(path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
+    """Yield (path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
     can = engine.capabilities
     if can.shows == "tokens":
         return
@@ -290,7 +291,8 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
 
 
 def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
-    """Points in the order of the data. Samples slightly over the budget are judged by a second look."""
+    """Judge the samples; points come in the order of the data. Samples slightly over the budget are judged by a second
+    look."""
     parts: dict[str, list[ErrorScale]] = {}
     for sample in samples:
         parts.setdefault(sample.tap, []).append(sample.scale)
@@ -311,12 +313,12 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
 
 
 def _limit(engine: Engine, scales: Sequence[ErrorScale]) -> float:
-    """The largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
+    """Return the largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
     budget, pool = engine.budget, ErrorScale.pooled(scales)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
 
 
 def _worse(a: Point, b: Point) -> Point:
-    """Two points as one: all inputs, all failures, the measurement that used up more of its budget."""
+    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
     worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
     return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)

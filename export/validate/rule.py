@@ -78,7 +78,7 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 
 
 def budget_for(precision: str, device: str, activations: str | None = None) -> Budget:
-    """The declared budget; `UserError` for a precision that has none.
+    """Return the declared budget; `UserError` for a precision that has none.
 
     Weights in blocks that are multiplied with float32 `activations` are another float32 network, that of the weights as
     they are stored: its runtime is held against that network's reference, to float32's budget.
@@ -95,8 +95,8 @@ def budget_for(precision: str, device: str, activations: str | None = None) -> B
 
 
 def stored_as(array: Array, precision: str) -> Array:
-    """A float32 parameter as a runtime of this precision must hold it: rounded to nearest even, bit for bit. bfloat16,
-    which NumPy lacks, stays in float32."""
+    """Return a float32 parameter as a runtime of this precision must hold it: rounded to nearest even, bit for bit.
+    bfloat16, which NumPy lacks, stays in float32."""
     if precision == "float16":
         return array.astype(np.float16)
     if precision != "bfloat16":
@@ -121,14 +121,14 @@ class ErrorScale:
 
     @classmethod
     def of(cls, error: Array, t64: Array) -> ErrorScale:
-        """The error of one input, from the errors and true values (N,D) of its valid tokens."""
+        """Return the error of one input, from the errors and true values (N,D) of its valid tokens."""
         squares = np.mean(error * error, axis=-1)
         largest = float(np.abs(error).max(initial=0.0))
         return cls(_rms(error), largest, _rms(t64), len(error), float(np.sqrt(squares.max(initial=0.0))))
 
     @classmethod
     def pooled(cls, parts: Sequence[ErrorScale]) -> ErrorScale:
-        """The error over all inputs, taken as one large sample."""
+        """Return the error over all inputs, taken as one large sample."""
         tokens = sum(part.tokens for part in parts)
         rms, size = (
             (sum(part.tokens * getattr(part, name) ** 2 for part in parts) / max(tokens, 1)) ** 0.5
@@ -138,14 +138,14 @@ class ErrorScale:
 
     @classmethod
     def drawn(cls, draws: Sequence[ErrorScale]) -> ErrorScale:
-        """The error of one input from several draws of its rounding errors: their quadratic mean."""
+        """Return the error of one input from several draws of its rounding errors: their quadratic mean."""
         rms, largest, worst = (
             float(np.sqrt(np.mean([getattr(draw, name) ** 2 for draw in draws]))) for name in ("rms", "max", "worst")
         )
         return cls(rms, largest, draws[0].size, draws[0].tokens, worst)
 
     def limits(self, pool: ErrorScale, unit: float = UNIT) -> tuple[float, float]:
-        """The two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
+        """Return the two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
         scale = max(1.0, self.size / pool.size) if pool.size else 1.0
         usual = (pool.rms**2 + pool.worst**2 / max(self.tokens, 1)) ** 0.5 * scale
         least = UNIT * self.size
@@ -189,7 +189,7 @@ class Deviation:
 
     @classmethod
     def of(cls, got: Array | None, truth: Truth, missing: str = "") -> Deviation:
-        """`missing`: why there is no tensor, where there is none."""
+        """Return `missing`: why there is no tensor, where there is none."""
         if got is None or got.shape != truth.t64.shape:
             shape = "" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
             detail = shape or missing or "the runtime doesn't show it"

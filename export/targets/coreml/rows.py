@@ -44,7 +44,7 @@ def split_rows(model: ir.Model) -> None:
 
 
 def _look_up(model: ir.Model, node: ir.Node) -> None:
-    """Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, integers too."""
+    """Replace Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, integers too."""
     table, ids = node.inputs
     assert table is not None
     is_integer, single = table.dtype != ir.DataType.FLOAT, len(table.shape or ()) == 1
@@ -71,7 +71,7 @@ def _look_up(model: ir.Model, node: ir.Node) -> None:
 
 
 def _classify(graph: ir.Graph, output: ir.Value) -> None:
-    """MatMul(x, W^T) and what follows it, each value of a row by itself -> as many outputs as W has parts."""
+    """Replace MatMul(x, W^T) and what follows it, each value of a row by itself, by as many outputs as W has parts."""
     product, *after = _since_product(output)
     turned = product.inputs[1].producer() if product.op_type == "MatMul" and product.inputs[1] is not None else None
     matrix = turned.inputs[0] if turned is not None and turned.op_type == "Transpose" else None
@@ -103,7 +103,7 @@ def _classify(graph: ir.Graph, output: ir.Value) -> None:
 
 
 def _since_product(output: ir.Value) -> list[ir.Node]:
-    """The nodes from the last MatMul on, one after the other."""
+    """Return the nodes from the last MatMul on, one after the other."""
     nodes: list[ir.Node] = []
     value: ir.Value | None = output
     while value is not None and (node := value.producer()) is not None:
@@ -122,7 +122,8 @@ def _copy(nodes: list[ir.Node], node: ir.Node, k: int, inputs: Sequence[ir.Value
 
 
 def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
-    """The parts of a long initializer along its first axis, as initializers: made once, for all their readers."""
+    """Return the parts of a long initializer along its first axis, as initializers: made once, for all their
+    readers."""
     length, rest = extent(value, 0), list(value.shape or [])[1:]
     slices = [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
     late, known = derived(value, lambda w: [w[rows] for rows in slices], "rows"), value.const_value

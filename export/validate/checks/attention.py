@@ -18,14 +18,14 @@ Array = NDArray
 
 
 def attention_layer(engines: Iterable[Engine]) -> int | None:
-    """The layer whose weights the graphs return; None: they don't."""
+    """Return the layer whose weights the graphs return, or None."""
     layers = (engine.capabilities.attention_layer for engine in engines)
     return next((layer for layer in layers if layer is not None), None)
 
 
 def attention_of(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:
-    """(path, tap, tensor, why there is none): what graphs return on each way of running them; of another runtime the
-    mean of what it computes inside."""
+    """Yield (path, tap, tensor, why there is none) of what graphs return on each way of running them; for another
+    runtime, of the mean of what it computes inside."""
     if layer is None or engine.capabilities.shows != "everything":
         return
     if engine.capabilities.attention_layer is not None:

@@ -34,7 +34,7 @@ Allowed = tuple[float | str, ...]
 
 
 def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowed]]:
-    """{operator: {attribute: what it may be}}, numbers as float32 holds them."""
+    """Return {operator: {attribute: what it may be}}, numbers as float32 holds them."""
     epsilon, scale = _float32(config.norm_epsilon), _float32(1 / math.sqrt(config.d_k))
     last: dict[str, Allowed] = {"axis": (-1,)}
     # The keys may be scaled already; then the operator scales by 1.
@@ -55,7 +55,8 @@ def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowe
 
 
 def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:
-    """(how many were compared, which of them are wrong in words) in all these graphs and the branches in them."""
+    """Return (how many were compared, which of them are wrong in words) in all these graphs and the branches in
+    them."""
     expected, count, wrong = expected_attributes(config), 0, []
     for name, path in files.items():
         graph = onnx.load(path, load_external_data=False).graph
@@ -72,7 +73,7 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
 def _told(
     graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
 ) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
-    """(node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
+    """Yield (node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
     nodes = list(all_nodes(graph))
     makers = {output: node for node in nodes for output in node.output}
     constants = {tensor.name: tensor for tensor in initializers(graph)}
@@ -88,7 +89,7 @@ def _told(
 def _added_to_mean(
     root: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], constants: Mapping[str, onnx.TensorProto], folder: Path
 ) -> float | None:
-    """c of sqrt(mean(x^2) + c), 0 where nothing is added; None of another root."""
+    """Return c of sqrt(mean(x^2) + c), 0 where nothing is added; None of another root."""
     below = makers.get(root.input[0])
     if below is not None and below.op_type == "ReduceMean":
         return 0.0

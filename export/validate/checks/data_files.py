@@ -59,8 +59,8 @@ class _Tensor:
 
 
 def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
-    """Every data file of the folders, or beside the single files, that these engines run. All graphs there count, not
-    only those that an engine runs: several share one data file. `UserError` for a graph that can't be read."""
+    """Yield every data file of the folders, or beside the single files, that these engines run. All graphs there count,
+    not only those that an engine runs: several share one data file. `UserError` for a graph that can't be read."""
     places = {}
     for engine in engines:
         for path in engine.capabilities.files.values():
@@ -75,7 +75,7 @@ def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
 
 
 def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
-    """All of one file. Different tensors may be the same bytes, whole and as the same type."""
+    """Check one file. Different tensors may be the same bytes, whole and as the same type."""
     if not path.is_file():
         return DataFile(path.name, 0, len({t.graph for t in tensors}), len(tensors), 0, ("is missing",))
     size, end, padding = path.stat().st_size, 0, 0
@@ -108,7 +108,7 @@ def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
 
 
 def _unread(path: Path, start: int, end: int) -> str:
-    """What is wrong with bytes between two tensors; empty for the padding that aligns the second."""
+    """Return what is wrong with bytes between two tensors; empty for the padding that aligns the second."""
     if end - start >= ALIGNMENT or end % ALIGNMENT:
         return _bytes(start, end)
     with open_file(path) as file:
@@ -123,7 +123,7 @@ def _bytes(start: int, end: int) -> str:
 
 
 def _external(graph: Path) -> Iterator[tuple[str, _Tensor]]:
-    """(data file, tensor) of all tensors of a graph, and of the graphs within it, that lie in a data file."""
+    """Yield (data file, tensor) of all tensors of a graph, and of the graphs within it, that lie in a data file."""
     data = read_protobuf(graph)
     try:
         for tensor in _tensors(onnx.load_from_string(data).graph):
@@ -139,7 +139,7 @@ def _external(graph: Path) -> Iterator[tuple[str, _Tensor]]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Initializers, and the tensors of constants, of a graph and of those within it."""
+    """Yield initializers, and the tensors of constants, of a graph and of those within it."""
     yield from initializers(graph)
     for node in all_nodes(graph):
         yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))

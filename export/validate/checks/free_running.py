@@ -70,7 +70,7 @@ def free_running(
     truth = beam_search(reference, sources, widest, limit)
 
     def reference_outputs(beam: int, drawn: int | None) -> list[list[int]]:
-        """The reference's own outputs, without eos."""
+        """Return the reference's own outputs, without eos."""
         if beam == 1:
             return [ids for ids, _ in token_by_token(reference, sources, limit, drawn)]
         return [[token for token in s.finished[0][1].tokens if token != c.eos_id] for s in truth]

@@ -90,15 +90,15 @@ class Structure:
 
 
 def expected_counts(config: TransformerConfig) -> tuple[int, int]:
-    """Matrix products and softmaxes of one full pass, counted in the table of parameters: each projection is a product,
-    so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
+    """Count matrix products and softmaxes of one full pass in the table of parameters: each projection is a
+    product, so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
     products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
     attentions = sum(name.endswith(".query_proj.weight") for name in products)
     return len(products | {output_weight_name(config)}) + 2 * attentions, attentions
 
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
-    """The structure of each engine whose operations can be read."""
+    """Yield the structure of each engine whose operations can be read."""
     for engine in engines:
         config, files = engine.config, engine.capabilities.files
         compared, wrong = attributes(files, config)
@@ -143,7 +143,7 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
 
 
 def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
-    """((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
+    """Return ((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
     files, searches = engine.capabilities.files, engine.capabilities.shows == "tokens"
     if searches:
         names = list(files)
@@ -168,8 +168,8 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
 
 
 def _without_attention(graph: onnx.GraphProto) -> onnx.GraphProto:
-    """The graph without what is computed for the output `cross_attention` alone, beside an operator that keeps its
-    weights to itself."""
+    """Return the graph without what is computed for the output `cross_attention` alone, beside an operator that keeps
+    its weights to itself."""
     outputs = [output.name for output in graph.output]
     if CROSS_ATTENTION not in outputs:
         return graph
@@ -185,14 +185,15 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
 
 
 def _further_parts(nodes: list[onnx.NodeProto]) -> int:
-    """How many products belong to an earlier one: those with the second and later parts of a matrix split by rows."""
+    """Count the products that belong to an earlier one: those with the second and later parts of a matrix split by
+    rows."""
     turned = {node.output[0]: part_of(node.input[0]) for node in nodes if node.op_type == "Transpose"}
     parts = [turned.get(node.input[1]) for node in nodes if node.op_type == "MatMul"]
     return sum(part is not None and part[1] > 0 for part in parts)
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
-    """How many products are those of an adapter beside integers."""
+    """Count the products that are those of an adapter beside integers."""
     # A Reshape: a search reads its matrices through one (search/placement.py).
     cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
@@ -200,7 +201,7 @@ def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
 
 
 def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -> set[str]:
-    """Every value from which a way leads to the outputs."""
+    """Return every value from which a way leads to the outputs."""
     maker = {output: inputs for inputs, made in edges for output in made}
     reached, open_values = set(), list(outputs)
     while open_values:
@@ -212,5 +213,5 @@ def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -
 
 
 def _outer_values(node: onnx.NodeProto) -> list[str]:
-    """Names of the values that the branches of an If read."""
+    """Return the names of the values that the branches of an If read."""
     return [name for graph in inner_graphs(node) for inner in all_nodes(graph) for name in inner.input]

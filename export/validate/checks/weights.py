@@ -18,7 +18,7 @@ Array = NDArray
 
 
 def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
-    """One check for each place in which an engine holds parameters."""
+    """Yield one check for each place in which an engine holds parameters."""
     held: dict[str, dict[str, Array]] = {}
     for where, name, array in engine.parameters():
         held.setdefault(where, {})[name] = array
@@ -33,7 +33,7 @@ def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weigh
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 of names, types, shapes and values, in the order of the names."""
+    """Return the SHA-256 of names, types, shapes and values, in the order of the names."""
     sha256 = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -42,7 +42,7 @@ def digest(arrays: Mapping[str, Array]) -> str:
 
 
 def difference(name: str, expected: Array | None, got: Array) -> str:
-    """What distinguishes two arrays bit for bit; empty if nothing does."""
+    """Return what distinguishes two arrays bit for bit; empty if nothing does."""
     if expected is None:
         return f"{name} is no parameter of the checkpoint"
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -58,8 +58,8 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
 
 
 def reference_weights(engine: Engine, stored: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The parameters of the network that a runtime is held against: the checkpoint's. Where it computes in float32 with
-    weights that are stored as integers, it is another network, with these weights."""
+    """Return the parameters of the network that a runtime is held against: the checkpoint's. Where it computes in
+    float32 with weights that are stored as integers, it is another network, with these weights."""
     if engine.activations != "float32":
         return stored
     read = {name: where for where, name, _ in engine.parameters()}

@@ -65,7 +65,7 @@ POLL_SECONDS = 0.1  # between two looks whether it still runs
 
 
 def find_browser() -> str:
-    """A browser made of Chromium: the program that the variable CHROMIUM names, or one under its usual names."""
+    """Find a browser made of Chromium: the program that the variable CHROMIUM names, or one under its usual names."""
     if configured := os.environ.get(VARIABLE):
         if (program := shutil.which(configured)) is None:
             raise Unavailable(f"runtime webgpu: {VARIABLE}={configured}: there is no such program")
@@ -95,7 +95,7 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that ends while it is answered is no news."""
+        """Say nothing: a browser that ends while it is answered is no news."""
 
 
 class Browser:
@@ -126,7 +126,7 @@ class Browser:
             raise Unavailable(f"runtime webgpu: {self.program}: {error}; name another browser by {VARIABLE}") from error
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
-        """`RuntimeError` where the browser ended or is silent for ten minutes, as for ONNX Runtime's own errors."""
+        """As `Host` says; `RuntimeError` also where the browser ended or is silent for ten minutes."""
         if not self._finalizer.alive:
             raise RuntimeError(self.why)
         if "open" in request:
@@ -206,13 +206,13 @@ def _handler(exchange: _Exchange) -> type[http.server.BaseHTTPRequestHandler]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing is said on standard error."""
+            """Say nothing on standard error."""
 
     return Handler
 
 
 def _is_root() -> bool:
-    """Chromium's sandbox can't be made by root."""
+    """Say whether this is root's process: Chromium's sandbox can't be made by root."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -223,7 +223,7 @@ def _end(
     errors: IO[bytes],
     profile: str,
 ) -> None:
-    """First politely, so that it takes its own processes with it."""
+    """End the browser, politely first, so that it takes its own processes with it."""
     exchange.requests.put(None)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):

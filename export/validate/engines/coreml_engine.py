@@ -27,7 +27,7 @@ Graphs = CoreMLEncoder | CoreMLModel
 
 
 def fixed(engine_class: type[OnnxEngine]) -> type[OnnxEngine]:
-    """A subclass of this engine class for packages of fixed shape."""
+    """Return a subclass of this engine class for packages of fixed shape."""
     return type(f"CoreML{engine_class.__name__}", (CoreMLEngine, engine_class), {})
 
 
@@ -53,7 +53,7 @@ class CoreMLEngine(SteppingEngine):
         return [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """For rows without padding, or with padding on the right."""
+        """As `Engine` says, for rows without padding, or with padding on the right."""
         taps = {name: value for name, value in self.taps(case).items() if name in names}
         inside = [name for name in names if name.endswith(".weights")]
         self._observed = {}
@@ -81,7 +81,7 @@ class CoreMLEngine(SteppingEngine):
 
 
 def _logits(graphs: Graphs, case: Case) -> Array:
-    """Logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
+    """Return logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
     if isinstance(graphs, CoreMLEncoder):
         return graphs.logits(case.ids, case.source_real)
     rows = [row[real] for row, real in zip(case.ids, case.source_real, strict=True)]
@@ -92,7 +92,8 @@ def _logits(graphs: Graphs, case: Case) -> Array:
 
 
 def _placed(values: Array, real: NDArray[np.bool_]) -> Array:
-    """Values of rows that begin with their tokens, moved to where `real` (R, L) has the tokens; zeros elsewhere."""
+    """Return values of rows that begin with their tokens, moved to where `real` (R, L) has the tokens; zeros
+    elsewhere."""
     placed = np.zeros((*real.shape, values.shape[-1]), np.float32)
     for i, is_token in enumerate(real):
         placed[i, is_token] = values[i, : is_token.sum()]

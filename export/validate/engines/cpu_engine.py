@@ -58,7 +58,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return self.graphs.encode(case.source, case.source_real.astype(np.int64))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """The decoder's attention weights are computed from what its operators read."""
+        """As `Engine` says: the decoder's attention weights are computed from what its operators read."""
         inside = tuple(name for name in names if name.endswith(".weights"))
         points = {}
         if len(inside) < len(names):
@@ -73,7 +73,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
 
     def attention(self, case: Case) -> dict[str, Array]:
-        """Each step's row, of the graph as it translates."""
+        """As `Engine` says: each step's row, of the graph as it translates."""
         self._observed = {}
         decoder = TappedSession(self.sessions[DECODER_CPU], [CROSS_ATTENTION], self._observe)
         self._logits_of(self._over({**self.sessions, DECODER_CPU: decoder}), case)
@@ -93,7 +93,8 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
-        """Greedy tokens are those of `generate`, where the graph chooses them; their score isn't known."""
+        """As `Engine` says. Greedy tokens are those of `generate`, where the graph chooses them; their score isn't
+        known."""
         if beam == 1 and sample is None:
             rows = generate(self.graphs, max_new_tokens=max_new_tokens, **search_inputs(sources))  # type: ignore[arg-type]
             return [(ids, 0.0) for ids in rows]

@@ -60,7 +60,7 @@ class MlxEngine(Engine):
 
     @classmethod
     def of(cls, model: Any, device: str = "cpu") -> MlxEngine:
-        """An engine around a `Transformer` that exists already."""
+        """Return an engine around a `Transformer` that exists already."""
         engine = cls.__new__(cls)
         engine.precision = "float32"
         engine._open(device)
@@ -138,14 +138,14 @@ class MlxEngine(Engine):
 
     @contextmanager
     def searching(self) -> Iterator[Model]:
-        """The model for a search with `generation.steps.run`, on this device while the context lasts."""
+        """Give the model for a search with `generation.steps.run`, on this device while the context lasts."""
         from mlx_transformer.runtime.decoding import MlxModel, evaluating
 
         with self._stream(), evaluating(self.model):
             yield MlxModel(self.model)
 
     def _numpy(self, value: Any) -> Array:
-        """NumPy has no bfloat16: its values, in float64."""
+        """Return the array in NumPy; bfloat16, which NumPy lacks, in float64."""
         if value.dtype == self.mx.bfloat16:
             return np.array(value.astype(self.mx.float32)).astype(np.float64)
         return np.array(value)

@@ -148,7 +148,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         }
 
     def placement(self) -> Placement:
-        """`Unavailable` where not a single node ran on the provider that was asked for."""
+        """Say where it ran; `Unavailable` where not a single node ran on the requested provider."""
         nodes = tuple(self._nodes())
         with suppress(OSError):
             self._profiles.rmdir()

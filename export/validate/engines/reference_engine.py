@@ -50,7 +50,7 @@ class ReferenceEngine(Engine):
 
     @contextmanager
     def searching(self) -> Iterator[ReferenceModel]:
-        """The model for a search with `generation.steps.run`."""
+        """Give the model for a search with `generation.steps.run`."""
         yield ReferenceModel(self.model)
 
     def logits(self, case: Case) -> Array:
@@ -116,7 +116,7 @@ class ReferenceDecoder:
         self.reference, self.cache = reference, cache
 
     def read(self, ids: Array) -> Array:
-        """Tokens (R, L) -> logits (R, V) after the last of them."""
+        """Read tokens (R, L) and return the logits (R, V) after the last of them."""
         logits, self.cache = self.reference.step(ids, self.cache)
         return logits[:, -1]
 

@@ -26,8 +26,8 @@ RoundTrip = Callable[[NDArray], NDArray]
 def restored(
     tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, NDArray, RoundTrip]]:
-    """(parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in `names`; one
-    that is both multiplied and looked up twice, as the two have scales of their own.
+    """Yield (parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in
+    `names`. One that is both multiplied and looked up comes twice, as the two have scales of their own.
 
     `tensors`: initializers of one file; `names`: parameters with their shapes.
     """
@@ -102,8 +102,8 @@ SCALES = {
 def matrices(
     tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged) of those in
-    `names`, parameters with their shapes."""
+    """Yield (parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged) of those
+    in `names`, parameters with their shapes."""
     for tensor, data in tensors.items():
         name, _, kind = tensor.rpartition(".")
         if name in names and kind in ("blocks", "rows"):
@@ -115,7 +115,7 @@ def matrices(
 
 
 def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
-    """What the operators and an adapter's branch beside them have to make of a quantised matrix."""
+    """Return what the operators, and an adapter's branch beside them, have to make of a quantised matrix."""
     packed, change = checkpoint.packed(name), delta_of(checkpoint, name)
     if change is None:
         return partial(matrix_of, packed)
@@ -126,8 +126,9 @@ def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
 
 
 def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
-    """What a graph has to compute of integers and the adapter beside them: the parameter. A number of `got` may lie on
-    the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads there."""
+    """Return what a graph has to compute from integers and the adapter beside them: the parameter. A number of `got`
+    may lie on the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads
+    there."""
     change, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
     assert change is not None
     size = np.abs(weight) + change.factor * (np.abs(change.b).astype(np.float64) @ np.abs(change.a))
@@ -144,8 +145,8 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
 
 
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding. If it
-    isn't, `dense` itself."""
+    """Return what the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding.
+    If it isn't, `dense` itself."""
     zero = zero_points(packed)
     if zero is None:
         return dense

@@ -56,7 +56,7 @@ class WasmEngine(OnnxEngine):
         super().__init__(checkpoint, onnx_folder)
 
     def start(self) -> Any:
-        """What runs the sessions."""
+        """Start what runs the sessions."""
         return NodeHost(self.threads)
 
     def close(self) -> None:
@@ -78,7 +78,8 @@ class WasmEngine(OnnxEngine):
         return {"onnxruntime-web": self.host.versions["version"], "node": self.host.versions["node"]}
 
     def placement(self) -> Placement:
-        """The build has one provider. Nodes are those of the files; it doesn't tell what its optimiser made of them."""
+        """Say where it ran. The build has one provider. Nodes are those of the files; it doesn't tell what its
+        optimiser made of them."""
         graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
         nodes = tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
         return Placement(self.name, self.device, "none", str(self.threads), self.details(), nodes)

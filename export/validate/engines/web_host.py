@@ -37,9 +37,9 @@ NODE_BUILD = "ort.node.min.js"
 
 
 def find_package(runtime: str, *files: str) -> Path:
-    """The package's folder: in the one that the variable names (its own or one that holds node_modules), else in the
-    `PLACES` of the current folder, else where the command `web` keeps it. One that lacks any of `files`, of its folder
-    dist, doesn't count. `Unavailable` without it."""
+    """Find the package's folder: in the one that the variable names (its own or one that holds node_modules), else in
+    the `PLACES` of the current folder, else where the command `web` keeps it. One that lacks any of `files`, of its
+    folder dist, doesn't count. `Unavailable` without it."""
     configured = os.environ.get(VARIABLE)
     places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
     folders = [folder for place in places for folder in (place, place / PACKAGE)]
@@ -53,7 +53,7 @@ def find_package(runtime: str, *files: str) -> Path:
 
 
 def message(header: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Iterator[bytes]:
-    """The parts of a message, one after another."""
+    """Yield the parts of a message, one after another."""
     named = [(name, np.asarray(array, order="C")) for name, array in tensors]
     described = [{"name": name, "type": array.dtype.name, "dims": array.shape} for name, array in named]
     text = json.dumps({**header, "tensors": described}).encode()
@@ -63,8 +63,8 @@ def message(header: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()
 
 
 def read_message(read: Callable[[int], bytes]) -> Reply:
-    """A reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where it is an error. `read`: so
-    many bytes of it, and no fewer."""
+    """Read a reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where it is an error. `read`:
+    so many bytes of it, and no fewer."""
     header = json.loads(read(*struct.unpack("<I", read(4))))
     if "error" in header:
         raise RuntimeError(header["error"])
@@ -80,7 +80,8 @@ class Host(Protocol):
     """A process that holds sessions of ONNX Runtime Web. Requests are described above."""
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
-        """The reply's header and its tensors; `RuntimeError` with ONNX Runtime's message where there is an error."""
+        """Send a request and return the reply's header and its tensors; `RuntimeError` with ONNX Runtime's message
+        where there is an error."""
         ...
 
     def close(self) -> None:

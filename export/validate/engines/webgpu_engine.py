@@ -63,7 +63,7 @@ class WebGpuEngine(WasmEngine):
         }
 
     def placement(self) -> Placement:
-        """By ONNX Runtime's own account of the files as they are used."""
+        """Say where it ran, by ONNX Runtime's own account of the files as they are used."""
         sessions: dict[str, Any] = self.sessions
         nodes = tuple(node for name, session in sessions.items() for node in placed(name, session.opened["placed"]))
         if not any(node.provider == PROVIDER for node in nodes):
@@ -72,7 +72,7 @@ class WebGpuEngine(WasmEngine):
 
 
 def placed(graph: str, lines: Iterable[str]) -> Iterator[Node]:
-    """The nodes that ONNX Runtime's log tells of."""
+    """Yield the nodes that ONNX Runtime's log names."""
     provider = ""
     for line in lines:
         if found := PLACE.search(line):

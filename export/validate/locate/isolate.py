@@ -85,7 +85,7 @@ def isolate(
 
 
 def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
-    """Points after the tap before this one, up to it, and whatever belongs to it by name."""
+    """Return the points after the tap before this one, up to it, and whatever belongs to it by name."""
     i = taps.index(tap)
     earlier = taps[i - 1] if i and taps[i - 1] in points else None
     start = points.index(earlier) + 1 if earlier is not None else 0
@@ -114,7 +114,7 @@ def _judge(point: str, got: Array, s: IsolatedInputs, engine: Engine) -> Measure
 
 
 def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
-    """The operation that a runtime's own error message names."""
+    """Return the operation that a runtime's own error message names."""
     message = message.replace("/positions/", "/embedding/")
     spelled = {point.replace(".", "/").replace("layers/", "layers."): point for point in points}
     named = [point for scope, point in spelled.items() if f"{scope}/" in message]

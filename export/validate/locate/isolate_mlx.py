@@ -44,7 +44,7 @@ class Wrapped:
 
 
 def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
-    """{point: what the model's modules make there of the values before it}."""
+    """Return {point: what the model's modules make there of the values before it}."""
     computed: dict[str, Array] = {}
     model, case = engine.model, s.case
     observe: Callable[[str, Array], None] = computed.__setitem__
@@ -124,7 +124,7 @@ def replacing(
 
 
 def _part(model: Any, name: str) -> Any:
-    """The module of a dotted name."""
+    """Return the module of a dotted name."""
     for key in name.split("."):
         model = model[int(key) if key.isdigit() else key]
     return model

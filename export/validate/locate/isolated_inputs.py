@@ -92,7 +92,7 @@ def _rounded(cache: Cache) -> Cache:
 
 
 def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
-    """Keys and values of the source: given in every pass, made in none of them."""
+    """Yield the keys and values of the source, which every pass is given and none makes."""
     for i, pair in enumerate(_rounded(cache).cross):
         if pair is not None:
             yield f"decoder.layers.{i}.cross_attention.keys", pair[0]

@@ -88,11 +88,11 @@ class ReportData:
         return EXIT_EQUAL if self.equal else EXIT_MISMATCH
 
     def first_over_budget(self, runtime: str) -> Point | None:
-        """Where a runtime first leaves the budget, following the data; None if it never does."""
+        """Return where a runtime first leaves the budget, following the data, or None."""
         return next((p for p in self.points if p.runtime == runtime and not p.passed), None)
 
     def failures(self) -> list[str]:
-        """One line for each thing that went wrong, the most telling first."""
+        """List one line for each thing that went wrong, the most telling first."""
         lines = [f"{w.runtime}: {w.where}: {problem}" for w in self.weights for problem in w.problems]
         for runtime in self.runtimes:
             point = self.first_over_budget(runtime.name)
@@ -124,7 +124,7 @@ class ReportData:
 
 
 def _brief(taps: Iterable[str]) -> list[str]:
-    """The layers of a stack as one: encoder.layers.*.feed_forward."""
+    """Write the layers of a stack as one: encoder.layers.*.feed_forward."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
 
 
@@ -160,7 +160,7 @@ def place_of(point: Point) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types: no tuples, no infinities."""
+    """Turn values into JSON's own types: no tuples, no infinities."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -27,7 +27,7 @@ class Report(ReportData):
         write_text(Path(path), page(self))
 
     def _repr_html_(self) -> str:
-        """For notebooks: the verdict, and what supports it or went wrong."""
+        """Show the verdict, and what supports it or went wrong, in notebooks."""
         return table(f"validate: {self.verdict}", summary(self))
 
     def print(self, console: Console | None = None) -> None:
