@@ -23,7 +23,7 @@ import sys
 import time
 from contextlib import suppress
 
-from .errors import UserError
+from .errors import UserError, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def _failed(name: str, message: str, status: int = 2) -> int:
         from collections import namedtuple
 
         namedtuple("Forgotten", "")
-    line = " ".join(message.splitlines())  # parts of it may come from a file of a stranger, to be read, not obeyed
+    line = " ".join(
+        map(shortened, " ".join(message.splitlines()).split(" "))
+    )  # parts of it may come from a file of a stranger, to be read, not obeyed
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
     with suppress(OSError, ValueError):  # nobody can be told
         print(f"{name}:", line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the environment says of a terminal, which anybody may set to anything."""
+"""What somebody else decides of a line: how wide a terminal is, how long a name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.process import run
 
 
@@ -23,3 +24,16 @@ def test_the_width_of_a_terminal_stays(monkeypatch):
     seen = []
     assert run("program", lambda: seen.append(os.environ.get("COLUMNS")), whole=False) == 0
     assert seen == ["132"]
+
+
+def test_a_name_without_an_end_is_shortened(capsys):
+    """Its line stays one that can be read; both ends say which name it is."""
+
+    def command() -> int:
+        raise UserError(f"/begin{'a' * 5000}/end: no such folder")
+
+    assert run("program", command, whole=False) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("program: /beginaaa")
+    assert said.endswith("aaa/end: no such folder\n")
+    assert len(said) < 500
