@@ -45,7 +45,7 @@ from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import read_manifest, verify_files
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
@@ -136,6 +136,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 
     `precision`: which of the folder's; default: float32 if it is there, else the only one.
     """
+    check_name(path)
     path = Path(path)
     if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
         path = path.parent

@@ -24,6 +24,7 @@ from .options import (
     Vectors,
     check_beam,
     check_prefix,
+    check_single,
     check_sources,
     expected_tokens,
     length_limits,
@@ -70,6 +71,7 @@ def generate(
     **options: Any,
 ) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
+    check_single(options, "generate", "search")
     found = _search(model, (ids, inputs_embeds), prefix, Options(**options), share, done, False)
     return [hypotheses[0].ids for hypotheses in found]
 

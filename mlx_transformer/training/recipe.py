@@ -20,7 +20,7 @@ from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
-from mlx_transformer.system.files import read_json, read_text
+from mlx_transformer.system.files import check_name, read_json, read_text
 
 from .objectives import OBJECTIVES, Objective
 from .options import ENDLESS, CorpusOptions, DataOptions, TrainingOptions
@@ -149,7 +149,7 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
     if path is None and run is not None:
         values, where = _recorded(run / RECORD), str(run / RECORD)
     if path is not None:
-        file = Path(path)
+        check_name(file := Path(path))
         built_in = RECIPES / f"{path}.toml"
         if not file.is_file() and built_in.is_file():
             file = built_in

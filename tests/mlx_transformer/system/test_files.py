@@ -7,9 +7,12 @@ import threading
 
 import pytest
 
+from export import OnnxTransformer
+from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import corpus
 from mlx_transformer.data.corpus import read_lines
+from mlx_transformer.nn.loading import load
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_protobuf, read_text
 from mlx_transformer.system.manifest import sha256
@@ -58,6 +61,14 @@ def test_text_and_names_that_are_none(tmp_path):
     for name in ("a\0b", "\ud800"):
         with pytest.raises(UserError, match="cannot be read"):
             read_lines(name)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, f"{'b/' * 3000}c", "a\0b"])
+@pytest.mark.parametrize("reader", [load, OnnxTransformer, is_onnx_folder, READERS["tokenizer"], READERS["recipe"]])
+def test_names_that_the_system_does_not_take(name, reader):
+    with pytest.raises(UserError, match=r"cannot be read \(") as error:
+        reader(name)
+    assert len(str(error.value)) < 500
 
 
 def test_json_that_is_none_or_has_no_end(tmp_path):
