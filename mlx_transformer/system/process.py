@@ -35,6 +35,10 @@ FAULT, INTERRUPTED, UNREAD = 70, 130, 141
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
+DEVICE_IS_FULL = ("[metal::malloc]", "insufficient memory", "outofmemory", "out of memory", "cudamalloc")
+"""Words of what MLX raises, a bare RuntimeError, where Metal or CUDA has no room: when it asks for an array, or only
+when a command buffer is run."""
+
 PLAIN = {"✓": "+", "✗": "x", "…": "~"}
 """What stands for our marks where the terminal's encoding lacks them; "?" for any other character."""
 
@@ -89,6 +93,12 @@ def _explained(name: str, error: BaseException) -> int:
         return _failed(name, f"{where}: {error.strerror}" if where and error.strerror else str(error))
     if isinstance(error, MemoryError):
         return _failed(name, f"out of memory ({error}); try smaller batches or a smaller model")
+    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in DEVICE_IS_FULL):
+        return _failed(
+            name,
+            f"out of memory on the device (MLX: {' '.join(str(error).split())[:200]}); in training set --memory to less "
+            "than it has, or lower --batch-tokens; elsewhere lower --beam, give shorter lines or take a smaller model",
+        )
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "mlx":
         return _failed(name, "MLX is not installed; ONNX folders work without it (python -m export)")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("typer", "rich"):
