@@ -77,8 +77,9 @@ class Family:
     """{key of config.json: what `transformers` takes where it is missing}."""
     vocabularies: Literal["one", "two"]
     """Whether encoder and decoder may have embeddings, and vocabularies, of their own."""
-    meaningless: Mapping[str, bool]
-    """Keys of older config.json files that `transformers` ignores; with another value they mean another network."""
+    constants: Mapping[str, bool]
+    """Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; with another value
+    they mean another network."""
 
     def read(self, folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[str]]:
         """Config and weights of a folder. The attention's biases, or the logits', are left out if all are zero."""
@@ -167,6 +168,7 @@ def _values(family: Family, c: TransformerConfig, ties: Ties) -> dict[str, Any]:
         "bos_token_id": c.bos_id,
         "forced_eos_token_id": None,
         "use_cache": True,
+        **family.constants,
     }
 
 
@@ -191,7 +193,7 @@ def _fields(
         return next(found, family.defaults.get(key, default))
 
     fields = {name: value(key) for name, key in FIELDS.items()}
-    booleans = (*TYPES[bool], *family.meaningless)
+    booleans = (*TYPES[bool], *family.constants)
     problems = [
         f"{key}={config[key]!r:.60} must be {'true or false' if expected is bool else 'a whole number'}"
         for expected, keys in {**TYPES, bool: booleans}.items()
@@ -200,7 +202,7 @@ def _fields(
     ]
     problems += [
         f"{key} is {'off' if expected else 'on'}"
-        for key, expected in family.meaningless.items()
+        for key, expected in family.constants.items()
         if config.get(key) is not None and bool(config[key]) is not expected
     ]
     for first, second in TWINS.items():

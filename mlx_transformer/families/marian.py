@@ -26,7 +26,7 @@ MARIAN = Family(
         "eos_token_id": 0,
     },
     vocabularies="two",
-    meaningless={
+    constants={
         "normalize_before": False,
         "normalize_embedding": False,
         "add_final_layer_norm": False,

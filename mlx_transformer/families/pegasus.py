@@ -29,7 +29,7 @@ PEGASUS = Family(
         "eos_token_id": 1,
     },
     vocabularies="one",
-    meaningless={
+    constants={
         "normalize_before": True,
         "normalize_embedding": False,
         "add_final_layer_norm": True,

@@ -71,7 +71,10 @@ REFUSED_OF_PEGASUS = {
     "static_position_embeddings is off": dict(static_position_embeddings=False),
     "add_bias_logits=0.5 must be true or false": dict(add_bias_logits=0.5),
     "missing lm_head.weight (50, 32)": dict(tie_word_embeddings=False),
-    "unknown model.encoder.layer_norm.weight (32,)": dict(model_type="marian"),
+    "normalize_before is on": dict(model_type="marian"),
+    "unknown model.encoder.layer_norm.weight (32,)": dict(
+        model_type="marian", normalize_before=False, add_final_layer_norm=False
+    ),
 }
 
 
