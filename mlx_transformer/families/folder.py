@@ -21,7 +21,7 @@ from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.families.huggingface import generation_config, tokenizer_config
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import open_file, read_json, read_text
+from mlx_transformer.system.files import open_file, parse_json, read_json, read_text
 from mlx_transformer.system.tensors import read_tensors
 
 GENERATION = "generation_config.json"
@@ -62,12 +62,16 @@ def read_folder(path: Path) -> Folder:
 
 
 def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, list[str]]:
-    """The text of tokenizer.json if `Tokenizer` reads it and it fits the model; else None and a note of the reason."""
+    """The text of tokenizer.json if `Tokenizer` reads it and it fits the model; else None and a note of the reason.
+
+    `UserError` for a damaged one: it may be the model's.
+    """
     file = path / TOKENIZER
     if not file.is_file():
         return None, [f"no tokenizer ({path} has no {TOKENIZER})"]
+    text = read_text(file)
+    parse_json(text, f"{file}: damaged, or not JSON", "restore it from a copy, or remove it: the model takes ids then")
     try:
-        text = read_text(file)
         tokenizer = Tokenizer(text, str(file))
     except UserError as error:
         return None, [f"no tokenizer ({error})"]

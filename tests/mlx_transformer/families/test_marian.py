@@ -24,6 +24,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.families.names import channels
+from mlx_transformer.system.errors import UserError
 
 CONFIGS = {
     "paper": PAPER,
@@ -192,6 +193,18 @@ def test_the_tokenizer_goes_along(with_tokenizer: Path, tmp_path: Path) -> None:
     assert (settings["eos_token"], settings["pad_token"], settings["padding_side"]) == ("</s>", "<pad>", "right")
     assert import_huggingface(theirs, tmp_path / "back") == []
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "bytes"])
+def test_a_damaged_tokenizer_is_refused(with_tokenizer: Path, tmp_path: Path, damage: str) -> None:
+    """It may be the model's, which would be imported without a word that it can read."""
+    theirs = tmp_path / "theirs"
+    to_huggingface(with_tokenizer / "ours", theirs)
+    text = (theirs / "tokenizer.json").read_bytes()
+    (theirs / "tokenizer.json").write_bytes(text[:-9] if damage == "cut" else text[:50] + b"\xff" + text[51:])
+    with pytest.raises(UserError, match=r"tokenizer\.json: (damaged, or not JSON|cannot be read \(not UTF-8)"):
+        import_huggingface(theirs, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def test_a_tokenizer_of_another_kind_stays_behind(with_tokenizer: Path, tmp_path: Path) -> None:
