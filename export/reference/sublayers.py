@@ -95,7 +95,7 @@ class Sublayers:
         Q = observe("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self._bias(name, Q.shape[2], K.shape[2])
-        heads = attention(Q, K, V, allowed, observe, bias, self._weights)  # (B,H,L,d_v)
+        heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
     def _weights(self, scores: Array) -> Array:

@@ -32,9 +32,13 @@ TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
+Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
+YOUNGER = ("attention_scale",)
+"""Fields that the first config.json files don't have: at their default they are left out, so that files of models
+without them stay as they were, byte for byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,8 @@ class TransformerConfig:
     """Biases on the query, key, value and output projections; the paper's formula has none."""
     query_key_norm: bool = False
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
+    attention_scale: Scale | None = None
+    """What the products of queries and keys are multiplied by; unset: 1 / sqrt(d_k). T5 has 1."""
     feed_forward_bias: bool = True
     """Biases in the feed-forward nets."""
     output_bias: bool = False
@@ -144,7 +150,10 @@ class TransformerConfig:
         return self.architecture != "encoder"
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Every field; of `YOUNGER` those that are not at their default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
     def summary(self) -> dict[str, str]:
         """In words for a table: the sizes, and what else isn't as it is by default."""

@@ -25,6 +25,7 @@ BY_HAND: Factors = {
     "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
+    "attention scale": [{}, dict(attention_scale=0.7)],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "lengths": [{}, dict(max_positions=17)],
 }
@@ -88,6 +89,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             norm_epsilon=draw(st.sampled_from([1e-3, 1e-5, 1e-6, 1e-12])),
             max_positions=draw(st.integers(5, 40)),
             rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
+            attention_scale=draw(st.sampled_from([None, 0.3, 1.0])),
             dropout=draw(st.sampled_from([0.0, 0.3])),
             attention_dropout=draw(st.sampled_from([0.0, 0.3])),
             activation_dropout=draw(st.sampled_from([0.0, 0.3])),

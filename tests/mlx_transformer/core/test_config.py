@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import drawn, options
 
-from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.core.config import PRESETS, YOUNGER, TransformerConfig
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.system.errors import UserError
 
@@ -140,3 +140,13 @@ def test_any_values_give_a_config_or_a_user_error(values):
         assert str(error).startswith("TransformerConfig: ")  # noqa: PT017
     else:
         assert TransformerConfig.from_json(config.to_json()) == config
+
+
+def test_files_of_models_without_younger_fields_stay_as_they_were():
+    """Folders, search files and the digests of their config.json are the same bytes as before there were such fields."""
+    plain = TransformerConfig(vocab_size=9)
+    assert plain.to_dict().keys().isdisjoint(YOUNGER)
+    assert {field.name for field in dataclasses.fields(plain)} == plain.to_dict().keys() | set(YOUNGER)
+    scaled = dataclasses.replace(plain, attention_scale=1)
+    assert json.loads(scaled.to_json())["attention_scale"] == 1.0
+    assert TransformerConfig.from_json(scaled.to_json()) == scaled != plain
