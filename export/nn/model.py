@@ -81,6 +81,7 @@ class Transformer(nn.Module):
 
     def logits(self, op: Op, hidden: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
+        hidden = self._scaled(op, hidden)
         if self.config.tie_embeddings == "none":
             y = self.output_proj(op, hidden)
         else:
@@ -88,6 +89,10 @@ class Transformer(nn.Module):
             y = self.output_proj(op, y) if self.config.output_bias else y
         tap("logits", y)
         return y
+
+    def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
+        """(..., D), times logit_scale."""
+        return x if self.config.logit_scale is None else op.Mul(x, self.config.logit_scale)
 
     def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
         """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""

@@ -166,7 +166,8 @@ class Sublayers:
 
     def classify(self, x: Array, tap: Tap | None) -> Array:
         """Logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where tied."""
-        logits = self._product(x, output_weight_name(self.config))
+        scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
+        logits = self._product(x * scale, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]
         return observe_tap(tap, "logits", logits)

@@ -36,7 +36,7 @@ Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale",)
+YOUNGER = ("attention_scale", "logit_scale")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -97,6 +97,8 @@ class TransformerConfig:
     """Biases in the feed-forward nets."""
     output_bias: bool = False
     """Bias of the final classifier."""
+    logit_scale: Scale | None = None
+    """What the classifier's input is multiplied by; unset: nothing. T5 has 1 / sqrt(d_model)."""
 
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""

@@ -201,6 +201,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
+        hidden = self._scaled(hidden)
         if self.config.tie_embeddings == "none":
             y = cast(nn.Linear, self._output())(hidden)
         else:
@@ -209,6 +210,10 @@ class Transformer(nn.Module):
         if tap is not None:
             tap("logits", y)
         return y
+
+    def _scaled(self, x: mx.array) -> mx.array:
+        """(..., D), times logit_scale."""
+        return x if self.config.logit_scale is None else x * self.config.logit_scale
 
     def embed_source(self, ids: mx.array) -> mx.array:
         """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
@@ -222,8 +227,8 @@ class Transformer(nn.Module):
         return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
 
     def output_matrix(self) -> mx.array:
-        """(V, D), tied or not."""
-        return matrix(self._output())
+        """(V, D), tied or not, times logit_scale."""
+        return self._scaled(matrix(self._output()))
 
     def output_bias(self) -> mx.array | None:
         """(V,), or None."""

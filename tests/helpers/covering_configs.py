@@ -26,6 +26,7 @@ BY_HAND: Factors = {
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
     "attention scale": [{}, dict(attention_scale=0.7)],
+    "logit scale": [{}, dict(logit_scale=0.3)],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "lengths": [{}, dict(max_positions=17)],
 }
@@ -90,6 +91,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             max_positions=draw(st.integers(5, 40)),
             rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
             attention_scale=draw(st.sampled_from([None, 0.3, 1.0])),
+            logit_scale=draw(st.sampled_from([None, 0.2, 2.0])),
             dropout=draw(st.sampled_from([0.0, 0.3])),
             attention_dropout=draw(st.sampled_from([0.0, 0.3])),
             activation_dropout=draw(st.sampled_from([0.0, 0.3])),

@@ -218,6 +218,13 @@ def test_bad_input_is_refused(call, message: str) -> None:
         call(make(positions="learned", max_positions=12))
 
 
+def test_logit_scale_multiplies_what_the_classifier_reads() -> None:
+    ids = RNG(6).integers(3, 17, (2, 5))
+    plain, scaled = make(output_bias=True), make(output_bias=True, logit_scale=0.25)
+    bias = plain.weights["output_proj.bias"]
+    np.testing.assert_allclose(scaled(ids, ids) - bias, (plain(ids, ids) - bias) / 4, rtol=1e-9)
+
+
 def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:
     rng = RNG(5)
     Q, K, V = rng.standard_normal((2, 3, 5)), rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 4, 6))

@@ -143,7 +143,7 @@ def test_any_values_give_a_config_or_a_user_error(values):
 
 
 def test_files_of_models_without_younger_fields_stay_as_they_were():
-    """Folders, search files and the digests of their config.json are the same bytes as before there were such fields."""
+    """Folders, search files and digests of config.json are the same bytes as before there were such fields."""
     plain = TransformerConfig(vocab_size=9)
     assert plain.to_dict().keys().isdisjoint(YOUNGER)
     assert {field.name for field in dataclasses.fields(plain)} == plain.to_dict().keys() | set(YOUNGER)
