@@ -52,8 +52,8 @@ def _marian(c: TransformerConfig) -> dict[str, Any]:
         "decoder_ffn_dim": c.d_ff,
         "activation_function": ACTIVATIONS[c.activation],
         "scale_embedding": c.scale_embeddings,
-        "share_encoder_decoder_embeddings": c.tie_embeddings == "all",
-        "tie_word_embeddings": c.tie_embeddings != "none",
+        "share_encoder_decoder_embeddings": c.one_embedding,
+        "tie_word_embeddings": not c.own_classifier,
         "decoder_start_token_id": c.bos_id,
         "forced_eos_token_id": None,
         "use_cache": True,
@@ -73,7 +73,7 @@ def _llama(c: TransformerConfig) -> dict[str, Any]:
         "num_key_value_heads": c.key_value_heads,
         "head_dim": c.d_k,
         "hidden_act": ACTIVATIONS[c.activation],
-        "tie_word_embeddings": c.tie_embeddings != "none",
+        "tie_word_embeddings": not c.own_classifier,
         "use_cache": True,
     }
 
@@ -88,7 +88,7 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
         "num_hidden_layers": c.encoder_layers,
         "num_attention_heads": c.heads,
         "hidden_act": ACTIVATIONS[c.activation],
-        "tie_word_embeddings": c.tie_embeddings != "none",
+        "tie_word_embeddings": not c.own_classifier,
     }
 
 

@@ -22,7 +22,7 @@ NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
-TieEmbeddings = Literal["none", "target-output", "all"]
+TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
 Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
@@ -111,7 +111,8 @@ class TransformerConfig:
     relative_distance: Length = 128
     """Distance from which on all share the last row."""
     tie_embeddings: TieEmbeddings = "all"
-    """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
+    """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three);
+    source-target: a classifier of its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
 
@@ -150,6 +151,16 @@ class TransformerConfig:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def one_embedding(self) -> bool:
+        """Whether source and target read the same table."""
+        return self.tie_embeddings in ("source-target", "all")
+
+    @property
+    def own_classifier(self) -> bool:
+        """Whether the classifier has a matrix of its own."""
+        return self.tie_embeddings in ("none", "source-target")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field; of `YOUNGER` those that are not at their default."""
@@ -245,19 +256,27 @@ def _relations(c: TransformerConfig) -> list[str]:
     if c.architecture == "encoder-decoder":
         check(c.encoder_layers > 0, "an encoder-decoder needs encoder_layers of at least 1")
         check(c.decoder_layers > 0, "an encoder-decoder needs decoder_layers of at least 1")
-        shared = c.tie_embeddings != "all" or c.source_vocab_size == c.vocab_size
-        check(shared, f"tie_embeddings='all' needs source_vocab_size={c.source_vocab_size} equal to vocab_size")
+        fits = not c.one_embedding or c.source_vocab_size == c.vocab_size
+        check(
+            fits,
+            f"tie_embeddings={c.tie_embeddings!r} needs source_vocab_size={c.source_vocab_size} equal to vocab_size",
+        )
     else:
         same = c.source_vocab_size == c.vocab_size
         check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")
-        refused = c.tie_embeddings != "target-output"
-        check(refused, "tie_embeddings='target-output': an encoder has no target embedding (use 'all' or 'none')")
+        possible = c.tie_embeddings in ("all", "none")
+        check(
+            possible,
+            f"tie_embeddings={c.tie_embeddings!r}: an encoder has no target embedding (use 'all' or 'none')",
+        )
     if c.architecture == "decoder":
         check(c.decoder_layers > 0, "a decoder needs decoder_layers of at least 1")
         check(c.encoder_layers == 0, f"encoder_layers={c.encoder_layers}: a decoder has no encoder (give 0)")
-        refused = c.tie_embeddings != "all"
-        check(refused, "tie_embeddings='all': a decoder has no source embedding (use 'target-output' or 'none')")
+        check(
+            not c.one_embedding,
+            f"tie_embeddings={c.tie_embeddings!r}: a decoder has no source embedding (use 'target-output' or 'none')",
+        )
     return found

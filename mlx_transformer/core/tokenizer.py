@@ -234,9 +234,9 @@ def check_separate(config: "TransformerConfig", where: str) -> None:
     """`UserError` unless a model of this config can have a vocabulary for each language."""
     if config.architecture != "encoder-decoder":
         raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
-    if config.tie_embeddings == "all":
+    if config.one_embedding:
         raise UserError(
-            f"{where}: tie_embeddings='all' is one table for both languages, which have a vocabulary each: choose "
+            f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a vocabulary each: choose "
             "target-output or none"
         )
 

@@ -57,7 +57,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        if config.tie_embeddings == "all":
+        if config.one_embedding:
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         else:
             if config.has_encoder:
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
-        if config.tie_embeddings == "none":
+        if config.own_classifier:
             self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
     def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
         hidden = self._scaled(hidden)
-        if self.config.tie_embeddings == "none":
+        if self.config.own_classifier:
             y = cast(nn.Linear, self._output())(hidden)
         else:
             y = cast(nn.Embedding, self._output()).as_linear(hidden)

@@ -28,7 +28,7 @@ def plan_lines(
 ) -> Iterator[str]:
     """What is trained, for how long and how; `batches` are the steps of an epoch, each of `batch_tokens`."""
     vocabularies = f"vocabulary {config.vocab_size:,}"
-    if config.has_encoder and config.has_decoder and config.tie_embeddings != "all":
+    if config.has_encoder and config.has_decoder and not config.one_embedding:
         vocabularies = f"vocabularies {config.source_vocab_size:,} and {config.vocab_size:,}"
     sizes = f"{vocabularies}, {parameter_count(config):,} parameters"
     yield f"training on {text} for validation; {sizes}"

@@ -288,10 +288,10 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     except UserError as error:
         yield f"[model] {error}"
         return
-    if recipe.data.separate_vocabularies and config.tie_embeddings == "all":
+    if recipe.data.separate_vocabularies and config.one_embedding:
         yield (
-            "model.tie_embeddings = 'all' is one table for both languages, separate_vocabularies make two: choose "
-            "target-output or none"
+            f"model.tie_embeddings = {config.tie_embeddings!r} is one table for both languages, separate_vocabularies "
+            "make two: choose target-output or none"
         )
     if config.positions == "learned" and recipe.data.max_length > config.max_positions:
         yield (
