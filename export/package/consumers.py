@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.families.huggingface import ACTIVATIONS, generation_config
+from mlx_transformer.families.folder import generation_config
+from mlx_transformer.families.forms import their_activation
 
 
 def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
@@ -50,7 +51,7 @@ def _marian(c: TransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": heads,
         "encoder_ffn_dim": c.d_ff,
         "decoder_ffn_dim": c.d_ff,
-        "activation_function": ACTIVATIONS[c.activation],
+        "activation_function": their_activation(c.activation),
         "scale_embedding": c.scale_embeddings,
         "share_encoder_decoder_embeddings": c.one_embedding,
         "tie_word_embeddings": not c.own_classifier,
@@ -72,7 +73,7 @@ def _llama(c: TransformerConfig) -> dict[str, Any]:
         "num_attention_heads": c.heads,
         "num_key_value_heads": c.key_value_heads,
         "head_dim": c.d_k,
-        "hidden_act": ACTIVATIONS[c.activation],
+        "hidden_act": their_activation(c.activation),
         "tie_word_embeddings": not c.own_classifier,
         "use_cache": True,
     }
@@ -87,7 +88,7 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
         "intermediate_size": c.d_ff,
         "num_hidden_layers": c.encoder_layers,
         "num_attention_heads": c.heads,
-        "hidden_act": ACTIVATIONS[c.activation],
+        "hidden_act": their_activation(c.activation),
         "tie_word_embeddings": not c.own_classifier,
     }
 

@@ -236,8 +236,8 @@ def check_separate(config: "TransformerConfig", where: str) -> None:
         raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
     if config.one_embedding:
         raise UserError(
-            f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a vocabulary each: choose "
-            "target-output or none"
+            f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a "
+            "vocabulary each: choose target-output or none"
         )
 
 
