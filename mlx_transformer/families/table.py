@@ -6,9 +6,11 @@ from mlx_transformer.core.config import TransformerConfig
 
 from .engine import Family, differences
 from .marian import MARIAN
+from .mt5 import MT5
 from .pegasus import PEGASUS
+from .t5 import T5
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (MARIAN, PEGASUS)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (MARIAN, PEGASUS, T5, MT5)}
 """{model_type of config.json: its family}"""
 
 

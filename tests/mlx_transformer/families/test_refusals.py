@@ -22,7 +22,7 @@ from mlx_transformer.system.errors import UserError
 
 # What config.json may say, and the reason that must be given.
 REFUSED = {
-    "model_type is 't5'": dict(model_type="t5"),
+    "model_type is 'bart'": dict(model_type="bart"),
     "model_type is ['marian']": dict(model_type=["marian"]),
     "activation_function=['relu'] is not one of": dict(activation_function=["relu"]),
     "normalize_before is on": dict(normalize_before=True),
