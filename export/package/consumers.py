@@ -98,7 +98,8 @@ def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
 
     Only for unequal d_k and d_v can they not (Optimum's merged decoder; its use_merged=False and transformers.js can).
     """
-    return c.key_value_heads, c.key_value_heads * c.d_k
+    stack = c.of("decoder")
+    return stack.key_value_heads, stack.key_value_heads * stack.d_k
 
 
 def _genai(c: TransformerConfig) -> dict[str, Any]:

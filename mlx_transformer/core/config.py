@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from mlx_transformer.system.errors import UserError
@@ -36,9 +37,40 @@ Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale", "logit_scale")
+YOUNGER = ("attention_scale", "logit_scale", "decoder")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
+
+
+Stack = Literal["encoder", "decoder"]
+OF_A_STACK = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated")
+"""Fields of which the decoder may have another value than the encoder."""
+
+
+class Table(Mapping[str, Any]):
+    """Fields and values that never change, so that a config that holds them can be hashed."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+SAME = Table()
+"""Nothing is otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +80,8 @@ class TransformerConfig:
 
     Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
     `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
-    `vocab_size`. After construction these four hold numbers, never None.
+    `vocab_size`. After construction these four hold numbers, never None. Both stacks are as the fields say, but for
+    what `decoder` says; `of` is the config as one of them sees it.
 
     Raises `UserError` listing every problem at once.
     """
@@ -123,6 +156,9 @@ class TransformerConfig:
     activation_dropout: Rate = 0.0
     """On the inner activations of the feed-forward nets."""
 
+    decoder: Table = SAME
+    """The fields of `OF_A_STACK` that the decoder has otherwise than the encoder: {"heads": 16, "d_ff": 4096}."""
+
     pad_id: TokenId = 0
     """Padding."""
     bos_id: TokenId = 1
@@ -133,16 +169,45 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         problems = check_fields(self)
         if not problems:
-            divided, left = divmod(self.d_model, self.heads)
-            if left and None in (self.d_k, self.d_v):
+            if self.d_model % self.heads and None in (self.d_k, self.d_v):
                 problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
-            following = dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=divided, d_v=divided)
-            for name, value in following.items():
+            for name, value in self._following().items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
             problems += _relations(self)
+        if not problems:
+            problems += self._keep_decoder()
         if problems:
             raise UserError("TransformerConfig: " + "; ".join(problems))
+
+    def _following(self) -> dict[str, int]:
+        """What fields that are unset follow from."""
+        width = self.d_model // self.heads
+        return dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
+
+    def _keep_decoder(self) -> list[str]:
+        """Keep of the decoder's table what makes a difference; returns what is wrong with it."""
+        given = self.decoder
+        if not isinstance(given, Mapping):
+            return [f"decoder={given!r:.60} must be a table of fields"]
+        if unknown := [name for name in given if name not in OF_A_STACK]:
+            return [f"decoder: {unknown[0]!r} is not one of {', '.join(OF_A_STACK)}"]
+        if given and self.architecture != "encoder-decoder":
+            return [f"decoder: an architecture of {self.architecture!r} alone has one stack"]
+        object.__setattr__(self, "decoder", SAME)
+        if not given:
+            return []
+        try:
+            stack, own = _with_own(self, given), dict(given)
+            for name in given:
+                without = {other: value for other, value in own.items() if other != name}
+                own = without if _with_own(self, without) == stack else own
+        except UserError as error:
+            return [str(error).replace("TransformerConfig", "decoder", 1)]
+        if self.positions == "rotary" and stack.d_k != self.d_k:
+            return [f"decoder: d_k={stack.d_k} differs from d_k={self.d_k}, and positions='rotary' turn both alike"]
+        object.__setattr__(self, "decoder", Table(own))
+        return []
 
     @property
     def has_encoder(self) -> bool:
@@ -162,10 +227,14 @@ class TransformerConfig:
         """Whether the classifier has a matrix of its own."""
         return self.tie_embeddings in ("none", "source-target")
 
+    def of(self, stack: Stack) -> TransformerConfig:
+        """The config as one stack sees it. What follows, as d_k = d_model / heads, follows from the stack's own."""
+        return _of(self, stack) if self.decoder else self
+
     def to_dict(self) -> dict[str, Any]:
         """Every field; of `YOUNGER` those that are not at their default."""
         defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
-        values = dataclasses.asdict(self)
+        values = {**dataclasses.asdict(self), "decoder": dict(self.decoder)}
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
     def summary(self) -> dict[str, str]:
@@ -206,6 +275,20 @@ class TransformerConfig:
         if name not in PRESETS:
             raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], "vocab_size": vocab_size, **changes})
+
+
+@lru_cache(maxsize=64)
+def _of(config: TransformerConfig, stack: Stack) -> TransformerConfig:
+    shared = dataclasses.replace(config, decoder=SAME)
+    return _with_own(shared, config.decoder) if stack == "decoder" else shared
+
+
+def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerConfig:
+    """The config of a stack with fields of its own; what followed from those that it replaces follows anew."""
+    widths = () if config.d_model % config.heads else ("d_k", "d_v")
+    follow = ("key_value_heads", *widths)
+    followed = {n: None for n, value in config._following().items() if n in follow and getattr(config, n) == value}
+    return dataclasses.replace(config, **{**followed, **own}) if own else config
 
 
 def parse_object(text: str) -> dict[str, Any]:

@@ -100,9 +100,9 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
         if c.has_decoder:
             yield "target_embedding.weight", (c.vocab_size, c.d_model)
     if c.has_encoder:
-        yield from _stack(c, "encoder", c.encoder_layers, cross=False)
+        yield from _stack(c.of("encoder"), "encoder", c.encoder_layers, cross=False)
     if c.has_decoder:
-        yield from _stack(c, "decoder", c.decoder_layers, cross=c.has_encoder)
+        yield from _stack(c.of("decoder"), "decoder", c.decoder_layers, cross=c.has_encoder)
     if c.own_classifier:
         yield "output_proj.weight", (c.vocab_size, c.d_model)
     if c.output_bias:

@@ -92,6 +92,9 @@ class Family:
         problems = [problem for line in self.keys for problem in line.read(given, fields)]
         if config.get("quantization_config") is not None:
             problems.append("its weights are quantised")
+        own = {name.partition(".")[2]: fields.pop(name) for name in list(fields) if name.startswith("decoder.")}
+        if different := {name: value for name, value in own.items() if fields.get(name) != value}:
+            fields["decoder"] = different
         return (fields if problems else self.derived(fields)), problems
 
     def write_config(self, config: Any) -> Values:

@@ -19,29 +19,16 @@ def their_activation(ours: str) -> str:
 
 @dataclass(frozen=True)
 class Heads(Key):
-    """A count of heads that share d_model, which is read before."""
+    """A count of heads that share d_model, which is read before; so are the encoder's."""
 
     def read(self, given: Given, fields: Values) -> list[str]:
         if problems := super().read(given, fields):
             return problems
         heads, width = fields[str(self.ours)], fields.get("d_model")
-        if isinstance(width, int) and heads > 0 and width % heads:
+        said = self.ours != "heads" and heads == fields.get("heads")
+        if isinstance(width, int) and heads > 0 and width % heads and not said:
             return [f"d_model={width} is not a multiple of {self.theirs}={heads}"]
         return []
-
-
-@dataclass(frozen=True)
-class Twin(Key):
-    """A size that they have for each stack and we once: equal to that of `first`, which is read before."""
-
-    first: str = ""
-
-    def read(self, given: Given, fields: Values) -> list[str]:
-        own: Values = {}
-        if problems := super().read(given, own):
-            return problems
-        size, other = own[str(self.ours)], fields.get(str(self.ours))
-        return [] if other in (None, size) else [f"{self.first}={other} and {self.theirs}={size} are not equal"]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class Line(Protocol):
 
 @dataclass(frozen=True)
 class Key:
-    """A key of config.json (or several) and a field of ours (or several) that mean the same."""
+    """A key of config.json (or several) and a field of ours (or several) that mean the same; "decoder.heads": that
+    of the decoder."""
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
@@ -84,7 +85,7 @@ class Key:
         return []
 
     def write(self, config: Any) -> Values:
-        own = tuple(getattr(config, name) for name in _several(self.ours))
+        own = tuple(_field(config, name) for name in _several(self.ours))
         value: Any = own if isinstance(self.ours, tuple) else own[0]
         if self.words is not None:
             # What there is no word for can't be said. It is read back as another value, or is no word, and so refused.
@@ -135,6 +136,11 @@ class Also:
 
     def write(self, config: Any) -> Values:
         return {self.theirs: getattr(config, self.ours)}
+
+
+def _field(config: Any, name: str) -> Any:
+    stack, _, own = name.rpartition(".")
+    return getattr(config.of(stack) if stack else config, own)
 
 
 def _follows(default: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .engine import At, Family
-from .forms import ACTIVATIONS, Heads, TargetVocabulary, Twin
+from .forms import ACTIVATIONS, Heads, TargetVocabulary
 from .keys import Also, Fixed, Key
 
 TIES = {(True, True): "all", (False, True): "target-output", (False, False): "none", (True, False): "source-target"}
@@ -44,9 +44,9 @@ SIZES = (
     Key("encoder_layers", "encoder_layers", 12),
     Key("decoder_layers", "decoder_layers", 12),
     Heads("encoder_attention_heads", "heads", 16),
-    Twin("decoder_attention_heads", "heads", 16, first="encoder_attention_heads"),
+    Heads("decoder_attention_heads", "decoder.heads", 16),
     Key("encoder_ffn_dim", "d_ff", 4096),
-    Twin("decoder_ffn_dim", "d_ff", 4096, first="encoder_ffn_dim"),
+    Key("decoder_ffn_dim", "decoder.d_ff", 4096),
     Key("max_position_embeddings", "max_positions", 1024),
     Key("scale_embedding", "scale_embeddings", False),
     Key("dropout", "dropout", 0.1),

@@ -117,7 +117,8 @@ def checked(
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
     """`UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses change
     places, and the logits of a step."""
-    position = 4 * c.key_value_heads * (c.d_k + c.d_v) * c.decoder_layers
+    stack = c.of("decoder")
+    position = 4 * stack.key_value_heads * (stack.d_k + stack.d_v) * c.decoder_layers
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
     check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
 

@@ -182,7 +182,7 @@ class Transformer(nn.Module):
             return Cache(c.decoder_layers, starts=starts)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         cross = self.decoder.cross_keys_values(memory)
-        return Cache(c.decoder_layers, cross, tokens, c.heads, starts)
+        return Cache(c.decoder_layers, cross, tokens, c.of("decoder").heads, starts)
 
     def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
         """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
@@ -192,7 +192,7 @@ class Transformer(nn.Module):
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
         x = self.embed_target(ids)
-        mask = cache.self_mask(length, self.config.heads)
+        mask = cache.self_mask(length, self.config.of("decoder").heads)
         position_ids = positions_after(cache.offset, length, cache.starts)
         scope = within(tap or no_tap, "decoder")
         x = self.decoder(x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)

@@ -51,14 +51,15 @@ class Work:
     def _attention(self, sizes: dict[str, tuple[int, ...]]) -> Iterator[int]:
         """Multiplications of scores and of weighted sums, all heads."""
         c = self.config
-        width = c.heads * (c.d_k + c.d_v)
-        for side, layers in (("source", c.encoder_layers), ("target", c.decoder_layers)):
+        stacks = {"source": (c.of("encoder"), c.encoder_layers), "target": (c.of("decoder"), c.decoder_layers)}
+        widths = {side: stack.heads * (stack.d_k + stack.d_v) for side, (stack, _) in stacks.items()}
+        for side, (_, layers) in stacks.items():
             if side in sizes:
                 rows, length = sizes[side]
-                yield layers * width * rows * length * length
+                yield layers * widths[side] * rows * length * length
         if len(sizes) == 2:
             (rows, length), (_, target_length) = sizes["source"], sizes["target"]
-            yield c.decoder_layers * width * rows * length * target_length
+            yield c.decoder_layers * widths["target"] * rows * length * target_length
 
 
 def fastest(arithmetic: Arithmetic) -> float:

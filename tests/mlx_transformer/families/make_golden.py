@@ -29,7 +29,7 @@ T5 = dict(
 MARIAN = dict(
     model_type="marian",
     **dict(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=2, max_position_embeddings=32),
-    **dict(encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=20, decoder_ffn_dim=20),
+    **dict(encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=20, decoder_ffn_dim=26),
     **dict(pad_token_id=39, decoder_start_token_id=39, eos_token_id=0, forced_eos_token_id=None),
     **dict(activation_function="swish", scale_embedding=True),
 )

@@ -22,7 +22,10 @@ HERE = Path("here")
 
 
 def nearest(family: Family, config: TransformerConfig) -> TransformerConfig:
-    """What the family's reader makes of the config.json that its writer makes of any model's config."""
+    """What the family's reader makes of the config.json that its writer makes of any model's config, once its heads
+    divide d_model and its vocabularies have one size, as most families want it."""
+    widths = dict(d_model=-(-config.d_model // 8) * 8, heads=4, key_value_heads=4)
+    config = dataclasses.replace(config, **widths, source_vocab_size=config.vocab_size)
     fields, problems = family.read_config(family.write_config(config), {})
     if problems:
         reject()

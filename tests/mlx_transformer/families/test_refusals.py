@@ -27,8 +27,8 @@ REFUSED = {
     "activation_function=['relu'] is not one of": dict(activation_function=["relu"]),
     "normalize_before is on": dict(normalize_before=True),
     "normalize_embedding is on; add_final_layer_norm is on": dict(normalize_embedding=True, add_final_layer_norm=True),
-    "encoder_attention_heads=2 and decoder_attention_heads=4 are not equal": dict(encoder_attention_heads=2),
-    "encoder_ffn_dim=48 and decoder_ffn_dim=50 are not equal": dict(decoder_ffn_dim=50),
+    "d_model=32 is not a multiple of decoder_attention_heads=3": dict(decoder_attention_heads=3),
+    "model.decoder.layers.0.fc1.weight is (48, 32), expected (50, 32)": dict(decoder_ffn_dim=50),
     "d_model=32 is not a multiple of encoder_attention_heads=5": dict(
         encoder_attention_heads=5, decoder_attention_heads=5
     ),
@@ -177,7 +177,13 @@ INEXPRESSIBLE = {
         "positions='learned'",
     ],
     "two vocabularies": ["positions='sinusoidal_concat'", "vocab_size=50, Marian has 60"],
-    "untied": ["norm_placement='pre', Marian has 'post'", "positions='none'"],
+    "untied": [
+        "norm_placement='pre', Marian has 'post'",
+        "attention_scale=0.5, Marian has None",
+        "logit_scale=0.5, Marian has None",
+        "positions='none', Marian has 'sinusoidal'",
+        "decoder={'heads': 2, 'key_value_heads': 1, 'd_k': 8, 'd_v': 5, 'd_ff': 40}, Marian has {'heads': 2, 'd_ff': 4",
+    ],
 }
 
 
