@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from mlx_transformer.spec.precompiled import check_precompiled
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
@@ -250,6 +251,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             raise UserError(
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
+    check_precompiled(specification.get("normalizer"), origin)
     for pattern in _patterns(specification):
         if pattern not in TRUSTED_PATTERNS:
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
