@@ -140,7 +140,7 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint folder durably and return its path.
 
-    `weights` must match the table of `spec/parameters.py` exactly (`quantization`: with these matrices as stored
+    `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
     words, scales and biases). `texts` and `tensors` are further files by name (the
     trainer's state). An existing checkpoint of that name is replaced only after the new one is complete on disk.
     Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from mlx_transformer.spec.precompiled import check_precompiled
+from mlx_transformer.core.precompiled import check_precompiled
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic

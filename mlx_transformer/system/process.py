@@ -96,8 +96,9 @@ def _explained(name: str, error: BaseException) -> int:
     if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in DEVICE_IS_FULL):
         return _failed(
             name,
-            f"out of memory on the device (MLX: {' '.join(str(error).split())[:200]}); in training set --memory to less "
-            "than it has, or lower --batch-tokens; elsewhere lower --beam, give shorter lines or take a smaller model",
+            f"out of memory on the device (MLX: {' '.join(str(error).split())[:200]}); in training set --memory to "
+            "less than it has, or lower --batch-tokens; elsewhere lower --beam, give shorter lines or take a smaller "
+            "model",
         )
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "mlx":
         return _failed(name, "MLX is not installed; ONNX folders work without it (python -m export)")

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from mlx_transformer.core import checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.spec.locks import lock
 from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes, read_json
+from mlx_transformer.system.locks import lock
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.tensors import read_tensors
 

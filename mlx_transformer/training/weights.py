@@ -41,7 +41,7 @@ class Weights:
         return {name: np.array(value) for name, value in cast(list[tuple[str, mx.array]], tree_flatten(self.tree()))}
 
     def table(self, arrays: Arrays | None = None) -> Arrays:
-        """Every parameter of the table of `spec/parameters.py`."""
+        """Every parameter of the table of `core/parameters.py`."""
         return self.arrays() if arrays is None else arrays
 
     def beside(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
