@@ -13,8 +13,7 @@ from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.system.chart import Curve
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
-from mlx_transformer.training.record import RECORD
-from mlx_transformer.training.run import METRICS
+from mlx_transformer.training.run_folder import METRICS, RECORD
 
 LARGEST = 1 << 30  # bytes
 
