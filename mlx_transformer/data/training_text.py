@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.files import default_folder
 from mlx_transformer.system.machine import check_memory
 
 from .bpe_dropout import DroppedPairs
@@ -20,7 +21,7 @@ from .mixture import Mixture
 from .pair_files import PairFiles
 from .set_aside import kept_pairs
 from .stored_text import StoredText
-from .token_cache import TokenCache, default_folder, encoded
+from .token_cache import TokenCache, encoded
 
 LARGE = 64 << 20
 """Bytes of text that are read into memory; more stay on disk, and their tokens in a cache."""
