@@ -1,4 +1,4 @@
-"""Which words two sentences do not share."""
+"""The words that two sentences do not share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Marked = list[tuple[str, bool]]
 
 
 def marked(a: str, b: str) -> tuple[Marked, Marked]:
-    """Both sentences; joined, the pieces of each are the sentence."""
+    """Mark the words of both sentences; joined, the pieces of each are the sentence."""
     if a == b:
         return [(a, False)], [(b, False)]
     words = _PARTS.findall(a), _PARTS.findall(b)

@@ -30,7 +30,7 @@ HIGH_IS_GOOD = ("bleu", "chrf", "exact_match")
 
 
 def page(runs: Sequence[RunLog]) -> str:
-    """Self-contained HTML."""
+    """Write the page as self-contained HTML."""
     css = files("mlx_transformer.report").joinpath("report.css").read_text(encoding="utf-8")
     names = ", ".join(run.name for run in runs)
     body = "".join([_head(runs), _facts(runs), _charts(runs), *map(_samples, runs), _recipes(runs)])
@@ -54,7 +54,7 @@ def _facts(runs: Sequence[RunLog]) -> str:
 def _table(
     runs: Sequence[RunLog], columns: Sequence[dict[str, str]], names: Iterable[str], marked: Collection[str] = ()
 ) -> str:
-    """A column for each run; `marked` rows stand out."""
+    """Write a table with a column for each run; `marked` rows stand out."""
     heads = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
     lines = []
     for name in names:
@@ -123,7 +123,7 @@ def _samples(run: RunLog) -> str:
 
 
 def _recipes(runs: Sequence[RunLog]) -> str:
-    """What they were asked for; of several what differs first."""
+    """Write the recipes of the runs; with several first the keys that differ."""
     flat = [_flat(run.record["recipe"]) for run in runs]
     names = list(dict.fromkeys(name for each in flat for name in each))
     differing = [name for name in names if len({each.get(name) for each in flat}) > 1]

@@ -1,4 +1,4 @@
-"""What a run says: the lines that it opens with, a forecast, and its status while it goes on.
+"""The words of a run: the lines that it opens with, a forecast, and its status while it goes on.
 
 On a terminal the status has a line below with the loss's curve and the share of the device's speed that is used.
 """

@@ -1,4 +1,4 @@
-"""What a run starts from, and the model, optimizer and step that it is trained by.
+"""The start of a run: the weights, config and vocabulary that it begins with, its model, optimizer and step.
 
 A run starts from a config with fresh weights and a vocabulary of its text, or from a checkpoint that has its own. Under
 an adapter the checkpoint stays as it is stored, integers included: gradients and the optimizer's state are those of the

@@ -32,7 +32,7 @@ DOUBLED_AFTER = 2000  # steps
 
 
 class Arithmetic:
-    """What a step computes in: float32, or bfloat16 or float16 with parameters and moments kept in float32.
+    """The type that a step computes in: float32, or bfloat16 or float16 with parameters and moments kept in float32.
 
     Each step computes with a copy of the trained parameters in the lower type, and the gradient comes back in float32
     (Micikevicius et al. 2018, "Mixed Precision Training"). Gradients of float16 vanish below 6e-8, so that its loss is
