@@ -85,8 +85,8 @@ def _documents(options: DataOptions, seed: int) -> RunData:
     text, dropped = read_documents(str(options.text), options.documents)
     if options.valid_text is not None:
         return RunData(text, read_documents(options.valid_text, options.documents)[0], None, dropped)
-    kept = kept_pairs(len(text), seed, str(options.text), "documents")
-    train, valid = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (kept, ~kept))
+    for_training = kept_pairs(len(text), seed, str(options.text), "documents")
+    train, valid = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (for_training, ~for_training))
     return RunData(train, valid, None, dropped)
 
 

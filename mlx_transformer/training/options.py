@@ -209,6 +209,6 @@ class TrainingOptions:
         return self.label_smoothing
 
     @property
-    def kept(self) -> int:
+    def checkpoints_to_keep(self) -> int:
         """The number of checkpoints that are kept."""
         return max(self.keep, self.average) if self.final == "average" else self.keep

@@ -28,7 +28,7 @@ from .options import ENDLESS, CorpusOptions, DataOptions, TrainingOptions
 from .run_folder import RECORD
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there are
+MAX_RECIPE_BYTES = 1 << 16  # a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
 FILES = ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "text", "valid_text")
 PATHS = (*FILES, "tokenizer", "cache")
@@ -162,7 +162,7 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
             names = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
             raise UserError(f"{path}: no such recipe file, and no built-in recipe of that name ({names})")
         where = str(path)
-        text = read_text(file, LARGEST).removeprefix("\ufeff")  # Notepad's mark is no TOML
+        text = read_text(file, MAX_RECIPE_BYTES).removeprefix("\ufeff")  # Notepad's mark is no TOML
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -312,9 +312,9 @@ SCORES = ("bleu", "chrf", "exact_match")
 
 def document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
     """List the keys that a model of plain text can't have."""
-    given = [name for name in PAIRS if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
-    if given:
-        yield f"data.{given[0]} is for translation: a {t.objective} is trained on text"
+    for_pairs = [name for name in PAIRS if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
+    if for_pairs:
+        yield f"data.{for_pairs[0]} is for translation: a {t.objective} is trained on text"
     if d.text is None:
         yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
     if t.best in SCORES:
@@ -332,8 +332,8 @@ def text_problems(d: DataOptions) -> Iterator[str]:
     if d.text is not None or d.valid_text is not None:
         yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
         return
-    given = [d.corpus is not None, d.source is not None or d.target is not None, d.pairs is not None, bool(d.corpora)]
-    if sum(given) != 1:
+    places = [d.corpus is not None, d.source is not None or d.target is not None, d.pairs is not None, bool(d.corpora)]
+    if sum(places) != 1:
         yield (
             "give either a corpus (such as cldr:en-de) or source and target files, or one file of pairs, or tables "
             "[[data.corpora]]"

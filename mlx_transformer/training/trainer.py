@@ -148,7 +148,7 @@ class Trainer:
                     return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
                 if self.state.step != self._saved_step:
                     self.save()
-                # Also of a run that was killed after its last checkpoint.
+                # This validates a run too that was killed after its last checkpoint.
                 if self.stop.received is None and self.state.validated_step != self.state.step:
                     self.validate()
                 model = self._write_model()
@@ -268,7 +268,8 @@ class Trainer:
         """Write a checkpoint of the current step, with the optimizer's state."""
         optimizer = {name: np.array(value) for name, value in _flat(self._arrays())}
         weights, state, text = self.weights.table(), asdict(self.state), self.tokenizer.to_json()
-        self.files.save(self.config, weights, text, optimizer, state, self.options.kept, self.weights.extra_files())
+        keep, extra = self.options.checkpoints_to_keep, self.weights.extra_files()
+        self.files.save(self.config, weights, text, optimizer, state, keep, extra)
         self._saved_step = self.state.step
 
     def _restore(self) -> None:
@@ -292,7 +293,7 @@ class Trainer:
             self.moving.restore(arrays[MOVING])
         self.step.evaluate()
         self._saved_step = self.state.step
-        self.files.prune(self.options.kept)
+        self.files.prune(self.options.checkpoints_to_keep)
         self.files.rewind(self.state.step, self.state.validated_step == self.state.step)
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
 
