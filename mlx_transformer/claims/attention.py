@@ -14,6 +14,7 @@ from mlx_transformer.nn.attention import Attention, attention, attention_weights
 from mlx_transformer.nn.masks import Mask, as_array, causal_mask, causal_padding_mask, padding_mask
 from mlx_transformer.nn.parameters import named_parameters
 
+from . import notes_table
 from .measure import largest, number
 from .row import Found
 from .worked import SENTENCE
@@ -78,14 +79,35 @@ def scaled_dot_product() -> Found:
     }
 
 
+def self_weights(words: Sequence[str], positions: str) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (n, n) of one head without projections, Q = K = V = X, and X (n, 512)."""
+    _, x = sentence_weights(words, positions)
+    rows = mx.array(x)[None, None]
+    return np.array(attention_weights(rows, rows), dtype=np.float64)[0, 0], x
+
+
 def worked_table() -> Found:
-    plain, x = sentence_weights(SENTENCE, "none")
-    placed, _ = sentence_weights(SENTENCE, "sinusoidal")
+    plain, x = self_weights(SENTENCE, "none")
+    placed, _ = self_weights(SENTENCE, "sinusoidal")
+    projected, _ = sentence_weights(SENTENCE, "sinusoidal")
+    cats = [1, 5]
     return {
         "shape of the input": x.shape,
         "largest difference of the rows of both CATs, without positions": np.abs(plain[1] - plain[5]).max(),
-        "the same with positions": np.abs(placed[1] - placed[5]).max(),
+        "each CAT to each CAT, without positions": plain[np.ix_(cats, cats)].ravel().tolist(),
+        "each CAT to itself, with positions": placed[cats, cats].tolist(),
+        "where each word looks most, with positions": placed.argmax(axis=1).tolist(),
         "sums of the rows": placed.sum(axis=1).tolist(),
+        "largest |log A_ij - log A_ji - (z_j - z_i)|, with positions": notes_table.asymmetry(placed),
+        "of a head with projections": notes_table.asymmetry(projected),
+        "of the notes' table": notes_table.asymmetry(notes_table.WEIGHTS),
+        "of it explained by rounding to three decimals, at most": notes_table.explained_by_rounding(),
+        "LOVELY, A, IS of the notes' table multiplied around, and the other way": [
+            notes_table.around(notes_table.LOVELY, notes_table.A, notes_table.IS),
+            notes_table.around(notes_table.LOVELY, notes_table.IS, notes_table.A),
+        ],
+        "sums of the rows of the notes' table": np.sum(notes_table.WEIGHTS, axis=1).tolist(),
+        "share of random rows of six whose three decimals sum to 1.001": notes_table.rounded_up(),
     }
 
 
@@ -131,10 +153,11 @@ def order_blind() -> Found:
     module, x = Attention(TransformerConfig(vocab_size=8, d_model=64, heads=4)), mx.random.normal((1, 6, 64))
     order = mx.array([3, 0, 5, 1, 4, 2])
     permuted = module.attend(x[:, order], *module.keys_values(x[:, order]))
-    difference = largest(permuted - module.attend(x, *module.keys_values(x))[:, order])
+    attended = module.attend(x, *module.keys_values(x))
     changes = word_changes("lion kills deer", "deer kills lion")
     return {
-        "largest |Attn(P x) - P Attn(x)|": difference,
+        "largest |Attn(P x) - P Attn(x)|": largest(permuted - attended[:, order]),
+        "largest |Attn(P x) - Attn(x)|": largest(permuted - attended),
         "lion, kills, deer: change of a word's output, without positions": [each["none"] for each in changes.values()],
         "the same with positions": [each["sinusoidal"] for each in changes.values()],
     }

@@ -96,7 +96,7 @@ def times_by_length() -> tuple[list[float], list[float]]:
 
 
 def powers_of_two() -> Found:
-    """Time of a multiplication of a linear layer of 510 over that of one of 512, over 256 tokens."""
+    """CPU time of a multiplication in a linear layer of 510 over that in one of 512, over 256 tokens."""
     products = []
     for width in (512, 510):
         x, weight = mx.random.normal((256, width)), mx.random.normal((4 * width, width))
@@ -104,7 +104,7 @@ def powers_of_two() -> Found:
         products.append(lambda x=x, w=weight: x @ w.T)
     turns = [[_least(product, 1) for product in products] for _ in range(4 * ROUNDS)]  # other work disturbs both
     least = np.min(turns, axis=0) / np.square((512, 510))
-    return {"time of a multiplication, width 510 / width 512": least[1] / least[0]}
+    return {"CPU time of a multiplication, width 510 / width 512": least[1] / least[0]}
 
 
 def _least(function: Callable[[], mx.array], rounds: int = ROUNDS) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import mlx.core as mx
@@ -12,12 +13,11 @@ from mlx import nn
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
-from mlx_transformer.nn.taps import no_tap
+from mlx_transformer.nn.parameters import named_parameters
 
 from .measure import how_many, largest, number
 from .row import Found
 
-DEPTHS = (1, 2, 4, 8, 16, 24)
 SENTENCES = ("she sat on the river bank", "he owes the city bank")
 
 
@@ -36,60 +36,45 @@ def one_hot() -> Found:
     return {"largest |one-hot @ W - lookup|": largest(model.embed_source(ids) - product)}
 
 
-def residuals() -> Found:
-    _, kept, lost = gradients_by_depth()
-    return {
-        "gradient at depth 24 / at depth 2, with the residual": kept[-1] / kept[1],
-        "the same without it": lost[-1] / lost[1],
-        "largest |LayerNorm(x + Sublayer(x)) - output| of a layer": sublayer_error(),
-    }
-
-
-@lru_cache
-def gradients_by_depth() -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Norm of the gradient of a random projection of the stack's output by its input, at `DEPTHS`, with residual
-    connections and norms, and of the bare sub-layers; geometric mean over four seeds."""
-    found = [[_gradient(depth, residual) for depth in DEPTHS] for residual in (True, False)]
-    return DEPTHS, np.array(found[0]), np.array(found[1])
-
-
-def _gradient(depth: int, residual: bool) -> float:
-    norms = []
-    for seed in range(4):
-        model = tiny(seed, architecture="encoder", encoder_layers=depth, decoder_layers=0, dropout=0.0)
-        x, direction = mx.random.normal((1, 16, 32)), mx.random.normal((1, 16, 32))
-
-        def output(x: mx.array, layers: list = model.encoder.layers, direction: mx.array = direction) -> mx.array:
-            for layer in layers:
-                x = layer(x) if residual else layer.transform(layer.attend_self(x, None, None, no_tap), no_tap)
-            return mx.sum(x * direction)
-
-        norms.append(number(mx.linalg.norm(mx.grad(output)(x))))
-    return float(np.exp(np.mean(np.log(norms))))
-
-
-def sublayer_error() -> float:
-    model = tiny()
-    seen: dict[str, mx.array] = {}
-    ids = mx.array([[5, 6, 7, 2]])
-    model(ids, ids, tap=seen.__setitem__)
-    layer, x = model.decoder.layers[0], seen["decoder.embedding"]
-    for sub_layer in ("self_attention", "cross_attention", "feed_forward"):
-        x = layer[f"{sub_layer}_norm"](x + seen[f"decoder.layers.0.{sub_layer}"])
-    return largest(x - seen["decoder.layers.0"])
-
-
 def feed_forward() -> Found:
-    mx.random.seed(0)
-    network = FeedForward(TransformerConfig(vocab_size=8, d_model=32, heads=4, d_ff=64))
-    x = mx.random.normal((2, 7, 32))
+    network, x = base_feed_forward()
+    found, weights = np.array(network(x), dtype=np.float64), _float64(network)
+    inner = np.array(x, dtype=np.float64) @ weights["up_proj.weight"].T + weights["up_proj.bias"]
     order = mx.array([6, 2, 0, 5, 1, 3, 4])
     changed = mx.abs(network(x.at[:, 3].add(1.0)) - network(x)).max(axis=(0, 2))
+    missed = {
+        "an identity in place of max": formula_of_feed_forward(weights, x, activation=lambda z: z),
+        "b_1 left out": formula_of_feed_forward(weights | {"up_proj.bias": np.zeros(1)}, x),
+        "b_2 left out": formula_of_feed_forward(weights | {"down_proj.bias": np.zeros(1)}, x),
+    }
     return {
+        "parameters of the base model's, 512 to 2048 to 512": sum(weight.size for weight in weights.values()),
+        "largest |FFN(x) - the formula in float64|": np.abs(found - formula_of_feed_forward(weights, x)).max(),
+        **{f"the same, {name}": np.abs(found - wrong).max() for name, wrong in missed.items()},
+        "share of the inner units that max sets to 0": float(np.mean(inner <= 0)),
         "largest |FFN(P x) - P FFN(x)|": largest(network(x[:, order]) - network(x)[:, order]),
         "change of the other positions, one moved by 1": largest(changed[mx.array([0, 1, 2, 4, 5, 6])]),
         "of itself": number(changed[3]),
     }
+
+
+def base_feed_forward() -> tuple[FeedForward, mx.array]:
+    """The net of the paper's base model, and seven positions of two sentences."""
+    mx.random.seed(0)
+    return FeedForward(TransformerConfig.preset("base", 8, dropout=0.0)), mx.random.normal((2, 7, 512))
+
+
+def formula_of_feed_forward(
+    weights: dict[str, np.ndarray], x: mx.array, activation: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """max(0, x W_1 + b_1) W_2 + b_2 in float64; weights by their names in `FeedForward`, which stores W^T."""
+    inner = np.array(x, dtype=np.float64) @ weights["up_proj.weight"].T + weights["up_proj.bias"]
+    inner = np.maximum(0, inner) if activation is None else activation(inner)
+    return inner @ weights["down_proj.weight"].T + weights["down_proj.bias"]
+
+
+def _float64(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: np.array(value, dtype=np.float64) for name, value in named_parameters(module)}
 
 
 def stacks() -> Found:
@@ -112,22 +97,27 @@ def padding_change() -> float:
 
 @lru_cache
 def copying_losses() -> tuple[float, float]:
-    """Loss in nats a word at the first and after the last of 150 steps of Adam as in the paper."""
-    model = tiny(dropout=0.0)
+    """The first and the last loss of 150 steps."""
+    losses = copying(tiny(dropout=0.0), 150)
+    return losses[0], losses[-1]
+
+
+def copying(model: Transformer, steps: int) -> list[float]:
+    """Loss in nats a word at each step of learning to copy five words of nine; Adam as in the paper."""
     optimizer = mlx.optimizers.Adam(3e-3, betas=[0.9, 0.98], eps=1e-9, bias_correction=True)
 
     def loss(model: Transformer, source: mx.array, target: mx.array) -> mx.array:
         return mx.mean(nn.losses.cross_entropy(model(source, target[:, :-1]), target[:, 1:]))
 
     step, losses = nn.value_and_grad(model, loss), []
-    for _ in range(150):
+    for _ in range(steps):
         words = mx.random.randint(3, 12, (32, 5))
         target = mx.concatenate([mx.full((32, 1), 1), words, mx.full((32, 1), 2)], axis=1)
         value, gradients = step(model, words, target)
         optimizer.update(model, gradients)
         mx.eval(model.state, optimizer.state)
         losses.append(number(value))
-    return losses[0], losses[-1]
+    return losses
 
 
 def classifier() -> Found:

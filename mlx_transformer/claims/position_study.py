@@ -35,9 +35,14 @@ def sine_cosine(positions: ArrayLike, *frequencies: float) -> Array:
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(*angle.shape[:-1], -1)
 
 
-def frequencies(d_model: int) -> Array:
+def frequencies(d_model: int, base: float = 10000.0) -> Array:
     """w_j = 10000^(-2j/d) of the paper's encoding, (d/2,), falling."""
-    return 10000.0 ** (-2 * np.arange(d_model // 2) / d_model)
+    return base ** (-2 * np.arange(d_model // 2) / d_model)
+
+
+def longest_wave(d_model: int, base: float = 10000.0) -> float:
+    """Positions until the slowest feature comes back."""
+    return float(2 * np.pi / frequencies(d_model, base)[-1])
 
 
 def offset_distance(d_model: int, offset: int) -> float:

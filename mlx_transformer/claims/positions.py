@@ -29,8 +29,17 @@ def added(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarr
 
 def interleaved() -> Found:
     pe = added(2)
-    return {"PE(0), first four": pe[0, :4].tolist(), "PE(1), first four": pe[1, :4].tolist()} | {
-        "PE(1), last two": pe[1, -2:].tolist()
+    four = sinusoids(2, 512, dtype=np.float64)[1, [0, 1, 2, 3, -1]]
+    base = TransformerConfig.preset("base", 8)
+    return {
+        "PE(0), first four": pe[0, :4].tolist(),
+        "PE(1), first four": pe[1, :4].tolist(),
+        "PE(1), last two": pe[1, -2:].tolist(),
+        "PE(1) of four decimals, first four and last": four.round(4).tolist(),
+        "cut off instead, as in the notes": (np.floor(four * 1e4) / 1e4).tolist(),
+        "longest wave of the paper's 10000, in positions": study.longest_wave(512),
+        "of a base of 1000, once in the notes": study.longest_wave(512, base=1000.0),
+        "features of the base model (52 once in the notes)": base.heads * base.d_k,
     }
 
 

@@ -1,9 +1,10 @@
-"""The worked example of the notes: the five features of both words CAT, to which their positions' are added."""
+"""The worked example of the notes: six words of five features, to which positions are added."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.positions import Positions, positions_of
@@ -11,23 +12,38 @@ from mlx_transformer.nn.positions import Positions, positions_of
 from .row import Found
 
 SENTENCE = "YOUR CAT IS A LOVELY CAT".split()
-CAT = (171.411, 3276.350, 9192.819, 3633.421, 8390.473)
-"""The word's embedding, both times."""
-SECOND = (1664.068, 8080.133, 2620.399, 9386.405, 3120.159)
-"""Position 1, of the first CAT."""
-SIXTH = (1281.458, 7902.890, 912.970, 1659.217, 7018.620)
-"""Position 5, of the second. The notes give the first of these; the others are their sums less the word."""
+WORDS = {
+    "YOUR": (952.207, 5450.840, 1853.448, 1.658, 2671.529),
+    "CAT": (171.411, 3276.350, 9192.819, 3633.421, 8390.473),
+    "IS": (621.659, 1304.051, 0.565, 7679.805, 4506.025),
+    "A": (776.562, 5567.288, 58.942, 2716.194, 5119.949),
+    "LOVELY": (6422.693, 6315.080, 9358.778, 2141.081, 735.147),
+}
+"""The table of embeddings: CAT is one row of it, at both places."""
+POSITIONS = {
+    1: (1664.068, 8080.133, 2620.399, 9386.405, 3120.159),
+    5: (1281.458, 7902.890, 912.970, 1659.217, 7018.620),
+}
+"""Of both CATs; those of the other words the notes don't give."""
 
 
-def sums() -> np.ndarray:
-    """Both CATs after the positions were added, as the package adds rows of a table: (2, 5)."""
-    config = TransformerConfig(vocab_size=8, d_model=5, heads=1, positions="learned", max_positions=6)
+def sums(dtype: mx.Dtype = mx.float64) -> NDArray[np.float64]:
+    """Both CATs after the positions were added, as the package looks words up and adds rows of a table: (2, 5)."""
+    config = TransformerConfig(vocab_size=len(WORDS), d_model=5, heads=1, positions="learned", max_positions=6)
     placed = Positions(config, causal=False)
-    rows = np.zeros((6, 5), dtype=np.float32)
-    rows[1], rows[5] = SECOND, SIXTH
-    placed.weight = mx.array(rows)
-    words = mx.array(np.tile(np.asarray(CAT, dtype=np.float32), (1, 6, 1)))
-    return np.array(placed(words, positions_of(6)).x)[0, [1, 5]]
+    rows = np.zeros((6, 5))
+    for place, row in POSITIONS.items():
+        rows[place] = row
+    with mx.stream(mx.cpu):  # where MLX has float64
+        placed.weight = mx.array(rows, dtype=dtype)
+        added = placed(looked_up(dtype), positions_of(6)).x
+        return np.array(added, dtype=np.float64)[0, list(POSITIONS)]
+
+
+def looked_up(dtype: mx.Dtype = mx.float64) -> mx.array:
+    """The sentence's rows of the table of embeddings, (1, 6, 5)."""
+    table, ids = mx.array(np.array(list(WORDS.values())), dtype=dtype), [[*WORDS].index(word) for word in SENTENCE]
+    return table[mx.array(ids)][None]
 
 
 def first_feature() -> Found:
@@ -37,4 +53,13 @@ def first_feature() -> Found:
 
 def features() -> Found:
     first, second = sums()
-    return {"first CAT": first.tolist(), "second CAT": second[1:].tolist()}
+    with mx.stream(mx.cpu):
+        words = np.array(looked_up())[0]
+    return {
+        "first CAT": first.tolist(),
+        "second CAT": second.tolist(),
+        "features of both CATs that differ before positions are added": int(np.sum(words[1] != words[5])),
+        "of these sums, how many float32 rounds to another third decimal": int(
+            np.sum(np.abs(sums(mx.float32) - sums()) > 5e-4)
+        ),
+    }

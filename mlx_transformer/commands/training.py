@@ -24,11 +24,8 @@ def average(
 ) -> None:
     """Average the weights of several checkpoints of one run."""
     from mlx_transformer.convert.average import average_checkpoints
-    from mlx_transformer.core.checkpoint import holds_checkpoint
-    from mlx_transformer.system.durable import check_free
 
-    check_free(out, "checkpoint", holds_checkpoint, force)
-    print(f"{average_checkpoints(checkpoints, out)}: the average of {len(checkpoints)} checkpoints")
+    print(f"{average_checkpoints(checkpoints, out, force)}: the average of {len(checkpoints)} checkpoints")
 
 
 def quickstart(
@@ -245,5 +242,5 @@ def train(
         raise typer.Exit(0 if result.interrupted is None else 128 + result.interrupted)
     print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
     if result.interrupted is not None:
-        print(f"interrupted; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)
+        print(f"saved; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)
         raise typer.Exit(128 + result.interrupted)

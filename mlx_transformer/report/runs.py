@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from mlx_transformer.system.files import open_regular, read_json
 from mlx_transformer.training.run_folder import METRICS, RECORD
 
 MAX_LOG_BYTES = 1 << 30
+DRAWN = 1e100
+"""The largest number that is drawn: one above marks a damaged line, and no axis of floats holds twice the largest."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ def _add(log: RunLog, line: bytes) -> None:
     try:
         entry = json.loads(line)
         kind, step = entry.pop("kind"), int(entry.pop("step"))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return
     if kind == "skipped":
         log.skipped += 1
@@ -73,5 +74,5 @@ def _add(log: RunLog, line: bytes) -> None:
     elif kind in ("train", "valid"):
         curves = log.train if kind == "train" else log.valid
         for name, value in entry.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= DRAWN:
                 curves.setdefault(name, []).append((step, float(value)))

@@ -12,7 +12,7 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,25 +24,34 @@ if sys.platform != "win32":
     import fcntl
 
 
-def check_free(
-    out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, source: Path | None = None
-) -> None:
+def check_free(out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, *sources: Path) -> None:
     """`UserError` unless a command may write a folder as `out`: it is new or empty, or holds what `ours` recognises as
     an earlier `what`, and `force` replaces it.
 
-    Anything else is never replaced; nor is `source`, the folder that is read, or one around it.
+    Anything else is never replaced; nor is one of `sources`, the folders that are read, or a folder around it.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; the {what} is a folder: choose another name")
-    if source is not None and out.exists() and source.resolve().is_relative_to(out.resolve()):
-        inside = "is" if source.samefile(out) else "holds"
-        raise UserError(f"{out}: {inside} the folder that is read, whose files would be lost; choose another folder")
+    for source in sources:
+        if is_within(source, out) or is_within(source, previous(out)):
+            inside = "is" if out.exists() and source.samefile(out) else "holds"
+            raise UserError(
+                f"{out}: {inside} the folder that is read, whose files would be lost; choose another folder"
+            )
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not ours(out):
         raise UserError(f"{out}: holds files that are no {what}; choose another folder, or empty this one")
     if not force:
         raise UserError(f"{out}: holds another {what}; choose another folder, or --force to replace it")
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Whether `path` is `folder` or in it, by whichever names and links."""
+    if not folder.exists():
+        return False
+    path = Path(os.path.realpath(path))
+    return any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
 
 
 @contextmanager
@@ -138,6 +147,35 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+@contextmanager
+def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Take files and folders of these names out of `folder`; they come back if the block ends in an error, in place of
+    what it has put there, and else are removed. Raises `OSError`."""
+    clear_leftovers(folder, "replaced")
+    aside = folder / f".replaced.{os.getpid()}.tmp"
+    aside.mkdir()
+    try:
+        for name in names:
+            if os.path.lexists(folder / name):
+                os.rename(folder / name, aside / name)
+        yield
+    except BaseException:
+        for name in names:
+            _remove(folder / name)
+            if os.path.lexists(aside / name):
+                os.rename(aside / name, folder / name)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def clear_leftovers(parent: Path, name: str) -> None:
     """Remove what killed processes left of the folders and files in `parent` that fit the glob pattern `name`."""
     for path in parent.glob(f".{name}.*.tmp"):
@@ -195,6 +233,22 @@ def _other_process(process: int) -> bool:
         return False
     except (OSError, OverflowError):
         pass
+    return True
+
+
+def lock(handle: int) -> bool | None:
+    """Lock a file or a folder until its handle is closed, which the system does when the process ends, however it ends.
+
+    False if another handle has the lock; None where the system or the file system has none.
+    """
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
     return True
 
 

@@ -8,7 +8,8 @@ adapter's arrays alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Sized
+import glob
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
+from mlx_transformer.system.durable import is_within, previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 
@@ -35,7 +37,8 @@ from .loss import logits_within
 from .objectives import OBJECTIVES
 from .optimizers import Optimizer, freeze, matching
 from .options import TrainingOptions
-from .recipe import Recipe
+from .recipe import PATHS, Recipe
+from .run_folder import PARTS
 from .step import Arithmetic, TrainStep
 
 MOST_EPOCHS_PER_STEP = 100
@@ -71,6 +74,28 @@ class Start:
             model.update(arrays)
         mx.eval(model.parameters())
         return model
+
+
+def check_apart(recipe: Recipe, out: Path) -> None:
+    """Raise `UserError` if the run reads what a run in `out` replaces, such as an earlier run's trained model."""
+    parts = [out / name for name in PARTS]
+    parts += [previous(part) for part in parts]
+    for path in _read_by(recipe):
+        if any(is_within(path, part) for part in parts):
+            raise UserError(f"{out}: holds {path}, which is read and would be lost; choose another --out")
+
+
+def _read_by(recipe: Recipe) -> Iterator[Path]:
+    """List the files and folders that a run of the recipe reads."""
+    start_from = recipe.training.start_from
+    if start_from is not None:
+        yield resolve(start_from)
+    for options in (recipe.data, *recipe.data.corpora):
+        for name in PATHS:
+            if (place := getattr(options, name, None)) is None:
+                continue
+            is_pattern = glob.has_magic(place) and not Path(place).exists()
+            yield from map(Path, glob.glob(place, recursive=True) if is_pattern else [place])
 
 
 def check_start(recipe: Recipe) -> None:

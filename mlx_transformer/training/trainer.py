@@ -19,7 +19,6 @@ from mlx_transformer.core.tokenizer_files import tokenizer_files, tokenizer_path
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record, training_memory
-from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import NullReporter, Reporter
 
@@ -40,7 +39,7 @@ from .optimizers import learning_rate
 from .progress import CLOCK, Clock, Speed, State, StopSignal
 from .recipe import Recipe, earlier_defaults
 from .run_folder import STATE, FollowerFolder, Run, check_folder
-from .setup import batches_per_step, check_start, model_and_step, start
+from .setup import batches_per_step, check_apart, check_start, model_and_step, start
 from .weights import BEST, MOVING, MovingAverage, final_weights, weights_of
 
 
@@ -73,6 +72,7 @@ class Trainer:
         self.group = group
         if group.leads:
             check_folder(out, resume, force)  # before minutes go into a corpus
+            check_apart(recipe, out)
         check_start(recipe)
         self.out = out
         self.data = data or load_data(recipe)
@@ -102,11 +102,9 @@ class Trainer:
         else:
             self.files = FollowerFolder(out)
         try:
-            if known is None and group.leads:
-                for name, written in tokenizer_files(self.tokenizer.to_json()).items():
-                    write_text(out / name, written)
             with group.translating_errors():
                 self._prepare(resume)
+            self.files.begin(tokenizer_files(self.tokenizer.to_json()) if known is None else {})
         except BaseException:
             self.files.close()
             raise

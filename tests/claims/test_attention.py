@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_transformer.claims import notes_table
 from mlx_transformer.claims.attention_table import attention_table
 from mlx_transformer.claims.table import claimed
 from mlx_transformer.core.config import TransformerConfig
@@ -67,6 +68,24 @@ def test_worked_table_of_your_cat_is_a_lovely_cat() -> None:
     assert len({len(line) for line in lines}) == 1
     with pytest.raises(ValueError, match="words ask for"):
         attention_table(SENTENCE, SENTENCE[:5], placed)
+
+
+def test_the_table_of_the_notes_is_of_no_symmetric_scores() -> None:
+    """Any symmetric scores leave nothing, positions or not; other keys than queries do, and rounding hardly does."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(6, 8))
+    for keys, symmetric in ((x, True), (x @ rng.normal(size=(8, 8)), False)):
+        scores = np.exp(x @ keys.T / math.sqrt(8))
+        weights = scores / scores.sum(axis=1, keepdims=True)
+        assert (notes_table.asymmetry(weights) < 1e-12) == symmetric
+        loop = weights[4, 3] * weights[3, 2] * weights[2, 4] - weights[4, 2] * weights[2, 3] * weights[3, 4]
+        assert (abs(loop) < 1e-12) == symmetric
+    rounded = [np.array(notes_table.WEIGHTS) + rng.uniform(-5e-4, 5e-4, (6, 6)) for _ in range(200)]
+    moved = max(
+        abs(notes_table.asymmetry(weights) - claimed(16, "of the notes' table").values[0]) for weights in rounded
+    )
+    assert 0.004 < moved < claimed(16, "of it explained by rounding to three decimals, at most").values[0] + 1e-3
+    assert np.argmax(notes_table.WEIGHTS, axis=1).tolist() == list(range(6))
 
 
 def test_attention_itself_has_no_parameters() -> None:

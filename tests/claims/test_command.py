@@ -23,6 +23,16 @@ def test_the_index_is_made_of_the_rows() -> None:
     assert [int(n) for n in re.findall(r"^\| (\d+) \| .* \| .* \| .* \| .* \|$", text, re.MULTILINE)] == list(ROWS)
 
 
+def test_the_page_says_which_numbers_are_recorded() -> None:
+    """And which of these rows claim something as well."""
+    text = README.read_text(encoding="utf-8")
+    table = text.partition("| rows | recorded | and compared |\n|-|-|-|\n")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()]
+    listed = {int(row): bool(compared) for rows, _, compared in cells for row in rows.split(", ")}
+    recorded = {n: row for n, row in ROWS.items() if RECORDED in row.numbers.values()}
+    assert listed == {n: set(row.numbers.values()) != {RECORDED} for n, row in recorded.items()}
+
+
 def test_text_of_rows(capsys) -> None:
     claims(["7", "43"], None, None, False)
     printed = capsys.readouterr().out
@@ -32,7 +42,7 @@ def test_text_of_rows(capsys) -> None:
         for name, claimed in ROWS[number].numbers.items():
             assert name in printed
             assert f"({claimed.text()})" in printed
-    assert "= second CAT" in printed  # the table of row 43
+    assert "= CAT at 5" in printed  # the table of row 43
     assert "tests/claims/test_positions.py::test_rejected_a_single_sine" in printed
     assert "DOES NOT HOLD" not in printed
 

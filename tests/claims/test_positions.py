@@ -1,6 +1,7 @@
 """What the notes claim about positions: sinusoids, learned rows, and the simpler designs that fail."""
 
 import itertools
+import re
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,7 @@ from mlx_transformer.core.positions import relative_buckets, sinusoids
 from mlx_transformer.nn import Transformer, positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import meanings_of
 
 
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
@@ -27,9 +29,19 @@ def test_interleaved_sinusoids() -> None:
     assert pe[0].tolist() == list(claimed(2, "PE(0), first four").values[:2]) * 256
     assert claimed(2, "PE(1), first four").holds(pe[1, :4])
     assert claimed(2, "PE(1), last two").holds(pe[1, -2:])
+    for name, base, right in (
+        ("longest wave of the paper's 10000, in positions", 10000, True),
+        ("longest wave of the paper's 10000, in positions", 1000, False),
+        ("of a base of 1000, once in the notes", 1000, True),
+    ):
+        wave = 2 * np.pi * base ** (510 / 512)
+        assert claimed(2, name).holds([wave]) == right
+        assert position_study.longest_wave(512, base) == pytest.approx(wave, rel=1e-12)
     for position, i in ((7, 0), (7, 3), (99, 100)):
         angle = position / 10000 ** (2 * i / 512)
         np.testing.assert_allclose(table(100)[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-6)
+    angle = 99 / 9999 ** (200 / 512)  # another base would be seen
+    assert np.abs(table(100)[99, 200:202] - [np.sin(angle), np.cos(angle)]).max() > 1e-5
 
 
 def test_concatenated_sinusoids_have_other_frequencies() -> None:
@@ -39,6 +51,20 @@ def test_concatenated_sinusoids_have_other_frequencies() -> None:
     difference = np.abs(np.sort(concatenated[1]) - np.sort(interleaved[1])).max()
     assert claimed(3, "largest difference of the sorted PE(1)").holds([difference])  # so no permutation
     assert claimed(3, "PE(1) of four features").holds(table(2, 4, "sinusoidal_concat")[1])
+
+
+def test_the_label_of_the_halves_names_whose_frequencies_they_are() -> None:
+    """tensor2tensor's get_timing_signal_1d: its last timescale is 10000. Published Marian folders have the paper's."""
+    log_increment = np.log(10000 / 1) / (512 // 2 - 1)
+    scaled = np.arange(50.0)[:, None] * np.exp(-log_increment * np.arange(512 // 2))
+    theirs = np.concatenate([np.sin(scaled), np.cos(scaled)], axis=1)
+    np.testing.assert_allclose(sinusoids(50, 512, "sinusoidal_concat", np.float64), theirs, rtol=0, atol=1e-12)
+    marian = sinusoids(50, 512, dtype=np.float64)[:, [*range(0, 512, 2), *range(1, 512, 2)]]
+    assert np.abs(marian - theirs).max() > 0.01
+    label = re.search(r"sinusoidal_concat: ([^;.]*)", meanings_of(TransformerConfig)["positions"])
+    assert label is not None
+    assert "tensor2tensor's" in label[1]
+    assert "Marian" not in label[1]
 
 
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU

@@ -2,15 +2,21 @@
 
 import ast
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from drawn import exchanged, exchanged_cells, panels_of
+from drawn_claims import CHECKS
+from drawn_tables import TABLES
 from imports import ROOT
 
 from mlx_transformer.claims import table
 from mlx_transformer.claims.figures import drawing
-from mlx_transformer.claims.row import RECORDED, above, below, equal
+from mlx_transformer.claims.row import RECORDED, Row, above, below, equal
 from mlx_transformer.system.errors import UserError
 
 FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
@@ -46,6 +52,40 @@ def test_every_figure(path: str, model) -> None:
     assert len(text) < 120_000
 
 
+@cache
+def found(number: int) -> dict[str, tuple[float, ...]]:
+    return table.computed(table.ROWS[number])
+
+
+def seen(check: Callable[..., None], *shown: Any) -> bool:
+    """Whether the check passes."""
+    try:
+        check(*shown)
+    except (AssertionError, KeyError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", FIGURES)
+def test_a_figure_shows_the_numbers_of_its_rows(path: str, model, on_cpu) -> None:
+    """And would be seen to show others, if any two of its labels changed places."""
+    name, trained = path.rpartition(".")[2], [model] if FIGURES[path].trained else []
+    with drawing.style():
+        figure = table.called(f"mlx_transformer.claims.figures.{path}", *trained)
+    if isinstance(figure, drawing.Table):
+        TABLES[name](figure.head, figure.rows, found)
+        missed = [
+            what for what, *other in exchanged_cells(figure.head, figure.rows) if seen(TABLES[name], *other, found)
+        ]
+        exchanges = len(list(exchanged_cells(figure.head, figure.rows)))
+    else:
+        CHECKS[name](panels_of(figure), found, model)
+        missed = [what for what, other in exchanged(panels_of(figure)) if seen(CHECKS[name], other, found, model)]
+        exchanges = len(list(exchanged(panels_of(figure))))
+    assert exchanges
+    assert not missed
+
+
 @pytest.mark.parametrize(
     ("claimed", "right", "wrong"),
     [
@@ -61,6 +101,30 @@ def test_what_is_claimed_can_be_wrong(claimed, right, wrong) -> None:
     assert not claimed.holds(wrong)
     assert RECORDED.holds(right)
     assert not RECORDED.holds([float("inf")])
+
+
+NUMBER = re.compile(r"(?<![\w.^])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+
+
+def numbers_in(text: str) -> set[float]:
+    return {float(number.rstrip(",").replace(",", "")) for number in NUMBER.findall(text)}
+
+
+def unproved(row: Row) -> set[float]:
+    """Numbers of a slip that the row neither claims of what it computes nor names as the notes' own."""
+    proved = {value for claimed in row.numbers.values() for value in claimed.values}
+    return numbers_in(row.slip) - proved.union(*map(numbers_in, row.numbers))
+
+
+@pytest.mark.parametrize("row", [row for row in table.ROWS.values() if row.slip], ids=lambda row: str(row.number))
+def test_the_numbers_of_a_slip_are_those_of_its_row(row: Row) -> None:
+    assert not unproved(row)
+
+
+def test_a_number_of_a_slip_from_nowhere_is_seen() -> None:
+    row = table.ROWS[16]
+    assert unproved(replace(row, slip=row.slip.replace("0.00642", "0.00643"))) == {0.00643}
+    assert unproved(replace(row, slip="They have 6,116 rows, not 1.001, -3 or 2e-5.")) == {6116, -3, 2e-5}
 
 
 @cache

@@ -7,21 +7,28 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.claims import attention
+from mlx_transformer.claims import attention, notes_table
 from mlx_transformer.claims.worked import SENTENCE
 from mlx_transformer.nn.attention import attention_weights
 from mlx_transformer.nn.masks import as_array, as_numbers
 
-from .drawing import SERIES, canvas, heat_map, label_cells, logarithmic, write_cells
+from .drawing import SERIES, canvas, frame_cells, heat_map, label_cells, logarithmic, write_beside, write_cells
 
 
 def worked_tables() -> Any:
-    figure, panels = canvas(2, height=3.9, width=8.2)
-    for axes, kind, title in zip(panels, ("none", "sinusoidal"), ("without positions", "with positions"), strict=True):
-        weights, _ = attention.sentence_weights(SENTENCE, kind)
-        heat_map(axes, weights, most=0.75)
-        write_cells(axes, [[f"{weight:.3f}" for weight in row] for row in weights])
+    """The notes' table beside ours of Q = K = V = X: diagonals framed, sums beside the rows."""
+    tables = {
+        "as the notes have it": np.array(notes_table.WEIGHTS),
+        "Q = K = V = X, without positions": attention.self_weights(SENTENCE, "none")[0],
+        "Q = K = V = X, with positions": attention.self_weights(SENTENCE, "sinusoidal")[0],
+    }
+    figure, panels = canvas(3, height=3.6, width=11.4)
+    for axes, (title, weights) in zip(panels, tables.items(), strict=True):
+        heat_map(axes, weights, most=1.4)
+        write_cells(axes, [[f"{weight:.3f}" for weight in row] for row in weights], 7)
         label_cells(axes, SENTENCE, SENTENCE)
+        frame_cells(axes, [(i, i) for i in range(len(SENTENCE))])
+        write_beside(axes, "sum", [f"{row.sum():.3f}" for row in weights])
         axes.set_title(title)
     return figure
 

@@ -117,6 +117,20 @@ def write_cells(axes: Any, texts: Sequence[Sequence[str]], size: float = 7.5) ->
             axes.text(j, i, text, ha="center", va="center", fontsize=size)
 
 
+def frame_cells(axes: Any, cells: Sequence[tuple[int, int]]) -> None:
+    """A frame around each of these cells (row, column) of a heat map."""
+    for row, column in cells:
+        x, y = np.array([0, 1, 1, 0, 0]) + column - 0.5, np.array([0, 0, 1, 1, 0]) + row - 0.5
+        axes.plot(x, y, color=INK, linewidth=1, clip_on=False)
+
+
+def write_beside(axes: Any, head: str, texts: Sequence[str], size: float = 7.5) -> None:
+    """A column of texts to the right of a heat map, one a row, under its head."""
+    right = axes.get_xlim()[1] + 0.15
+    for row, text in enumerate((head, *texts), -1):
+        axes.text(right, row, text, ha="left", va="center", fontsize=size, color=SOFT)
+
+
 def as_figure(table: Table) -> Any:
     """A table, drawn."""
     lengths = [max(len(row[i]) for row in (table.head, *table.rows)) for i in range(len(table.head))]

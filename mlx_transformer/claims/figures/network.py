@@ -7,18 +7,21 @@ from typing import Any
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.claims import network, norms
+from mlx_transformer.claims import depth, network, norms
 from mlx_transformer.nn.norms import LayerNorm
 
 from .drawing import canvas, curves, heat_map, logarithmic
 
 
 def residuals() -> Any:
-    figure, (axes,) = canvas(width=6)
-    depths, kept, lost = network.gradients_by_depth()
-    curves(axes, depths, {"LayerNorm(x + Sublayer(x))": kept, "Sublayer(x)": lost})
-    axes.set(title="norm of the gradient at the input", xlabel="layers")
-    logarithmic(axes)
+    """Both with the four variants: what tells positions apart, and the gradient."""
+    figure, (apart, gradient) = canvas(2, width=8.2)
+    curves(apart, depth.DEPTHS, depth.told_apart())
+    apart.set(title="share of the output that tells positions apart", xlabel="layers")
+    curves(gradient, depth.DEPTHS, depth.gradients_by_depth(), "upper left")
+    gradient.set(title="norm of the gradient at the input", xlabel="layers")
+    for axes in (apart, gradient):
+        logarithmic(axes)
     return figure
 
 

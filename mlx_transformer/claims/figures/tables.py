@@ -17,13 +17,17 @@ def double_width() -> Table:
 
 
 def worked_sums() -> Table:
-    first, second = worked.sums()
-    rows = [
-        tuple(f"{value:.3f}" for value in row)
-        for row in zip(worked.CAT, worked.SECOND, first, worked.SIXTH, second, strict=True)
-    ]
-    head = ("feature", "CAT", "+ position 1", "= first CAT", "+ position 5", "= second CAT")
-    return Table(head, tuple((str(i + 1), *row) for i, row in enumerate(rows)))
+    """Every word of the sentence, the position that is added to it, and their sum, as far as the notes give them."""
+    found = dict(zip(worked.POSITIONS, worked.sums(), strict=True))
+    rows = []
+    for place, word in enumerate(worked.SENTENCE):
+        lines = {word: worked.WORDS[word]}
+        lines[f"+ position {place}"] = worked.POSITIONS.get(place)
+        lines[f"= {word} at {place}"] = found.get(place)
+        for name, values in lines.items():
+            cells = ["not given"] * 5 if values is None else [f"{value:.3f}" for value in values]
+            rows.append((name, *cells))
+    return Table(("word, position, sum", *(f"feature {i}" for i in range(1, 6))), tuple(rows))
 
 
 def lion_kills_deer() -> Table:
