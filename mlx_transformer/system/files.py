@@ -7,6 +7,7 @@ import codecs
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
@@ -179,6 +180,17 @@ def check_name(path: str | Path) -> None:
         raise _unreadable(shortened(str(path)), error) from error
     except ValueError as error:  # a NUL, or half a surrogate pair
         raise UserError(f"{shortened(str(path))}: cannot be read ({error})") from error
+
+
+def default_folder() -> Path:
+    """Return the folder of a user's caches for this program. `UserError` for a user without a home."""
+    if sys.platform != "darwin" and (named := os.environ.get("XDG_CACHE_HOME")):
+        return Path(named) / "mlx-transformer"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise UserError("large text needs a cache, and this user has no home: name a folder by cache") from None
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "mlx-transformer"
 
 
 def line_without_end(path: str | Path, number: int) -> UserError:

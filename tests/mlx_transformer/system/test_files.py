@@ -10,7 +10,7 @@ import pytest
 from export import OnnxTransformer
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.data import corpus
+from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
 from mlx_transformer.nn.loading import load
 from mlx_transformer.system.errors import UserError
@@ -106,10 +106,10 @@ def test_text_may_come_from_a_pipe_that_somebody_writes_to(tmp_path):
 
 
 def test_a_line_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 8)
+    monkeypatch.setattr(line_files, "LONGEST_LINE", 8)
     (tmp_path / "text").write_bytes(b"1234567\n1234\n")
     assert read_lines(tmp_path / "text") == ["1234567", "1234"]
-    for data in (b"12345678", b"1\n123456789\n", b"1234567\n12345678901\n"):
+    for data in (b"123456789", b"1\n123456789\n", b"1234567\n12345678901\n"):
         (tmp_path / "text").write_bytes(data)
         with pytest.raises(UserError, match=rf"text, line {1 + (data[1:8].count(10))}: more than 16 MB in one line"):
             read_lines(tmp_path / "text")

@@ -14,10 +14,9 @@ from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training.keeping import is_better, out_of_patience
 from mlx_transformer.training.options import TrainingOptions
+from mlx_transformer.training.progress import State
 from mlx_transformer.training.recipe import Recipe
-from mlx_transformer.training.state import State
 from mlx_transformer.training.trainer import Trainer
 
 pytestmark = both_choices
@@ -120,13 +119,13 @@ def test_what_is_better():
     found = []
     for step, bleu in enumerate((3.0, 2.0, 4.0, 4.0, 1.0)):
         state.step = step
-        found.append((is_better(options, state, {"loss": 1.0, "bleu": bleu}), out_of_patience(options, state)))
+        found.append((state.note_scores(options, {"loss": 1.0, "bleu": bleu}), state.should_stop_early(options)))
     assert found == [(True, False), (False, False), (True, False), (False, False), (False, True)]
     assert (state.best_score, state.best_step) == (4.0, 2)
     state, options = State(), TrainingOptions(best="loss")
-    assert [is_better(options, state, {"loss": loss}) for loss in (2.0, 1.0, 1.5)] == [True, True, False]
-    assert not out_of_patience(options, state)
-    assert not is_better(options, state, {})  # a validation that was interrupted
+    assert [state.note_scores(options, {"loss": loss}) for loss in (2.0, 1.0, 1.5)] == [True, True, False]
+    assert not state.should_stop_early(options)
+    assert not state.note_scores(options, {})  # a validation that was interrupted
 
 
 def test_the_best_checkpoint_is_kept_and_chosen(tmp_path):

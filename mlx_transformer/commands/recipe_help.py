@@ -11,8 +11,6 @@ from typing import Any
 
 from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.system.fields import kinds_of, meanings_of
-from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
-from mlx_transformer.training.recipe import FROM_TOKENIZER, NORM_PLACEMENT, Recipe
 
 HEAD = """\
 # Every key of a recipe and its default; one without is unset. Take the # away from those you change:
@@ -40,7 +38,10 @@ class Key:
 
 
 def recipe_help() -> str:
-    """A TOML file with every key in a comment."""
+    """Return a TOML file with every key in a comment."""
+    from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions  # which load MLX
+    from mlx_transformer.training.recipe import FROM_TOKENIZER, NORM_PLACEMENT, Recipe
+
     preset = next(key for key in _keys(Recipe) if key.name == "preset")
     # Training takes one architecture.
     model = [key for key in _keys(TransformerConfig) if key.name not in (*FROM_TOKENIZER, "architecture")]
@@ -62,7 +63,7 @@ def recipe_help() -> str:
 
 
 def _keys(options: type) -> list[Key]:
-    """The keys of a table, from the fields of a dataclass."""
+    """List the keys of a table, from the fields of a dataclass."""
     meanings = meanings_of(options)
     type_names = {
         name: ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]

@@ -1,8 +1,8 @@
 """A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
 
 OUT/run.json              recipe, model config, versions, digests of the data
-OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (of each language: two files)
-OUT/clock.txt             of a run by minutes: when each step began
+OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (two files for one of each language)
+OUT/clock.txt             when each step began, in a run by minutes
 OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
 OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
 OUT/wandb.txt             the run's name at Weights & Biases, where the recipe names a project
@@ -36,11 +36,30 @@ from mlx_transformer.system.machine import versions
 from mlx_transformer.system.tensors import read_tensors
 
 from .boards import TENSORBOARD, WANDB_ID, Board, boards
-from .record import MODEL, RECORD, as_json, check_same
 
+RECORD = "run.json"
+MODEL = "model"  # the record's key that says what the trained model was made of
+# These may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their
+# digests may not differ); nothing that is computed.
+MAY_CHANGE = {
+    f"recipe.training.{name}"
+    for name in (
+        "epochs steps minutes log_every keep checkpoint_seconds checkpoint_steps valid_every valid_sentences "
+        "patience final average"
+    ).split()
+} | {
+    f"recipe.data.{name}"
+    for name in (
+        "source target pairs valid_source valid_target valid_pairs text valid_text cache "
+        "corpora.source corpora.target corpora.pairs"
+    ).split()
+}
+NUMBER = re.compile(r"(?<=\.corpora)\.\d+")
+# Differences that only change the last bits of results: there is a warning, and no refusal.
+ENVIRONMENT = {"blas", "versions.mlx"}
 METRICS = "metrics.jsonl"
-LARGEST_LOG = 1 << 30  # bytes
-OF_VALIDATION = '{"kind": "valid"', '{"kind": "samples"'
+MAX_LOG_BYTES = 1 << 30
+VALIDATION_LINES = '{"kind": "valid"', '{"kind": "samples"'
 STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
 PARTS = (
     *NAMES,
@@ -53,13 +72,13 @@ PARTS = (
     "model",
     "adapter",
 )  # what a run has beside its record
-OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # of a checkpoint or an export, whose tokenizer would be replaced
+OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # files of a checkpoint or export, whose tokenizer would be replaced
 
 Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
 
 
 def check_folder(folder: Path, resume: bool, force: bool = False) -> None:
-    """`UserError` if a run cannot begin (or, with `resume`, go on; or, with `force`, begin anew) in `folder`.
+    """Raise `UserError` if a run can't begin (or, with `resume`, go on; or, with `force`, begin anew) in `folder`.
 
     Files that no run makes may be there: they stay as they are.
     """
@@ -99,8 +118,11 @@ class Run:
         defaults: Mapping[str, Any] = MappingProxyType({}),
         project: str | None = None,
     ):
-        """`defaults`: what a record of an earlier version means that lacks these keys, such as
-        "recipe.training.optimizer". `project`: of Weights & Biases, that gets the curves."""
+        """Begin the run's files, or go on with them.
+
+        `defaults`: the values of keys, such as "recipe.training.optimizer", that the record of an earlier version may
+        lack. `project`: the one of Weights & Biases that gets the curves.
+        """
         check_folder(folder, resume, force)
         self.folder, self.warn, self._force = folder, warn, force
         self._metrics: BinaryIO | None = None
@@ -122,12 +144,12 @@ class Run:
             raise
 
     def begin(self, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the record and `texts`, by their files' names, and with `force` remove what there is of an earlier run.
+        """Write the record and `texts`, by their files' names, and with `force` remove an earlier run.
 
-        Comes when all that the run reads is read and checked: until then, and where this fails, the folder is as it
+        It comes when all that the run reads is read and checked: until then, and if this fails, the folder stays as it
         was.
         """
-        record = {RECORD: as_json(self._record)} if self._before != self._record else {}
+        record = {RECORD: _as_json(self._record)} if self._before != self._record else {}
         try:
             with taken_away(self.folder, PARTS) if self._force else nullcontext():
                 (self.folder / "checkpoints").mkdir(exist_ok=True)
@@ -142,11 +164,12 @@ class Run:
             raise _cannot_begin(self.folder, error) from error
         self._made = []
 
-    def note_model(self, said: dict[str, Any]) -> None:
+    def note_model(self, made_of: dict[str, Any]) -> None:
         """Say in the record which weights OUT/model has."""
-        write_text(self.folder / RECORD, as_json({**self._record, MODEL: said}))
+        write_text(self.folder / RECORD, _as_json({**self._record, MODEL: made_of}))
 
     def close(self) -> None:
+        """Close the files and drop the lock."""
         if self._metrics is not None:
             self._metrics.close()
         for board in self._boards:
@@ -184,10 +207,10 @@ class Run:
         path = self.folder / METRICS
         if not path.exists():
             return
-        lines = read_bytes(path, LARGEST_LOG).decode(errors="replace").split("\n")
+        lines = read_bytes(path, MAX_LOG_BYTES).decode(errors="replace").split("\n")
         earlier = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
         if not validated:
-            earlier = [line for line in earlier if not (line.startswith(OF_VALIDATION) and _step_of(line) == step)]
+            earlier = [line for line in earlier if not (line.startswith(VALIDATION_LINES) and _step_of(line) == step)]
         write_text(path, "".join(line + "\n" for line in earlier))
 
     def save(
@@ -198,10 +221,12 @@ class Run:
         optimizer: Mapping[str, NDArray],
         state: dict[str, Any],
         keep: int,
-        beside: tuple[Mapping[str, str], Mapping[str, Mapping[str, NDArray]]] = ({}, {}),
+        extra: tuple[Mapping[str, str], Mapping[str, Mapping[str, NDArray]]] = ({}, {}),
     ) -> Path:
         """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`.
-        `beside`: further texts and arrays in it, by their files' names."""
+
+        `extra`: further (texts, arrays) of the checkpoint, by their files' names.
+        """
         log = self.folder / METRICS
         try:
             if log.exists():
@@ -209,8 +234,8 @@ class Run:
         except OSError as error:
             raise _refused(log, error) from error
         path = self.folder / "checkpoints" / f"step-{state['step']:08d}"
-        texts = {STATE: json.dumps(state, indent=2) + "\n", **beside[0]}
-        tensors = {OPTIMIZER: optimizer, **beside[1]}
+        texts = {STATE: json.dumps(state, indent=2) + "\n", **extra[0]}
+        tensors = {OPTIMIZER: optimizer, **extra[1]}
         checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors=tensors)
         self.prune(keep)
         return path
@@ -221,13 +246,13 @@ class Run:
             remove_folder(old)
 
     def checkpoints(self) -> list[Path]:
-        """Checkpoint folders, oldest first."""
+        """List the checkpoint folders, oldest first."""
         folders = (self.folder / "checkpoints").glob("step-*")
         numbers = {int(p.name.removeprefix("step-")): p for p in folders if re.fullmatch(r"step-\d+", p.name)}
         return [numbers[step] for step in sorted(numbers)]
 
     def newest(self) -> Newest | None:
-        """(checkpoint, optimizer's arrays, state) of the newest undamaged checkpoint; None if there is none at all.
+        """Read (checkpoint, optimizer's arrays, state) of the newest undamaged checkpoint; None if there is none.
 
         Damaged ones are reported and renamed damaged-step-N. `UserError` if all are damaged.
         """
@@ -251,13 +276,31 @@ class Run:
         return None
 
 
+class FollowerFolder(Run):
+    """The run's folder for a process that doesn't lead: nothing is read, and nothing written."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def begin(self, texts: Mapping[str, str]) -> None: ...
+
+    def note_model(self, made_of: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def metric(self, kind: str, step: int, **values: Any) -> None: ...
+
+    def checkpoints(self) -> list[Path]:
+        return []
+
+
 def _locked(folder: Path) -> int | None:
-    """A handle that holds the folder's lock; None on a file system without locks."""
+    """Lock the folder and return the handle that holds the lock; None on a file system without locks."""
     handle = os.open(folder, os.O_RDONLY)
-    if held := lock(handle):
+    if is_locked := lock(handle):
         return handle
     os.close(handle)
-    if held is None:
+    if is_locked is None:
         return None
     raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it")
 
@@ -276,3 +319,63 @@ def _step_of(line: str) -> int | None:
 
 def _refused(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: could not be written ({error}); fix that and continue with --resume")
+
+
+def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
+    """Return the record of the run so far, if `record` continues it; else raise `UserError`."""
+    before = read_json(folder / RECORD)
+    if isinstance(before, dict):
+        before.pop(MODEL, None)
+    old, new = {**_flat(dict(defaults)), **_flat(before)}, _flat(record)
+    _check_device(folder, old, new)
+    # The recipe first: the rest mostly follows from it.
+    names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
+    changes = {
+        name: f"{name} was {_short(old.get(name))}, now {_short(new.get(name))}"
+        for name in names
+        if old.get(name) != new.get(name)
+    }
+    for name in ENVIRONMENT & changes.keys():
+        warn(f"{changes[name]}: the run goes on, not bit by bit as it would have")
+    refused = [
+        text
+        for name, text in changes.items()
+        if NUMBER.sub("", name) not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
+    ]
+    if refused:
+        more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
+        differences = "; ".join(refused[:8]) + more
+        raise UserError(
+            f"{folder}: cannot resume with another recipe: {differences} (--resume alone takes the run's own)"
+        )
+    return before
+
+
+def _check_device(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Refuse another kind of device: batches are cut otherwise there, and text would come twice or never."""
+    was, now = old.get("device"), new.get("device")
+    if was == "Device(cpu, 0)":  # earlier versions' word for it
+        was = old["device"] = "cpu"
+    if was != now:
+        where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
+        raise UserError(
+            f"{folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
+            f"continue it {where}, or start a new run with another --out"
+        )
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, list | tuple) and all(isinstance(inner, dict) for inner in value):  # tables of one name
+        value = {str(i): inner for i, inner in enumerate(value)}
+    if isinstance(value, dict):
+        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
+    return {name: value}

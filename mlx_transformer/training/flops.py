@@ -1,4 +1,4 @@
-"""How much arithmetic a step is, and how much the device could do: the share says how well it is used."""
+"""The floating-point operations of a step, and those that the device could do: their share is how well it is used."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.device import cpu_streams, device_kind
 
-from .arithmetic import Arithmetic
+from .step import Arithmetic
 
 GRADIENT = 3  # times the forward pass: each product has two more in its gradient
-READ_BY_SOURCE = (".cross_attention.key_proj.", ".cross_attention.value_proj.")  # of the decoder
+READ_SOURCE = (".cross_attention.key_proj.", ".cross_attention.value_proj.")  # of a decoder's maps
 
 
 class Work:
-    """Floating-point operations of a model's steps: two for each weight that meets a token (Kaplan et al. 2020, section
-    2.1), and the products of queries, keys and values. A layer that is checkpointed is counted once."""
+    """Counts the floating-point operations of a model's steps.
+
+    They are two for each weight that meets a token (Kaplan et al. 2020, section 2.1), and the products of queries, keys
+    and values. A layer that is checkpointed counts once.
+    """
 
     def __init__(self, config: TransformerConfig):
         self.config = config
@@ -28,13 +31,13 @@ class Work:
         for name, shape in parameter_shapes(config).items():
             side = name.partition(".")[0]
             if len(shape) == 2 and side in ("encoder", "decoder"):
-                source = side == "encoder" or any(part in name for part in READ_BY_SOURCE)
+                source = side == "encoder" or any(part in name for part in READ_SOURCE)
                 self.by_side["source" if source else "target"] += shape[0] * shape[1]
         rows, columns = parameter_shapes(config)[output_weight_name(config)]
         self.classifier = rows * columns
 
     def __call__(self, batch: TrainingBatch) -> float:
-        """Of one batch, padding included, forward and backward."""
+        """Count the operations for one batch, padding included, forward and backward."""
         targets, _, *inputs = batch.arrays(self.config.pad_id)
         sizes = dict(zip(self._sides(), (ids.shape for ids in inputs if ids is not None), strict=False))
         assert targets is not None
@@ -49,7 +52,7 @@ class Work:
         ]
 
     def _attention(self, sizes: dict[str, tuple[int, ...]]) -> Iterator[int]:
-        """Multiplications of scores and of weighted sums, all heads."""
+        """Count the multiplications for the scores and weighted sums of all heads, stack by stack."""
         c = self.config
         stacks = {"source": (c.of("encoder"), c.encoder_layers), "target": (c.of("decoder"), c.decoder_layers)}
         widths = {side: stack.heads * (stack.d_k + stack.d_v) for side, (stack, _) in stacks.items()}
@@ -62,8 +65,8 @@ class Work:
             yield c.decoder_layers * widths["target"] * rows * length * target_length
 
 
-def fastest(arithmetic: Arithmetic) -> float:
-    """Operations a second in the products of large square matrices, the best of a few: what the device can do here."""
+def peak_speed(arithmetic: Arithmetic) -> float:
+    """Measure the operations a second that the device can do: the best of a few products of large square matrices."""
     size = 512 if device_kind() == "cpu" else 4096
     streams = cpu_streams()
     best = 0.0

@@ -13,9 +13,9 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
 from mlx_transformer.data.packed import PackedBatch
 from mlx_transformer.device import choices
-from mlx_transformer.training.arithmetic import Arithmetic
-from mlx_transformer.training.arithmetic_work import Work, fastest
-from mlx_transformer.training.live import KEPT, Curve
+from mlx_transformer.training.console import MAX_LOSSES, Curve
+from mlx_transformer.training.flops import Work, peak_speed
+from mlx_transformer.training.step import Arithmetic
 
 
 def test_the_curve_is_one_line_of_means():
@@ -31,9 +31,9 @@ def test_the_curve_is_one_line_of_means():
 
 def test_a_long_run_takes_no_more_memory_and_keeps_its_beginning():
     curve = Curve()
-    for step in range(10 * KEPT):
-        curve.add(float(10 * KEPT - step))
-    assert len(curve._values) < KEPT
+    for step in range(10 * MAX_LOSSES):
+        curve.add(float(10 * MAX_LOSSES - step))
+    assert len(curve._values) < MAX_LOSSES
     assert curve.drawn(8) == "█▇▆▅▄▃▂▁"
 
 
@@ -66,7 +66,7 @@ def test_the_arithmetic_of_a_decoder_alone():
 
 
 def test_the_device_multiplies():
-    assert 1e6 < fastest(Arithmetic()) < 1e16
+    assert 1e6 < peak_speed(Arithmetic()) < 1e16
     mx.clear_cache()
 
 
