@@ -157,7 +157,7 @@ class TransformerConfig:
     """On the inner activations of the feed-forward nets."""
 
     decoder: Table = SAME
-    """The fields of `OF_A_STACK` that the decoder has otherwise than the encoder: {"heads": 16, "d_ff": 4096}."""
+    """What the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff, activation and gated."""
 
     pad_id: TokenId = 0
     """Padding."""
