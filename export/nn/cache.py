@@ -36,7 +36,9 @@ class CacheShape(NamedTuple):
 
 
 def cache_shape(config: TransformerConfig) -> CacheShape:
-    return CacheShape(config.key_value_heads, config.d_k, config.d_v)
+    """Those of a model's decoder, of its own keys and of the source's."""
+    c = config.of("decoder")
+    return CacheShape(c.key_value_heads, c.d_k, c.d_v)
 
 
 class LayerCache:

@@ -36,14 +36,16 @@ def attention(
     observe: Observe = unobserved,
     bias: Array | None = None,
     weigh: Callable[[Array], Array] | None = None,
+    scale: float | None = None,
 ) -> Array:
     """Compute Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
     and attends everywhere: its output is finite and nobody reads it. `weigh`: another way to compute the
-    softmax.
+    softmax. `scale`: in place of 1 / sqrt(d_k) (T5: 1).
     """
-    scores = observe("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
+    QK = Q @ K.swapaxes(-1, -2)  # (...,L,S)
+    scores = observe("scores", QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
@@ -88,13 +90,14 @@ def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDAr
     """Compute section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (...,
     d_model).
 
-    `sinusoidal_concat` (tensor2tensor): sines, then cosines, of pos / 10000^(j / (d/2 - 1)).
+    `sinusoidal_halves`: the sines of these, then the cosines. `sinusoidal_concat` (tensor2tensor): sines, then cosines,
+    of pos / 10000^(j / (d/2 - 1)).
     """
     j = np.arange(d_model // 2, dtype=np.float64)
     exponent = -j / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * j / d_model
     angle = positions[..., None].astype(np.float64) * 10000.0**exponent
     PE = np.empty((*positions.shape, d_model))
-    if layout == "sinusoidal_concat":
+    if layout in ("sinusoidal_halves", "sinusoidal_concat"):
         PE[..., : d_model // 2], PE[..., d_model // 2 :] = np.sin(angle), np.cos(angle)
     else:
         PE[..., 0::2], PE[..., 1::2] = np.sin(angle), np.cos(angle)

@@ -43,7 +43,7 @@ class CpuTreeDecoder(TreeDecoder):
     """`steps.Decoder` in ONNX Runtime's operators."""
 
     def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
-        sources = Sources.of(op, tokens, self.config.heads)
+        sources = Sources.of(op, tokens, self.config.of("encoder").heads)
         self.model, self.shape = CpuTransformer(self.config, sources), operator_shape(self.config)
         memory = self.model.encode_rows(op, input_ids)
         return self.model.cross_keys_values(op, memory), sources.mask

@@ -27,6 +27,7 @@ from mlx_transformer.generation.options import (
     Options,
     check_beam,
     check_ids,
+    check_single,
     expected_tokens,
     length_limits,
 )
@@ -86,6 +87,7 @@ class SearchModel:
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output."""
+        check_single(options, "generate", "search")
         return [hypotheses[0].ids for hypotheses in self.search(ids, **options)]
 
     @property
@@ -122,8 +124,6 @@ class SearchModel:
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty."""
-        from mlx_transformer.generation.translate import check_single
-
         check_single(options)
         return [translations[0].text for translations in self.n_best(lines, **options)]
 

@@ -1,6 +1,6 @@
 """Text in and out of a search graph: the tokenizer as operators of ONNX, and four of onnxruntime-extensions.
 
-Byte-level BPE as `spec/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
+Byte-level BPE as `core/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
 
 Shapes: B lines, W words of all lines, N tokens of all lines, S longest line in tokens, n hypotheses, T their tokens.
 """

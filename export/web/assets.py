@@ -10,10 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlx_transformer.data.token_cache import default_folder
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import default_folder, read_json
 
 PACKAGE = "onnxruntime-web"
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -99,7 +98,7 @@ def _install(folder: Path) -> None:
             problem = f"what it installed lacks {WASM[0]}"
         if problem:
             raise UserError(f"npm could not install {PACKAGE} ({problem}); or name a node_modules by --assets")
-        with replace_folder(folder, PACKAGE) as kept:
+        with replace_folder(folder, PACKAGE, made_by_any=True) as kept:
             (kept / "dist").mkdir()
             for name in ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU)):
                 shutil.copyfile(installed / name, kept / name)

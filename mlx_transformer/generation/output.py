@@ -16,9 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from mlx_transformer.system.durable import lock, write_text
+from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.locks import open_locked
 
 FORMAT = 1
 WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed
@@ -114,16 +115,9 @@ class Partial(Writer):
 
     def _opened(self) -> BinaryIO:
         """The file, locked. `UserError` while another process is at it."""
-        while True:
-            handle = os.open(self.partial, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-            stream = open(handle, "r+b", buffering=0)  # noqa: SIM115 - see close
-            if lock(handle) is False:
-                stream.close()
-                raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), self.partial.stat()):
-                    return stream
-            stream.close()  # which another process has finished between the two steps
+        if (handle := open_locked(self.partial)) is None:
+            raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
+        return open(handle, "r+b", buffering=0)
 
     def _read(self) -> None:
         if not self.record.exists():

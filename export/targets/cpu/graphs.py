@@ -52,7 +52,7 @@ def encoder_cpu(config: TransformerConfig, inputs_embeds: bool = False) -> Graph
     g = CpuGraphBuilder(ENCODER_CPU)
     ids, vectors = g.source(config.d_model, inputs_embeds, SENTENCES, SOURCE)
     attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
-    sources = Sources.of(g.op, attention_mask, config.heads)
+    sources = Sources.of(g.op, attention_mask, config.of("encoder").heads)
     model = CpuTransformer(config, sources)
     memory = model.encode_rows(g.op, ids, inputs_embeds=vectors, tap=g.tap)
     for i, pair in enumerate(model.cross_keys_values(g.op, memory)):

@@ -148,7 +148,8 @@ class CpuDecoder:
         self.log_p = np.zeros((sentences, 1), np.float32)
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if beam == 1 else 1
-        shape = (sentences, config.heads, room, max(config.d_k, config.d_v))
+        c = config.of("decoder")
+        shape = (sentences, c.heads, room, max(c.d_k, c.d_v))
         self.self_attention = [graphs.memory.take(shape) for _ in graphs.self_attention]
         weakref.finalize(self, graphs.memory.give_back, self.self_attention).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)

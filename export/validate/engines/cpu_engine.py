@@ -70,7 +70,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         self._logits_of(self._over(sessions), case)
         cross = self.graphs.begin(case.source, case.source_real.astype(np.int64)).cross
         points |= {point: self._observed[value][0] for point, value in shown.items()}
-        return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
+        return points | decoder_weights(read, self._observed, cross, self.config.of("decoder").heads, case.source_real)
 
     def attention(self, case: Case) -> dict[str, Array]:
         """As `Engine` says: each step's row, of the graph as it translates."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 
 Array = NDArray
 
@@ -57,10 +57,12 @@ HEADS = ("queries", "keys", "values")
 def operation(point: str, config: TransformerConfig) -> str:
     """Say in words what makes this point out of those before it."""
     last = point.rpartition(".")[2]
+    if last == "scores" and config.attention_scale is not None:
+        return f"scores: Q K^T times {config.attention_scale:g}"
     if last in OPERATIONS:
         return OPERATIONS[last]
     if last == "embedding":
-        return "positions" if config.positions in ("sinusoidal", "sinusoidal_concat", "learned") else "embedding"
+        return "positions" if config.positions in (*SINUSOIDS, "learned") else "embedding"
     norm = "layer norm" if config.norm == "layernorm" else "RMS norm"
     if last.isdigit():  # a layer's last
         return norm if config.norm_placement == "post" else OPERATIONS["residual"]

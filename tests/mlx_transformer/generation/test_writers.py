@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from upper_case import translator
 
-from mlx_transformer.generation import files, output
+from mlx_transformer.generation import files
 from mlx_transformer.generation.files import translate_stream
-from mlx_transformer.system.durable import lock
+from mlx_transformer.system import locks
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.locks import lock
 
 TEXT = "".join(f"{word}\n" for word in "one two three four five six one two three four".split())
 
@@ -46,15 +47,15 @@ def test_who_opened_what_the_first_has_just_finished_begins_anew(tmp_path, monke
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text("one\n")
     (tmp_path / "out.partial").write_bytes(b"the first one's text")
-    locks = []
+    asked = []
 
     def late(handle: int) -> bool | None:
-        locks.append(handle)
-        if len(locks) == 1:
+        asked.append(handle)
+        if len(asked) == 1:
             (tmp_path / "out.partial").rename(tmp_path / "kept")
         return lock(handle)
 
-    monkeypatch.setattr(output, "lock", late)
+    monkeypatch.setattr(locks, "lock", late)
     translate_stream(translator(), source, target)
     assert (tmp_path / "kept").read_bytes() == b"the first one's text"
     assert target.read_text(encoding="utf-8") == "ONE\n"
