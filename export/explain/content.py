@@ -46,7 +46,7 @@ class Texts:
     target's tokens."""
 
     tokenizer: Tokenizer
-    found: dict[int, str] = field(default_factory=dict)
+    by_number: dict[int, str] = field(default_factory=dict)
 
     def add(self, ids: Iterable[int], side: str = "target") -> list[int]:
         """Return the numbers of these ids."""
@@ -54,8 +54,8 @@ class Texts:
         tokenizer, first = (self.tokenizer.source, self.tokenizer.vocab_size) if own else (self.tokenizer, 0)
         listed = [int(id) for id in ids]
         for id in listed:
-            if first + id not in self.found:
-                self.found[first + id] = token_text(tokenizer, id)
+            if first + id not in self.by_number:
+                self.by_number[first + id] = token_text(tokenizer, id)
         return [first + id for id in listed]
 
     def words(self, ids: Sequence[int], side: str) -> list[int | None]:
@@ -103,7 +103,7 @@ def content(
         "norms": [_norms(trace) for trace in traces],
         "beam": _beam(sentence, texts) if sentence.tree else None,
     }
-    return data | {"texts": texts.found}
+    return data | {"texts": texts.by_number}
 
 
 def _facts(config: TransformerConfig) -> str:
@@ -146,8 +146,8 @@ def _steps(trace: Trace, sentence: ExplainedSentence, texts: Texts, top_k: int) 
     rows = []
     for i, (row, ids, written) in enumerate(zip(p, best, sentence.written, strict=True)):
         rank = 1 + int((row > row[written]).sum())
-        found = {"ids": texts.add(ids), "p": rounded(row[ids]), "written": rounded([row[written]])[0], "rank": rank}
-        rows.append(found | {"given": i < sentence.given})
+        likeliest = {"ids": texts.add(ids), "p": rounded(row[ids]), "written": rounded([row[written]])[0], "rank": rank}
+        rows.append(likeliest | {"given": i < sentence.given})
     return rows
 
 

@@ -104,8 +104,8 @@ def _continued(model: Opened, text: str, target: str | None, options: Options) -
 def _searched(model: Opened, ids: list[int], options: Options) -> tuple[list[int], tuple[Node, ...], float]:
     """Return the best output, with eos unless it was cut at its limit; the tree of a beam search; the score."""
     with model.engine.searching() as searchable:
-        found, tree, limit = searched(searchable, ids, options)
-    best = found[0]
+        hypotheses, tree, limit = searched(searchable, ids, options)
+    best = hypotheses[0]
     end = [model.config.eos_id] if len(best.ids) < limit else []
     return [*best.ids, *end], tuple(tree), best.score
 

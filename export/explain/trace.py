@@ -46,10 +46,10 @@ def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
     """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
     config = model.config
     names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]
-    found = model.engine.points(sentence.case, names)
-    if "logits" not in found or any(name not in found for name in names if name.endswith(".weights")):
+    shown = model.engine.points(sentence.case, names)
+    if "logits" not in shown or any(name not in shown for name in names if name.endswith(".weights")):
         raise UserError(f"{model.folder}: its graphs don't name what is inside them; export the model again")
-    values = {name: np.asarray(value, np.float32)[0] for name, value in found.items()}
+    values = {name: np.asarray(value, np.float32)[0] for name, value in shown.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise UserError(f"{model.folder}: computes numbers that are not finite; check its weights")
     weights = {
@@ -105,7 +105,7 @@ def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _parameters(model: Opened, stack: str) -> Iterator[tuple[str, Array]]:
-    wanted = {output_weight_name(model.config), "output_proj.bias", f"{stack}.norm.weight", f"{stack}.norm.bias"}
+    names = {output_weight_name(model.config), "output_proj.bias", f"{stack}.norm.weight", f"{stack}.norm.bias"}
     for _, name, array in model.engine.parameters():
-        if name in wanted:
+        if name in names:
             yield name, np.asarray(array, np.float32)

@@ -75,7 +75,7 @@ def searched(model: Model, ids: list[int], options: Options) -> tuple[list[Hypot
     batch = Batch(np.arange(1), sources, forced, limits, np.arange(1))
     kind = RecordedBeam if options.beam > 1 else Greedy
     strategy = kind(model.arrays, batch, options, model.config)
-    found = run(model, batch, strategy)[0]
-    if not found or not np.isfinite(found[0].score):
+    hypotheses = run(model, batch, strategy)[0]
+    if not hypotheses or not np.isfinite(hypotheses[0].score):
         raise UserError("the model's logits are not finite; check its weights")
-    return found, getattr(strategy, "nodes", []), int(limits[0])
+    return hypotheses, getattr(strategy, "nodes", []), int(limits[0])

@@ -36,18 +36,18 @@ def delta_of(checkpoint: Checkpoint, name: str) -> WeightDelta | None:
 
 def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str, part: slice) -> ir.Value:
     """Return `w`, rows `part` of the parameter NAME in float32, with what an adapter adds, if one does."""
-    change = delta_of(checkpoint, name)
-    if change is None:
+    delta = delta_of(checkpoint, name)
+    if delta is None:
         return w
 
     def arrays() -> list[NDArray]:
-        gain = change.gain(checkpoint.packed(name).dequantised())
-        found = [change.a, change.b[part], np.array(change.factor, np.float64)]
-        return found if gain is None else [*found, gain[part, None]]
+        gain = delta.gain(checkpoint.packed(name).dequantised())
+        parts = [delta.a, delta.b[part], np.array(delta.factor, np.float64)]
+        return parts if gain is None else [*parts, gain[part, None]]
 
-    rows = len(change.b[part])
-    shapes = {A: change.a.shape, B: (rows, change.a.shape[0]), "factor": ()}
-    shapes |= {GAIN: (rows, 1)} if change.magnitude is not None else {}
+    rows = len(delta.b[part])
+    shapes = {A: delta.a.shape, B: (rows, delta.a.shape[0]), "factor": ()}
+    shapes |= {GAIN: (rows, 1)} if delta.magnitude is not None else {}
     late = LateWeight((), arrays, f"{path}.adapter")
     values = []
     for i, (kind, shape) in enumerate(shapes.items()):
@@ -65,13 +65,13 @@ def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, n
 def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpoint) -> ir.Value:
     """Return `y`, the product with a matrix's integers, with what an adapter adds, if one does."""
     name = str(linear.weight.name)
-    change = delta_of(checkpoint, name)
-    if change is None:
+    delta = delta_of(checkpoint, name)
+    if delta is None:
         return y
-    late = LateWeight((), lambda: branch(change, checkpoint.packed(name).dequantised()), f"{name}.adapter")
-    (rank, width), rows = change.a.shape, len(change.b)
+    late = LateWeight((), lambda: branch(delta, checkpoint.packed(name).dequantised()), f"{name}.adapter")
+    (rank, width), rows = delta.a.shape, len(delta.b)
     shapes: dict[str, Sequence[int]] = {A: (width, rank), B: (rank, rows)}
-    shapes |= {GAIN: (rows,)} if change.magnitude is not None else {}
+    shapes |= {GAIN: (rows,)} if delta.magnitude is not None else {}
     a, b, *gains = (
         add.initializer(late_initializer(f"{name}.{kind}", late, i, shape, ir.DataType.FLOAT))
         for i, (kind, shape) in enumerate(shapes.items())
@@ -82,11 +82,11 @@ def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpo
     return y
 
 
-def branch(change: WeightDelta, weight: NDArray) -> list[NDArray[np.float32]]:
+def branch(delta: WeightDelta, weight: NDArray) -> list[NDArray[np.float32]]:
     """Return A^T (D, R), f B^T (R, O) and, in DoRA, m / norm (O,), each rounded to float32 once."""
-    gain = change.gain(weight)
-    found = [change.a.T, change.factor * change.b.astype(np.float64).T, *([] if gain is None else [gain])]
-    return [np.ascontiguousarray(array, np.float32) for array in found]
+    gain = delta.gain(weight)
+    arrays = [delta.a.T, delta.factor * delta.b.astype(np.float64).T, *([] if gain is None else [gain])]
+    return [np.ascontiguousarray(array, np.float32) for array in arrays]
 
 
 def merged(name: str, weight: NDArray, stored: Mapping[str, Any]) -> NDArray[np.float32]:

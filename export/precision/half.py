@@ -65,7 +65,7 @@ def _is_wide(node: ir.Node) -> bool:
 
 def _constants(model: ir.Model) -> set[ir.Value]:
     """Return the constants of the nodes that stay float32; one that others read too is two from here on."""
-    found = set()
+    constants = set()
     for value in list(model.graph.initializers.values()):
         uses = list(value.uses())
         inside = [(user, i) for user, i in uses if _is_wide(user)]
@@ -78,8 +78,8 @@ def _constants(model: ir.Model) -> set[ir.Value]:
             for user, i in inside:
                 user.replace_input_with(i, copy)
             value = copy
-        found.add(value)
-    return found
+        constants.add(value)
+    return constants
 
 
 def _narrow(value: ir.Value, kind: ir.DataType) -> None:
@@ -125,10 +125,10 @@ def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value])
             cast = _cast(value, f"{node.name}/Cast_{i}", ir.DataType.FLOAT)
             node.graph.insert_before(node, cast)
             node.replace_input_with(i, cast.outputs[0])
-    found = node.outputs[0]
-    narrow = [(user, i) for user, i in found.uses() if not _is_wide(user) and user.op_type != "Cast"]
+    output = node.outputs[0]
+    narrow = [(user, i) for user, i in output.uses() if not _is_wide(user) and user.op_type != "Cast"]
     if narrow:
-        cast = _cast(found, f"{node.name}/Cast_y", kind)
+        cast = _cast(output, f"{node.name}/Cast_y", kind)
         node.graph.insert_after(node, cast)
         for user, i in narrow:
             user.replace_input_with(i, cast.outputs[0])

@@ -85,13 +85,13 @@ def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]
     Byte i of a row of width W has values i, i + W, i + 2 W, ..., the first in its lowest bits: unpacked by operations
     on whole rows, which runtimes do fast.
     """
-    found, shift = [], 0
+    stored_parts, shift = [], 0
     for bits in parts:
         part = (q >> shift & (2**bits - 1)).reshape(len(q), 8 // bits, -1)
         places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-        found.append(np.bitwise_or.reduce(part << places, axis=1, keepdims=True))
+        stored_parts.append(np.bitwise_or.reduce(part << places, axis=1, keepdims=True))
         shift += bits
-    return found
+    return stored_parts
 
 
 def _unpacked(add: Nodes, packed: ir.Value, bits: int) -> ir.Value:

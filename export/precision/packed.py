@@ -64,8 +64,8 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
     def fits(weight: ir.Value) -> bool:
         name = str(weight.name)
         if name not in known:
-            found = name in checkpoint.quantization and weight is model.graph.initializers.get(name)
-            known[name] = found and zero_points(checkpoint.packed(name)) is not None
+            is_quantised = name in checkpoint.quantization and weight is model.graph.initializers.get(name)
+            known[name] = is_quantised and zero_points(checkpoint.packed(name)) is not None
         return known[name]
 
     for lookup in lookups(model):
@@ -82,8 +82,8 @@ def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
     scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
     zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
     exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
-    held = (zero >= 0) & (zero < 2 ** HELD_IN[packed.scheme.bits])
-    return zero.astype(np.uint8) if (exact & held).all() else None
+    fitting = (zero >= 0) & (zero < 2 ** HELD_IN[packed.scheme.bits])
+    return zero.astype(np.uint8) if (exact & fitting).all() else None
 
 
 def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint, activations: str) -> None:

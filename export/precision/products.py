@@ -57,7 +57,7 @@ class Lookup:
 
 def linears(model: ir.Model) -> list[Linear]:
     """List the products in every graph of the model, in order."""
-    return [found for node in model.graph.all_nodes() if (found := _linear(node)) is not None]
+    return [linear for node in model.graph.all_nodes() if (linear := _linear(node)) is not None]
 
 
 def lookups(model: ir.Model) -> list[Lookup]:

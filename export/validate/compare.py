@@ -165,12 +165,12 @@ def _compare(
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
-    held = {engine.name: reference_weights(engine, stored) for engine in engines}
+    weights_of = {engine.name: reference_weights(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
     judged = 0
-    for network in {id(values): values for values in held.values()}.values():
-        members = [engine for engine in engines if held[engine.name] is network]
+    for network in {id(values): values for values in weights_of.values()}.values():
+        members = [engine for engine in engines if weights_of[engine.name] is network]
         begun, part = judged / len(engines), len(members) / len(engines)
 
         def within(share: float, status: str, begun: float = begun, part: float = part) -> None:
@@ -204,7 +204,7 @@ def _compare(
         structures=tuple(structures(inspected)),
         data_files=files,
     )
-    culprits = tuple(_culprits(report, engines, cases, held))
+    culprits = tuple(_culprits(report, engines, cases, weights_of))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
 
 
@@ -217,20 +217,20 @@ def _against(
     watch: Watch,
 ) -> tuple[list[Point], list[Tokens]]:
     """Compare runtimes of one network with its reference."""
-    shown = attention_layer(engines)
+    layer = attention_layer(engines)
     truth64, truth32 = (
-        Reference(c, weights, kind, inner_points=shown is not None) for kind in (np.float64, np.float32)
+        Reference(c, weights, kind, inner_points=layer is not None) for kind in (np.float64, np.float32)
     )
     samples: list[Sample] = []
     scales: list[ErrorScale] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case, shown)
+        truths = _truths(truth64, truth32, case, layer)
         taps = [name for name in truths if name != CROSS_ATTENTION]
         scales.append(truths["logits"].scale)
         for engine in engines:
-            for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, shown)]:
+            for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, layer)]:
                 truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
                 samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
                 if tap == "logits":
@@ -238,12 +238,12 @@ def _against(
     watch(TEACHER_FORCED, "free decoding")
     limits = {engine.name: _limit(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    points = _judged(samples, SecondLook(c, weights, shown))
+    points = _judged(samples, SecondLook(c, weights, layer))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
 
 
 def _culprits(
-    report: Report, engines: Sequence[Engine], cases: Sequence[Case], held: Mapping[str, Mapping[str, Array]]
+    report: Report, engines: Sequence[Engine], cases: Sequence[Case], weights_of: Mapping[str, Mapping[str, Array]]
 ) -> Iterator[Culprit]:
     """Yield for each runtime over budget the operation behind the first point where that shows."""
     inputs = {case.name: case for case in cases}
@@ -252,16 +252,16 @@ def _culprits(
         failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
         if point is not None and not failed and point.tap != CROSS_ATTENTION and engine.capabilities.isolates:
             position = next(iter(point.worst.deviation.index[1:]), None)
-            yield isolate(engine, held[engine.name], inputs[point.case], point.path, point.tap, position)
+            yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
-    """Return every tap of one input as the reference sees it, in the order of the data. shown: see
+def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | None) -> dict[str, Truth]:
+    """Return every tap of one input as the reference sees it, in the order of the data. layer: see
     `reference_outputs`."""
-    single = reference_outputs(truth32, case, shown)
+    single = reference_outputs(truth32, case, layer)
     return {
         name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
-        for name, t64 in reference_outputs(truth64, case, shown).items()
+        for name, t64 in reference_outputs(truth64, case, layer).items()
     }
 
 

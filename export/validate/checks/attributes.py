@@ -68,8 +68,8 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
     expected, count, wrong = expected_attributes(config), 0, []
     for name, path in files.items():
         graph = onnx.load(path, load_external_data=False).graph
-        for node, told in _told(graph, path.parent, expected):
-            for attribute, value in told.items():
+        for node, values in _operators(graph, path.parent, expected):
+            for attribute, value in values.items():
                 allowed = expected[node.op_type][attribute]
                 count += 1
                 if value not in allowed:
@@ -78,7 +78,7 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
     return count, wrong
 
 
-def _told(
+def _operators(
     graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
 ) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
     """Yield (node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
@@ -86,12 +86,12 @@ def _told(
     makers = {output: node for node in nodes for output in node.output}
     constants = {tensor.name: tensor for tensor in initializers(graph)}
     for node in nodes:
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        own = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Sqrt":
             if (value := _added_to_mean(node, makers, constants, folder)) is not None:
                 yield node, {"epsilon": value}
         elif node.op_type in expected:
-            yield node, {name: _plain(given.get(name, ABSENT.get(name))) for name in expected[node.op_type]}
+            yield node, {name: _plain(own.get(name, ABSENT.get(name))) for name in expected[node.op_type]}
 
 
 def _added_to_mean(

@@ -103,8 +103,8 @@ def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
             last, end = tensor, tensor.end
     if size > end:
         problems.append(_bytes(end, size))
-    shown = problems[:LISTED] + [f"and {len(problems) - LISTED} more"] * (len(problems) > LISTED)
-    return DataFile(path.name, size, len({t.graph for t in tensors}), len(places), padding, tuple(shown))
+    lines = problems[:LISTED] + [f"and {len(problems) - LISTED} more"] * (len(problems) > LISTED)
+    return DataFile(path.name, size, len({t.graph for t in tensors}), len(places), padding, tuple(lines))
 
 
 def _unread(path: Path, start: int, end: int) -> str:

@@ -54,9 +54,9 @@ class Reordered(Reference):
 class SecondLook:
     """float32's own error at every tap of a case, from `DRAWS` draws. Each case is drawn once, when first asked for."""
 
-    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], shown: int | None = None) -> None:
-        """shown: see `reference_outputs`."""
-        self._config, self._weights, self._shown = config, weights, shown
+    def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], layer: int | None = None) -> None:
+        """layer: see `reference_outputs`."""
+        self._config, self._weights, self._layer = config, weights, layer
         self._errors: dict[str, dict[str, ErrorScale]] = {}
 
     def __call__(self, case: Case, tap: str) -> ErrorScale:
@@ -65,15 +65,15 @@ class SecondLook:
         return self._errors[case.name][tap]
 
     def _drawn(self, case: Case) -> dict[str, ErrorScale]:
-        reference = Reference(self._config, self._weights, inner_points=self._shown is not None)
-        truth = reference_outputs(reference, case, self._shown)
+        reference = Reference(self._config, self._weights, inner_points=self._layer is not None)
+        truth = reference_outputs(reference, case, self._layer)
         draws: dict[str, list[ErrorScale]] = {name: [] for name in truth}
         for _ in range(DRAWS):
-            for name, t32 in reference_outputs(self._reordered, case, self._shown).items():
+            for name, t32 in reference_outputs(self._reordered, case, self._layer).items():
                 t64 = truth[name][case.valid(name)]
                 draws[name].append(ErrorScale.of(t32[case.valid(name)] - t64, t64))
         return {name: ErrorScale.drawn(errors) for name, errors in draws.items()}
 
     @cached_property
     def _reordered(self) -> Reordered:
-        return Reordered(self._config, self._weights, np.float32, self._shown is not None)
+        return Reordered(self._config, self._weights, np.float32, self._layer is not None)

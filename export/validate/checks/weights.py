@@ -19,15 +19,15 @@ Array = NDArray
 
 def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
     """Yield one check for each place in which an engine holds parameters."""
-    held: dict[str, dict[str, Array]] = {}
+    places: dict[str, dict[str, Array]] = {}
     for where, name, array in engine.parameters():
-        held.setdefault(where, {})[name] = array
-    for where, arrays in held.items():
+        places.setdefault(where, {})[name] = array
+    for where, arrays in places.items():
         expected = {name: engine.as_stored(where, name, stored[name]) for name in arrays if name in stored}
         problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
         yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
     unused = engine.unused_parameters()
-    missing = [name for name in stored if name not in unused and not any(name in arrays for arrays in held.values())]
+    missing = [name for name in stored if name not in unused and not any(name in arrays for arrays in places.values())]
     if missing:
         yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
 

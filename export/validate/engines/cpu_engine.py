@@ -65,11 +65,11 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
             points = {name: value for name, value in self.taps(case).items() if name in names}
         if inside not in self._attending:
             self._attending[inside] = self._attention(inside)
-        sessions, shown, read = self._attending[inside]
+        sessions, encoder_values, read = self._attending[inside]
         self._observed = {}
         self._logits_of(self._over(sessions), case)
         cross = self.graphs.begin(case.source, case.source_real.astype(np.int64)).cross
-        points |= {point: self._observed[value][0] for point, value in shown.items()}
+        points |= {point: self._observed[value][0] for point, value in encoder_values.items()}
         return points | decoder_weights(read, self._observed, cross, self.config.of("decoder").heads, case.source_real)
 
     def attention(self, case: Case) -> dict[str, Array]:
@@ -81,14 +81,17 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
 
     def _attention(self, inside: Sequence[str]) -> Attention:
         models = {graph: onnx.load(path, load_external_data=False) for graph, path in self.files.items()}
-        shown = points_of(models[ENCODER_CPU].graph, inside)
+        encoder_values = points_of(models[ENCODER_CPU].graph, inside)
         read = values_read(models[DECODER_CPU].graph, inside)
-        values = {ENCODER_CPU: list(shown.values()), DECODER_CPU: sorted({v for r in read.values() for v in r.values})}
+        values = {
+            ENCODER_CPU: list(encoder_values.values()),
+            DECODER_CPU: sorted({v for r in read.values() for v in r.values}),
+        }
         sessions = {}
         for graph, names in values.items():
             session = self.open(self.files[graph], add_taps(models[graph], names))
             sessions[graph] = TappedSession(session, names, self._observe)
-        return sessions, shown, read
+        return sessions, encoder_values, read
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None

@@ -116,11 +116,11 @@ def matrices(
 
 def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
     """Return what the operators, and an adapter's branch beside them, have to make of a quantised matrix."""
-    packed, change = checkpoint.packed(name), delta_of(checkpoint, name)
-    if change is None:
+    packed, delta = checkpoint.packed(name), delta_of(checkpoint, name)
+    if delta is None:
         return partial(matrix_of, packed)
     dense = packed.dequantised()
-    parts = zip((A, B, GAIN), branch(change, dense), strict=False)
+    parts = zip((A, B, GAIN), branch(delta, dense), strict=False)
     stored = {f"{name}.{kind}": array for kind, array in parts}
     return lambda _: merged(name, matrix_of(packed, dense), stored)
 
@@ -129,12 +129,12 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
     """Return what a graph has to compute from integers and the adapter beside them: the parameter. A number of `got`
     may lie on the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads
     there."""
-    change, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
-    assert change is not None
-    size = np.abs(weight) + change.factor * (np.abs(change.b).astype(np.float64) @ np.abs(change.a))
-    gain = change.gain(weight)
-    error = size * (1 if gain is None else np.abs(gain)[:, None]) * (len(change.a) + 8) * 2.0**-53
-    exact = change.of(weight)
+    delta, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
+    assert delta is not None
+    size = np.abs(weight) + delta.factor * (np.abs(delta.b).astype(np.float64) @ np.abs(delta.a))
+    gain = delta.gain(weight)
+    error = size * (1 if gain is None else np.abs(gain)[:, None]) * (len(delta.a) + 8) * 2.0**-53
+    exact = delta.of(weight)
     low, high = ((exact + sign * error).astype(np.float32) for sign in (-1, 1))
 
     def round_trip(dense: NDArray) -> NDArray:

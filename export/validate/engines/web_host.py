@@ -43,8 +43,8 @@ def find_package(runtime: str, *files: str) -> Path:
     configured = os.environ.get(VARIABLE)
     places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
     folders = [folder for place in places for folder in (place, place / PACKAGE)]
-    if not configured and (kept := installed_package()) is not None:
-        folders.append(kept)
+    if not configured and (installed := installed_package()) is not None:
+        folders.append(installed)
     for folder in folders:
         if all((folder / "dist" / name).is_file() for name in ("../package.json", *files)):
             return folder.resolve()

@@ -50,9 +50,9 @@ class WebGpuEngine(WasmEngine):
     @property
     def adapter(self) -> str:
         """Who made it and what it is called, as far as the browser tells."""
-        told = self.host.versions["adapter"]
-        names = [told[key] for key in ("vendor", "architecture", "device", "description") if told[key]]
-        return " ".join(dict.fromkeys(names)) + (", on the processor" if told["software"] else "")
+        adapter = self.host.versions["adapter"]
+        names = [adapter[key] for key in ("vendor", "architecture", "device", "description") if adapter[key]]
+        return " ".join(dict.fromkeys(names)) + (", on the processor" if adapter["software"] else "")
 
     def details(self) -> dict[str, str]:
         browser = re.search(r"Chrome/([\d.]+)", self.host.versions["browser"])
@@ -75,7 +75,7 @@ def placed(graph: str, lines: Iterable[str]) -> Iterator[Node]:
     """Yield the nodes that ONNX Runtime's log names."""
     provider = ""
     for line in lines:
-        if found := PLACE.search(line):
-            provider = found[1]
-        elif found := NODE.search(line):
-            yield Node(graph, found[2], found[1], provider)
+        if match := PLACE.search(line):
+            provider = match[1]
+        elif match := NODE.search(line):
+            yield Node(graph, match[2], match[1], provider)

@@ -107,9 +107,9 @@ def replacing(
     with ExitStack() as undo:
 
         def wrap(owner: Any, key: Any, before: str, after: str, enter: Any = None) -> None:
-            held = owner[key]
-            owner[key] = Wrapped(held, note, before, after, enter)
-            undo.callback(owner.__setitem__, key, held)
+            original = owner[key]
+            owner[key] = Wrapped(original, note, before, after, enter)
+            undo.callback(owner.__setitem__, key, original)
 
         config = model.config
         for name, before, after in modules_between(inner_names(config), parameter_shapes(config)):

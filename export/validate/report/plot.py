@@ -35,15 +35,15 @@ class Series:
 def series_of(points: Sequence[Point], paths: Sequence[str]) -> list[Series]:
     """Return the lines of one runtime's `points`; `paths` are those of all runtimes, so that each has the same colour
     everywhere."""
-    found: list[Series] = []
+    series: list[Series] = []
     for index, path in enumerate(paths):
         own = [p for p in points if p.path == path]
-        known = next((i for i, s in enumerate(found) if _same_line(s.points, own)), None)
+        known = next((i for i, s in enumerate(series) if _same_line(s.points, own)), None)
         if known is not None:
-            found[known] = Series(found[known].index, (*found[known].paths, path), found[known].points)
+            series[known] = Series(series[known].index, (*series[known].paths, path), series[known].points)
         elif own:
-            found.append(Series(index, (path,), own))
-    return found
+            series.append(Series(index, (path,), own))
+    return series
 
 
 def _same_line(a: Sequence[Point], b: Sequence[Point]) -> bool:
