@@ -22,7 +22,19 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report", "claims"]
 SHARED = ["system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "reference", "precision", "targets", "runtime", "package", "search", "web", "serve"]
+ONNX_SIDE = [
+    "settings",
+    "nn",
+    "interface",
+    "reference",
+    "precision",
+    "targets",
+    "runtime",
+    "package",
+    "search",
+    "web",
+    "serve",
+]
 ONNX_SIDE += ["validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.

@@ -1,0 +1,115 @@
+"""The tables of export/interface.py against the graphs: every input and output, its type and its axes, in its order."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx_ir as ir
+import pytest
+from small_models import configs, encoder_decoder
+from upper_case import TOKENIZER
+
+from export.interface import CROSS_DECODERS, GRAPHS, SEARCH, SETTINGS, Port, Request
+from export.search.graph import search_model
+from export.targets.names import Interface
+from export.targets.table import TARGETS
+from mlx_transformer.generation.options import Options
+
+DTYPES = {"FLOAT": "float32"}
+SHAPES = {"encoder-decoder": "2x7x9", "encoder": "2x7", "decoder": "2x9"}
+NAMES = ("paper", "modern", "odd widths", "two vocabularies")
+REQUESTS = {name: Request(config=config) for name, config in configs().items() if name.startswith(NAMES)}
+GRAPHS_OF_THEIR_OWN = ("portable", "cpu", "coreml")
+
+
+def ports_of(values: list[ir.Value]) -> list[tuple[str, str, tuple[str | int, ...]]]:
+    """(name, type, axes) of a graph's inputs or outputs."""
+
+    def axes(value: ir.Value) -> tuple[str | int, ...]:
+        assert value.shape is not None
+        return tuple(axis if isinstance(axis, int) else str(axis.value) for axis in value.shape)
+
+    def dtype(value: ir.Value) -> str:
+        assert value.dtype is not None
+        return DTYPES.get(value.dtype.name, value.dtype.name.lower())
+
+    return [(str(x.name), dtype(x), axes(x)) for x in values]
+
+
+def declared(ports: tuple[Port, ...]) -> list[tuple[str, str, tuple[str | int, ...]]]:
+    return [(port.name, port.dtype, port.axes) for port in ports]
+
+
+def asked(request: Request, target: str) -> Iterator[Request]:
+    """The request for such a target, plain and with each thing that can be asked of it."""
+    chosen, config = TARGETS[target], request.config
+    shape = chosen.shape_of(SHAPES[config.architecture] if chosen.fixed_shape else None, config)
+    request = replace(request, shape=shape)
+    yield request
+    if config.architecture == "encoder-decoder":
+        yield replace(request, attention_layer=0)
+    if config.has_encoder and chosen.vectors:
+        yield replace(request, inputs_embeds=True)
+
+
+@pytest.mark.parametrize("target", GRAPHS_OF_THEIR_OWN)
+@pytest.mark.parametrize("name", REQUESTS)
+def test_graphs_take_and_return_what_is_declared(name: str, target: str) -> None:
+    for request in asked(REQUESTS[name], target):
+        for graph in TARGETS[target].graph_names(request.config):
+            interface = Interface(request.attention_layer, request.inputs_embeds)
+            built = TARGETS[target].build(request.config, graph, request.shape, interface).graph  # type: ignore[arg-type]
+            ports = GRAPHS[graph](request)
+            assert declared(ports.inputs) == ports_of(list(built.inputs)), graph
+            assert declared(ports.outputs) == ports_of(list(built.outputs)), graph
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("layer", [None, 1])
+def test_the_search_takes_and_returns_what_is_declared(target: str, layer: int | None) -> None:
+    request = Request(config=encoder_decoder("modern"), attention_layer=layer)
+    built, ports = search_model(request.config, target, attention=layer).graph, GRAPHS[SEARCH](request)
+    assert declared(ports.inputs) == ports_of(list(built.inputs))
+    assert declared(ports.outputs) == ports_of(list(built.outputs))
+
+
+def test_a_search_of_text_takes_and_returns_what_is_declared() -> None:
+    config = replace(encoder_decoder("paper"), vocab_size=TOKENIZER.vocab_size, source_vocab_size=None)
+    request = Request(config=config, text=True)
+    built, ports = search_model(config, "portable", TOKENIZER.to_json()).graph, GRAPHS[SEARCH](request)
+    assert declared(ports.inputs) == ports_of(list(built.inputs))
+    assert declared(ports.outputs) == ports_of(list(built.outputs))
+
+
+def test_settings_are_those_of_the_host() -> None:
+    options = Options()
+    own = {"max_new_tokens", "rows"}  # 0: by the source's length; -1: the place in the batch
+    assert {name: setting.default for name, setting in SETTINGS.items() if name not in own} == {
+        name: getattr(options, name) for name in SETTINGS if name not in own
+    }
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_no_value_or_name_stands_for_two(graph: str) -> None:
+    request = Request(config=encoder_decoder("paper"), attention_layer=0)
+    request = replace(request, shape=TARGETS["coreml"].shape_of("1x8x8", request.config))
+    for ports in (GRAPHS[graph](request).inputs, GRAPHS[graph](request).outputs):
+        assert len({port.value for port in ports}) == len({port.name for port in ports}) == len(ports)
+
+
+def test_what_a_folder_says_is_read_as_it_was_written() -> None:
+    config = encoder_decoder("paper")
+    for request in (
+        Request(config=config),
+        Request(config=config, attention_layer=1),
+        Request(config=config, inputs_embeds=True),
+    ):
+        assert Request.read(request.written(), config) == request
+    with pytest.raises(ValueError, match="no decoder layer 2"):
+        Request.read(Request(config=config, attention_layer=2).written(), config)
+
+
+def test_every_cross_decoder_can_return_attention() -> None:
+    config = encoder_decoder("paper")
+    request = Request(config=config, attention_layer=1, shape=TARGETS["coreml"].shape_of("1x8x8", config))
+    showing = [name for name, ports in GRAPHS.items() if "attention" in ports(request).output_names]
+    assert showing == [*CROSS_DECODERS, SEARCH]
