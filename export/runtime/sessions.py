@@ -13,9 +13,7 @@ from typing import Annotated, Any
 
 import onnxruntime as ort
 
-from export.precision.table import ACTIVATIONS
-from export.targets.coreml import trial
-from export.targets.names import (
+from export.interface import (
     DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
@@ -25,6 +23,8 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
+from export.precision.table import ACTIVATIONS
+from export.targets.coreml import trial
 from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_value

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.precision.table import PRECISIONS
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
-from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.likelihood import log_probabilities
@@ -149,12 +149,12 @@ class OnnxTransformer:
         from mlx_transformer.core.tokenizer import Tokenizer
         from mlx_transformer.generation.translate import Translator
 
-        if self.folder.interface.inputs_embeds:
+        if self.folder.request.inputs_embeds:
             raise UserError(f"{self.folder.path}: its encoder reads vectors, inputs_embeds: it translates no text")
         path = self.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
         translator = Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
-        translator.shows_attention = self.folder.interface.attention_layer is not None
+        translator.shows_attention = self.folder.request.attention_layer is not None
         return translator
 
     def encode(self, ids: Any = None, mask: Any = None, *, inputs_embeds: Any = None) -> NDArray[np.float32]:
@@ -206,7 +206,7 @@ class OnnxTransformer:
         return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in found]
 
     def _check_attention(self) -> None:
-        if self.folder.interface.attention_layer is None:
+        if self.folder.request.attention_layer is None:
             raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
 
     def _of(self, *kinds: type) -> Any:

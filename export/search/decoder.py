@@ -16,14 +16,14 @@ from copy import copy
 
 import onnx_ir as ir
 
-from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
+from export.interface import BATCH, cache_shape
+from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, distances
 from export.nn.primitives import Op, size
 from export.nn.taps import no_tap
-from export.targets.attention import Watch
-from export.targets.graph import BATCH
+from export.targets.attention import AttentionTap
 from mlx_transformer.core.config import TransformerConfig
 
 from .steps import Carried, State
@@ -78,7 +78,7 @@ class TreeDecoder:
         self.config, self.model, self.beam = config, Transformer(config), beam
         self.shape = cache_shape(config)
         self.cross, self.tokens = self._encode(op, input_ids, tokens)
-        self.watch = Watch(self.model, attention, no_tap)
+        self.watch = AttentionTap(self.model, attention, no_tap)
         self.shown = None if attention is None else op.Shape(input_ids, start=1)
         self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.

@@ -13,10 +13,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from export.interface import operator_shape
 from export.nn.cache import KeyValues, LayerCache
 from export.nn.masks import Mask
 from export.nn.primitives import Op
-from export.targets.cpu.network import CpuTransformer, Sources, operator_shape
+from export.targets.cpu.network import CpuTransformer, Sources
 
 from .decoder import TreeCache, TreeDecoder
 from .steps import State

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from export.interface import CROSS_ATTENTION, SETTINGS
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
-from export.targets.names import CROSS_ATTENTION
 from export.targets.portable.runtime import padded_sources
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import (
@@ -35,7 +35,7 @@ from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_file
 
-from .interface import ACTIVATIONS, ATTENTION, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, PRECISION, TEXT_DOMAIN, TOKENIZER
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
@@ -295,5 +295,5 @@ def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
 
 def feeds_of(options: Options) -> dict[str, np.ndarray]:
     """The settings as the graph's inputs, but for the length limit and the rows' numbers."""
-    settings = {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if name not in OWN}
-    return {**settings, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}
+    values = {name: np.asarray(getattr(options, name), s.dtype) for name, s in SETTINGS.items() if name not in OWN}
+    return {**values, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}

@@ -32,7 +32,7 @@ from mlx_transformer.system.errors import UserError
 
 from . import utf8
 from .categories import LETTERS_AND_MARKS, NUMBERS
-from .interface import TEXT_DOMAIN
+from .metadata import TEXT_DOMAIN
 
 END = 1 << 60  # of a Slice
 SPECIAL = len(SPECIAL_TOKENS)

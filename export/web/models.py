@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import onnx
 
+from export.interface import DECODER_MERGED, ENCODER, SETTINGS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
-from export.search.interface import ATTENTION, CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZER
-from export.targets.names import DECODER_MERGED, ENCODER
+from export.search.metadata import ATTENTION, CONFIG, PRECISION, SOURCE, TOKENIZER
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -78,7 +78,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
     found = []
     for precision in precisions(path) or [None]:
         opened = open_folder(path, precision)  # says what is wrong with a folder without graphs
-        if opened.interface.inputs_embeds:
+        if opened.request.inputs_embeds:
             raise UserError(f"{path}: its encoder reads vectors, inputs_embeds, and a page translates text")
         if opened.tokenizer_path is None:
             raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
@@ -96,7 +96,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
         details = _source(path), graphs, webgpu, opened.precision == "float16", _caches(files["decoder"])
-        attention = opened.interface.attention_layer is not None
+        attention = opened.request.attention_layer is not None
         found.append(SiteModel(opened.precision, "steps", opened.config, tokenizer, *details, attention))
     return found
 
@@ -119,7 +119,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
         raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")
     config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
     data = _data(file, model)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in DEFAULTS]
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in SETTINGS]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
     for entry in [entry for entry in model.metadata_props if entry.key == TOKENIZER]:

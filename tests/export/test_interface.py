@@ -10,7 +10,6 @@ from upper_case import TOKENIZER
 
 from export.interface import CROSS_DECODERS, GRAPHS, SEARCH, SETTINGS, Port, Request
 from export.search.graph import search_model
-from export.targets.names import Interface
 from export.targets.table import TARGETS
 from mlx_transformer.generation.options import Options
 
@@ -56,8 +55,7 @@ def asked(request: Request, target: str) -> Iterator[Request]:
 def test_graphs_take_and_return_what_is_declared(name: str, target: str) -> None:
     for request in asked(REQUESTS[name], target):
         for graph in TARGETS[target].graph_names(request.config):
-            interface = Interface(request.attention_layer, request.inputs_embeds)
-            built = TARGETS[target].build(request.config, graph, request.shape, interface).graph  # type: ignore[arg-type]
+            built = TARGETS[target].build(graph, request).graph
             ports = GRAPHS[graph](request)
             assert declared(ports.inputs) == ports_of(list(built.inputs)), graph
             assert declared(ports.outputs) == ports_of(list(built.outputs)), graph
@@ -67,7 +65,7 @@ def test_graphs_take_and_return_what_is_declared(name: str, target: str) -> None
 @pytest.mark.parametrize("layer", [None, 1])
 def test_the_search_takes_and_returns_what_is_declared(target: str, layer: int | None) -> None:
     request = Request(config=encoder_decoder("modern"), attention_layer=layer)
-    built, ports = search_model(request.config, target, attention=layer).graph, GRAPHS[SEARCH](request)
+    built, ports = search_model(request, target).graph, GRAPHS[SEARCH](request)
     assert declared(ports.inputs) == ports_of(list(built.inputs))
     assert declared(ports.outputs) == ports_of(list(built.outputs))
 
@@ -75,7 +73,7 @@ def test_the_search_takes_and_returns_what_is_declared(target: str, layer: int |
 def test_a_search_of_text_takes_and_returns_what_is_declared() -> None:
     config = replace(encoder_decoder("paper"), vocab_size=TOKENIZER.vocab_size, source_vocab_size=None)
     request = Request(config=config, text=True)
-    built, ports = search_model(config, "portable", TOKENIZER.to_json()).graph, GRAPHS[SEARCH](request)
+    built, ports = search_model(request, "portable", TOKENIZER.to_json()).graph, GRAPHS[SEARCH](request)
     assert declared(ports.inputs) == ports_of(list(built.inputs))
     assert declared(ports.outputs) == ports_of(list(built.outputs))
 

@@ -11,6 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from small_models import configs
 
+from export.interface import Request
 from export.targets.table import target_of
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.nn.model import Transformer
@@ -55,9 +56,6 @@ ONLY_MLX = {
 }
 ONLY_ONNX = {
     "attention.over_shared_heads": "see share_heads",
-    "cache.CacheShape": "the extents of a graph's inputs",
-    "cache.CacheShape.widths": "the extents of a graph's inputs",
-    "cache.cache_shape": "the extents of a graph's inputs",
     "cache.Cache.position_ids": "a runner's caches know their positions each in a way of their own",
     "cache.LayerCache.held": "what becomes the graph's outputs",
     "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
@@ -199,7 +197,7 @@ def test_both_sides_use_every_parameter_of_the_table(name):
     assert mlx == expected
     onnx = {}
     for graph in target_of("portable").graph_names(config):
-        for parameter, value in target_of("portable").build(config, graph).graph.initializers.items():
+        for parameter, value in target_of("portable").build(graph, Request(config=config)).graph.initializers.items():
             if value.const_value is None:
                 assert value.uses()
                 onnx[parameter] = tuple(value.shape)

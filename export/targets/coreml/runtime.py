@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import CROSS_ATTENTION, DECODER_COREML, ENCODER_COREML
+from export.interface import CROSS_ATTENTION, DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import EncoderGraphs, Feeds, NamedSession, Session, source_feed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays

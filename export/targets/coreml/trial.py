@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import ENCODER_COREML
+from export.interface import ENCODER_COREML
 from export.targets.portable.runtime import Feeds, Session
 from mlx_transformer.core.config import TransformerConfig
 

@@ -17,8 +17,9 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
+from export.interface import CacheShape, operator_shape
 from export.nn.attention import Attention
-from export.nn.cache import Cache, CacheShape, KeyValues, LayerCache
+from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer
 from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
@@ -230,12 +231,6 @@ def typed(y: ir.Value, *extents: int, rank: int = 3) -> ir.Value:
     y.type = ir.TensorType(ir.DataType.FLOAT)
     y.shape = ir.Shape([*[None] * (rank - len(extents)), *extents])
     return y
-
-
-def operator_shape(config: TransformerConfig) -> CacheShape:
-    """Shape of keys and values as the operators take them: one width of a head, and no heads that share."""
-    width = max(config.d_k, config.d_v)
-    return CacheShape(config.heads, width, width)
 
 
 class CpuTransformer(Transformer):

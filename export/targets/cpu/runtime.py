@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.targets.names import CROSS_ATTENTION
+from export.interface import CROSS_ATTENTION
 from export.targets.portable.runtime import padded_sources, source_feed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays

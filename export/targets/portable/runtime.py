@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import CROSS_ATTENTION, DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
+from export.interface import CROSS_ATTENTION, DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError

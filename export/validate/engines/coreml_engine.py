@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.interface import DECODER_COREML, ENCODER_COREML
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession
-from export.targets.names import DECODER_COREML, ENCODER_COREML
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case
 from export.validate.findings import PLAIN

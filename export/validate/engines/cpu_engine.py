@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.interface import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.cpu.runtime import CpuModel
-from export.targets.names import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.portable.runtime import Session
 from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN

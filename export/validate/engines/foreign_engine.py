@@ -20,8 +20,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.interface import DECODER_FIRST, ENCODER, MODEL
 from export.runtime.sessions import open_session, session_options
-from export.targets.names import DECODER_FIRST, ENCODER, MODEL
 from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import SPEC

@@ -19,10 +19,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
-from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
 from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
@@ -95,9 +95,9 @@ class OnnxEngine:
         """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
-        self.attention_layer = self.folder.interface.attention_layer
+        self.attention_layer = self.folder.request.attention_layer
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
-        self.config, self.inputs_embeds = self.folder.config, self.folder.interface.inputs_embeds
+        self.config, self.inputs_embeds = self.folder.config, self.folder.request.inputs_embeds
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
+from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
 
 from .setting import Setting
 
