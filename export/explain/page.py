@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
-from importlib.resources import files
 from typing import Any
+
+from mlx_transformer.system import page as kit
 
 SCRIPTS = ("core.js", "attention.js", "reading.js")
 
@@ -41,20 +42,19 @@ SAID = {
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Self-contained HTML of what `content.content` returns."""
-    folder = files("export.explain")
-    css = folder.joinpath("explain.css").read_text(encoding="utf-8")
-    script = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    """Return what `content.content` returns as a self-contained HTML page."""
     numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>explain: {escape(data['text'])}</title><style>{css}</style></head><body><main>"
+    body = (
         f"{_head(data)}{''.join(_section(data, id) for id in TITLES)}{_foot(data)}"
-        '<dialog id="large" aria-label="one head"></dialog></main>'
+        '<dialog id="large" aria-label="one head"></dialog>'
         f'<script type="application/json" id="data">{numbers}</script>'
-        f"<script>(() => {{{script}}})();</script></body></html>\n"
+    )
+    return kit.page(
+        f"explain: {data['text']}",
+        body,
+        kit.texts_beside(__file__, "explain.css"),
+        f"(() => {{{kit.texts_beside(__file__, *SCRIPTS)}}})();",
+        '<link rel="icon" href="data:,">',
     )
 
 

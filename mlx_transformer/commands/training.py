@@ -24,11 +24,8 @@ def average(
 ) -> None:
     """Average the weights of several checkpoints of one run."""
     from mlx_transformer.convert.average import average_checkpoints
-    from mlx_transformer.core.checkpoint import holds_checkpoint
-    from mlx_transformer.system.durable import check_free
 
-    check_free(out, "checkpoint", holds_checkpoint, force)
-    print(f"{average_checkpoints(checkpoints, out)}: the average of {len(checkpoints)} checkpoints")
+    print(f"{average_checkpoints(checkpoints, out, force)}: the average of {len(checkpoints)} checkpoints")
 
 
 def quickstart(

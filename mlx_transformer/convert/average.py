@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import holds_checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
 
@@ -27,11 +28,15 @@ def averaged(folders: Sequence[Path]) -> dict[str, NDArray]:
     return found
 
 
-def average_checkpoints(folders: Sequence[str | Path], out: str | Path) -> Path:
-    """Write their average as a checkpoint folder. `UserError` if they differ in config or vocabulary."""
-    opened = [open_checkpoint(folder) for folder in folders]
-    if not opened:
+def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: bool = False) -> Path:
+    """Write their average as a checkpoint folder, new or empty, or with `force` in place of another checkpoint.
+
+    `UserError` if they differ in config or vocabulary, or if one of them would be replaced.
+    """
+    if not folders:
         raise UserError("nothing to average: give the checkpoint folders")
+    check_free(Path(out), "checkpoint", holds_checkpoint, force, *(resolve(folder) for folder in folders))
+    opened = [open_checkpoint(folder) for folder in folders]
     texts = [checkpoint.tokenizer_json() for checkpoint in opened]
     for checkpoint, text in zip(opened, texts, strict=True):
         if text != texts[0]:

@@ -110,8 +110,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
 def _opened(base: str | Path, adapter: str | Path, out: str | Path, force: bool) -> tuple[Checkpoint, Adapter]:
     """Both, of the base its own weights alone. `UserError` unless they belong together and `out` may be written."""
     opened = open_checkpoint(base).base
-    for source in (opened.folder, Path(adapter)):
-        check_free(Path(out), "checkpoint", holds_checkpoint, force, source)
+    check_free(Path(out), "checkpoint", holds_checkpoint, force, opened.folder, Path(adapter))
     found = read_adapter(adapter)
     if found.config.base != (digest := weights_digest(opened.folder)):
         raise UserError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
+from mlx_transformer.system import page as kit
 from mlx_transformer.system.chart import Curve, chart, colour
 
 from .differences import Marked, marked
@@ -28,28 +28,15 @@ by.addEventListener("change", () => {
 
 
 def page(c: Comparison) -> str:
-    """Self-contained HTML."""
-    css = "".join(
-        files("mlx_transformer.report").joinpath(f"{place}.css").read_text(encoding="utf-8")
-        for place in ("report", "comparison")
-    )
+    """Return a self-contained HTML page."""
     body = "".join([_head(c), _figures(c), _charts(c), _sentences(c), _facts(c)])
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(c.a.name)} and {escape(c.b.name)}</title><style>{css}</style></head>"
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    css = kit.texts_beside(__file__, "curves.css", "comparison.css")
+    return kit.page(f"{c.a.name} and {c.b.name}", body, css, SORT if c.sentences else "")
 
 
 def _head(c: Comparison) -> str:
-    names = "".join(
-        f'<span><i style="background:{colour(i)}"></i>{letter}: {escape(side.name)}</span>'
-        for i, (letter, side) in enumerate(_sides(c))
-    )
-    return (
-        f'<h1>A and B on {c.lines:,} lines</h1><p class="key">{names}</p><p class="lead">{escape(sentence_of(c))}</p>'
-    )
+    names = kit.key((colour(i), f"{letter}: {side.name}") for i, (letter, side) in enumerate(_sides(c)))
+    return f'<h1>A and B on {c.lines:,} lines</h1>{names}<p class="lead">{escape(sentence_of(c))}</p>'
 
 
 def _sides(c: Comparison) -> Sequence[tuple[str, Side]]:
@@ -57,12 +44,7 @@ def _sides(c: Comparison) -> Sequence[tuple[str, Side]]:
 
 
 def _figures(c: Comparison) -> str:
-    lines = [
-        f'<tr><th scope="row">{escape(row.name)}</th><td class="n">{escape(row.a)}</td>'
-        f'<td class="n">{escape(row.b)}</td><td>{escape(row.difference)}</td></tr>'
-        for row in rows(c)
-    ]
-    heads = '<th class="n" scope="col">A</th><th class="n" scope="col">B</th><th scope="col">B beside A</th>'
+    lines = [tuple(map(escape, (row.name, row.a, row.b, row.difference))) for row in rows(c)]
     note = (
         f"Both translate every batch of up to {c.options['batch']} lines in turns, each in a process of its own, whose "
         "peak memory counts Python and all libraries."
@@ -77,8 +59,8 @@ def _figures(c: Comparison) -> str:
             " log p: of an output given its source, a line on average. A model that finds the other's output likelier "
             "has missed it in its own search."
         )
-    table = f"<table><tr><td></td>{heads}</tr>{''.join(lines)}</table>"
-    return f'<div class="card">{table}</div><p class="soft">{escape(note)}</p>'
+    table = kit.data_table(("", "A", "B", "B beside A"), lines, numbers=(1, 2), named=True)
+    return f'{kit.card(table)}<p class="soft">{escape(note)}</p>'
 
 
 def _charts(c: Comparison) -> str:
@@ -113,10 +95,7 @@ def _sentences(c: Comparison) -> str:
     options = "".join(f'<option value="{value}">{escape(text)}</option>' for value, text in orders.items())
     control = f'<label for="order">Order</label><select id="order">{options}</select>'
     cards = "".join(map(_card, shown))
-    return (
-        f'<h2>Lines that differ</h2><div class="controls">{count}{control}</div>'
-        f'<div id="pairs">{cards}</div><script>{SORT}</script>'
-    )
+    return f'<h2>Lines that differ</h2><div class="controls">{count}{control}</div><div id="pairs">{cards}</div>'
 
 
 def _card(s: Sentence) -> str:
@@ -150,18 +129,11 @@ def _html(pieces: Marked, name: str) -> str:
 
 def _facts(c: Comparison) -> str:
     names = dict.fromkeys(name for _, side in _sides(c) for name in side.facts)
-    lines = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(side.facts.get(name, NONE))}</td>" for _, side in _sides(c))
-        + "</tr>"
-        for name in names
-    )
-    head = '<tr><td></td><th scope="col">A</th><th scope="col">B</th></tr>'
+    lines = [[escape(name), *(escape(side.facts.get(name, NONE)) for _, side in _sides(c))] for name in names]
+    table = kit.data_table(("", "A", "B"), lines, named=True)
     asked = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in c.options.items() if value is not None)
     signatures = "".join(f"<li>{escape(m.name)}: {escape(m.signature)}</li>" for m in c.measures if m.signature)
     versions = ", ".join(f"{name} {value}" for name, value in c.versions.items())
-    return (
-        f'<h2>What was compared</h2><div class="card"><table>{head}{lines}</table></div>'
-        f'<div class="card"><p>Search: {escape(asked)}.</p><ul>{signatures}</ul>'
-        f'<p class="soft">{escape(versions)}</p></div>'
+    return f"<h2>What was compared</h2>{kit.card(table)}" + kit.card(
+        f'<p>Search: {escape(asked)}.</p><ul>{signatures}</ul><p class="soft">{escape(versions)}</p>'
     )

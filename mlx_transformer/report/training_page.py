@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any
 
+from mlx_transformer.system import page as kit
 from mlx_transformer.system.chart import Curve, chart, colour
 
 from .runs import RunLog
@@ -30,37 +30,29 @@ HIGH_IS_GOOD = ("bleu", "chrf", "exact_match")
 
 
 def page(runs: Sequence[RunLog]) -> str:
-    """Self-contained HTML."""
-    css = files("mlx_transformer.report").joinpath("report.css").read_text(encoding="utf-8")
+    """Return a self-contained HTML page."""
     names = ", ".join(run.name for run in runs)
     body = "".join([_head(runs), _facts(runs), _charts(runs), *map(_samples, runs), _recipes(runs)])
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>training: {escape(names)}</title><style>{css}</style></head><body><main>{body}</main></body></html>\n"
-    )
+    return kit.page(f"training: {names}", body, kit.texts_beside(__file__, "curves.css"))
 
 
 def _head(runs: Sequence[RunLog]) -> str:
-    key = "".join(f'<span><i style="background:{colour(i)}"></i>{escape(r.name)}</span>' for i, r in enumerate(runs))
-    return f'<h1>{"One run" if len(runs) == 1 else f"{len(runs)} runs"}</h1><p class="key">{key}</p>'
+    names = kit.key((colour(i), run.name) for i, run in enumerate(runs))
+    return f"<h1>{'One run' if len(runs) == 1 else f'{len(runs)} runs'}</h1>{names}"
 
 
 def _facts(runs: Sequence[RunLog]) -> str:
     rows = [_row(run) for run in runs]
-    return f'<div class="card">{_table(runs, rows, dict.fromkeys(name for row in rows for name in row))}</div>'
+    return kit.card(_table(runs, rows, list(dict.fromkeys(name for row in rows for name in row))))
 
 
 def _table(
-    runs: Sequence[RunLog], columns: Sequence[dict[str, str]], names: Iterable[str], marked: Collection[str] = ()
+    runs: Sequence[RunLog], columns: Sequence[dict[str, str]], names: Sequence[str], marked: Collection[str] = ()
 ) -> str:
-    """A column for each run; `marked` rows stand out."""
-    heads = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
-    lines = []
-    for name in names:
-        cells = "".join(f"<td>{escape(column.get(name, NONE))}</td>" for column in columns)
-        lines.append(f"<tr{' class=differs' if name in marked else ''}><th>{escape(name)}</th>{cells}</tr>")
-    return f"<table><tr><th></th>{heads}</tr>{''.join(lines)}</table>"
+    """Return a table with a column for each run; `marked` rows stand out."""
+    head = ["", *(escape(run.name) for run in runs)]
+    rows = [[escape(name), *(escape(column.get(name, NONE)) for column in columns)] for name in names]
+    return kit.data_table(head, rows, marked=[i for i, name in enumerate(names) if name in marked], named=True)
 
 
 def _row(run: RunLog) -> dict[str, str]:
@@ -111,26 +103,26 @@ def _samples(run: RunLog) -> str:
     for i in range(count):
         outputs = [(step, found[i]) for step, found in run.samples if i < len(found)]
         first = outputs[0][1]
-        said = "".join(
-            f'<tr><td class="n">{step:,}</td><td>{escape(each.get("output", ""))}</td></tr>' for step, each in outputs
-        )
+        rows = [(f"{step:,}", escape(each.get("output", ""))) for step, each in outputs]
         parts.append(
-            f'<div class="card"><p><b>{escape(first.get("source", ""))}</b><br>'
-            f'<span class="soft">{escape(first.get("reference", ""))}</span></p>'
-            f'<table><tr><th class="n">step</th><th>output</th></tr>{said}</table></div>'
+            kit.card(
+                f"<p><b>{escape(first.get('source', ''))}</b><br>"
+                f'<span class="soft">{escape(first.get("reference", ""))}</span></p>'
+                f"{kit.data_table(('step', 'output'), rows, numbers=(0,))}"
+            )
         )
     return f"<h2>{escape(run.name)}: what it says of the first lines of the validation text</h2>{''.join(parts)}"
 
 
 def _recipes(runs: Sequence[RunLog]) -> str:
-    """What they were asked for; of several what differs first."""
+    """Return the recipes of all runs, first the keys in which they differ."""
     flat = [_flat(run.record["recipe"]) for run in runs]
     names = list(dict.fromkeys(name for each in flat for name in each))
     differing = [name for name in names if len({each.get(name) for each in flat}) > 1]
     rows = [*differing, *(name for name in names if name not in differing)]
     state = " open" if differing else ""
     table = _table(runs, flat, rows, differing)
-    return f'<h2>Recipe</h2><div class="card"><details{state}><summary>all keys</summary>{table}</details></div>'
+    return "<h2>Recipe</h2>" + kit.card(f"<details{state}><summary>all keys</summary>{table}</details>")
 
 
 def _flat(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -24,25 +24,34 @@ if sys.platform != "win32":
     import fcntl
 
 
-def check_free(
-    out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, source: Path | None = None
-) -> None:
+def check_free(out: Path, what: str, ours: Callable[[Path], bool], force: bool = False, *sources: Path) -> None:
     """`UserError` unless a command may write a folder as `out`: it is new or empty, or holds what `ours` recognises as
     an earlier `what`, and `force` replaces it.
 
-    Anything else is never replaced; nor is `source`, the folder that is read, or one around it.
+    Anything else is never replaced; nor is one of `sources`, the folders that are read, or a folder around it.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; the {what} is a folder: choose another name")
-    if source is not None and out.exists() and source.resolve().is_relative_to(out.resolve()):
-        inside = "is" if source.samefile(out) else "holds"
-        raise UserError(f"{out}: {inside} the folder that is read, whose files would be lost; choose another folder")
+    for source in sources:
+        if is_within(source, out) or is_within(source, previous(out)):
+            inside = "is" if out.exists() and source.samefile(out) else "holds"
+            raise UserError(
+                f"{out}: {inside} the folder that is read, whose files would be lost; choose another folder"
+            )
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not ours(out):
         raise UserError(f"{out}: holds files that are no {what}; choose another folder, or empty this one")
     if not force:
         raise UserError(f"{out}: holds another {what}; choose another folder, or --force to replace it")
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Whether `path` is `folder` or in it, by whichever names and links."""
+    if not folder.exists():
+        return False
+    path = Path(os.path.realpath(path))
+    return any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from mlx_transformer.core.checkpoint import digests, open_checkpoint, resolve
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
 from mlx_transformer.nn import Transformer
+from mlx_transformer.system.durable import is_within, previous
 from mlx_transformer.system.errors import UserError
 
 from .adapter import adapted_model, chosen_adapter
@@ -22,7 +25,8 @@ from .boards import check_wandb
 from .data import RunData, train_tokenizer
 from .objectives import OBJECTIVES
 from .plan import check_fits
-from .recipe import Recipe
+from .recipe import PATHS, Recipe
+from .run import PARTS
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,27 @@ class Start:
             model.update(arrays)
         mx.eval(model.parameters())
         return model
+
+
+def check_apart(recipe: Recipe, out: Path) -> None:
+    """`UserError` if the run reads what a run in `out` replaces, such as the trained model of the one that is there."""
+    parts = [out / name for name in PARTS]
+    parts += [previous(part) for part in parts]
+    for path in _read_by(recipe):
+        if any(is_within(path, part) for part in parts):
+            raise UserError(f"{out}: holds {path}, which is read and would be lost; choose another --out")
+
+
+def _read_by(recipe: Recipe) -> Iterator[Path]:
+    start_from = recipe.training.start_from
+    if start_from is not None:
+        yield resolve(start_from)
+    for options in (recipe.data, *recipe.data.corpora):
+        for name in PATHS:
+            if (given := getattr(options, name, None)) is None:
+                continue
+            is_pattern = glob.has_magic(given) and not Path(given).exists()
+            yield from map(Path, glob.glob(given, recursive=True) if is_pattern else [given])
 
 
 def check_start(recipe: Recipe) -> None:

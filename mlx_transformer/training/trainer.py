@@ -36,7 +36,7 @@ from .recipe import Recipe, earlier_defaults
 from .run import STATE, Run, check_folder
 from .schedule import learning_rate
 from .speed import Speed
-from .start import check_start, start
+from .start import check_apart, check_start, start
 from .state import State
 from .stop import StopSignal
 from .validation import validated
@@ -68,6 +68,7 @@ class Trainer:
         self.group = group
         if group.leads:
             check_folder(out, resume, force)  # before minutes go into a corpus
+            check_apart(recipe, out)
         check_start(recipe)
         self.out = out
         self.data = data or load_data(recipe)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
 
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.explain import explain
 from export.validate.findings import Point, Tokens
 from export.validate.points import natural_order
+from mlx_transformer.system import page as kit
+from mlx_transformer.system.chart import colour
 
 from .data import ReportData
-from .plot import colour, plot, series_of, short
+from .plot import plot, series_of, short
 
 WORST = 6  # elements shown for each runtime
 
 
 def page(report: ReportData) -> str:
-    css = files("export.validate.report").joinpath("report.css").read_text(encoding="utf-8")
+    """Return a self-contained HTML page."""
     sections = [
         _verdict(report),
         _plots(report),
@@ -28,12 +29,7 @@ def page(report: ReportData) -> str:
         _gradients(report),
         _runs(report),
     ]
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>validate: {report.verdict}</title><style>{css}</style></head><body><main>"
-        f"{''.join(sections)}</main></body></html>\n"
-    )
+    return kit.page(f"validate: {report.verdict}", "".join(sections), kit.texts_beside(__file__, "report.css"))
 
 
 def _verdict(r: ReportData) -> str:
@@ -76,13 +72,13 @@ def _plots(r: ReportData) -> str:
         if not points:
             continue
         drawn = series_of(points, paths)
-        key = "".join(
-            f'<span><i style="background:{colour(s.index)}"></i>{escape(" = ".join(s.paths))}</span> ' for s in drawn
-        )
+        names = kit.key((colour(s.index), " = ".join(s.paths)) for s in drawn)
         budget = f"{runtime.arithmetic} on {runtime.device}: rms {runtime.budget.rms:g}, max {runtime.budget.max:g}"
         cards.append(
-            f'<div class="card"><h3>{escape(runtime.name)} <span class="soft">budget {escape(budget)} times the '
-            f'reference\'s own error in that precision</span></h3><p class="key">{key}</p>{plot(drawn, taps)}</div>'
+            kit.card(
+                f'<h3>{escape(runtime.name)} <span class="soft">budget {escape(budget)} times the '
+                f"reference's own error in that precision</span></h3>{names}{plot(drawn, taps)}"
+            )
         )
     note = (
         "How much of its budget each point of the network used up, on the worst of all inputs. The measure is the "
@@ -193,7 +189,7 @@ def _parting(check: Tokens) -> str:
         lines = [*check.problems, *check.ties]
         items = "".join(f"<li>{escape(line)}</li>" for line in lines[:WORST])
         title = f"<h3>{escape(check.runtime)}, {escape(check.search)}</h3>"
-        return f'<div class="card">{title}<ul>{items}</ul></div>' if lines else ""
+        return kit.card(f"{title}<ul>{items}</ul>") if lines else ""
     cards = []
     for p in check.partings[:WORST]:
         first = next((i for i, (a, b) in enumerate(zip(p.got, p.expected, strict=False)) if a != b), None)
@@ -201,10 +197,8 @@ def _parting(check: Tokens) -> str:
             first = min(len(p.got), len(p.expected))
         tie = "" if p.problem else " (a certified tie)"
         rows = [["computed", _row(p.got, first)], ["reference", _row(p.expected, first)]]
-        cards.append(
-            f'<div class="card"><h3>{escape(check.runtime)}, {escape(check.search)}, sentence {p.sentence}{tie}</h3>'
-            f'<p class="key">{escape(p.summary)}</p>{_table((), rows)}</div>'
-        )
+        title = f"<h3>{escape(check.runtime)}, {escape(check.search)}, sentence {p.sentence}{tie}</h3>"
+        cards.append(kit.card(f'{title}<p class="key">{escape(p.summary)}</p>{kit.data_table((), rows)}'))
     return "".join(cards)
 
 
@@ -221,22 +215,15 @@ def _runs(r: ReportData) -> str:
         rows.append([*map(escape, (place.runtime, nodes, copies, place.tf32, place.threads))])
     head = ("runtime", "operations", "copies between memories", "TF32", "threads")
     inputs = "".join(f"<li>{escape(text)}</li>" for text in r.inputs)
-    versions = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in r.versions.items())
+    versions = kit.data_table((), [(escape(name), escape(version)) for name, version in r.versions.items()])
     return (
         f"<h2>Where it ran</h2>{_table(head, rows)}"
         f"<h2>Inputs</h2><p class=note>Fresh random numbers of seed {r.seed}: "
         "name (rows x tokens, and those of the target).</p>"
-        f'<div class="card"><ul>{inputs}</ul></div>'
-        f'<h2>Versions</h2><div class="card"><table>{versions}</table></div>'
+        f"{kit.card(f'<ul>{inputs}</ul>')}<h2>Versions</h2>{kit.card(versions)}"
         f"<h2>The rule</h2><details><summary>in words</summary><pre>{escape(explain())}</pre></details>"
     )
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table as HTML; the cells of `rows` are HTML already. `numbers`: the columns that hold numbers."""
-    css = dict.fromkeys(numbers, ' class="n"')
-    top = "".join(f"<th{css.get(i, '')}>{escape(word)}</th>" for i, word in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td{css.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    return f'<div class="card"><table>{f"<tr>{top}</tr>" if top else ""}{body}</table></div>'
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    return kit.card(kit.data_table(head, rows, numbers))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from html import escape
 
 from export.validate.findings import Point
+from mlx_transformer.system.chart import colour
 
 WIDTH, HEIGHT = 1000, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 16, 92
-COLOURS = 8
 LOWEST = 0.01
 SAME = 1.04  # times as high: two pixels where an axis has two decades
 ASIDE = 7.0  # between the dots of two lines at the same point
@@ -50,10 +50,6 @@ def _same_line(a: Sequence[Point], b: Sequence[Point]) -> bool:
         return False
     heights = [sorted(max(p.worst.share, LOWEST) for p in pair) for pair in zip(a, b, strict=True)]
     return all(low == high or low * SAME >= high for low, high in heights)
-
-
-def colour(index: int) -> str:
-    return f"var(--s{index % COLOURS})"
 
 
 def plot(series: Sequence[Series], taps: Sequence[str]) -> str:

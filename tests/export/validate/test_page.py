@@ -19,9 +19,9 @@ from export.validate import compare, compare_engines, validate_command
 from export.validate.cases import grid
 from export.validate.engines import open_engine
 from export.validate.findings import TAPPED
-from export.validate.report.plot import COLOURS
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system import terminal
+from mlx_transformer.system.chart import COLOURS
 
 
 def page(report, folder: Path) -> str:

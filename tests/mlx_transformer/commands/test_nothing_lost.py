@@ -261,3 +261,22 @@ def test_quantising_in_python_as_well(wide, others, tmp_path):
     subprocess.run(["cp", "-r", others / "model", tmp_path / "keep"], check=True)
     with pytest.raises(UserError, match="holds another checkpoint"):
         quantize_checkpoint(wide / "model", tmp_path / "keep", Scheme(32, 8))
+
+
+def test_an_average_replaces_none_of_its_parts(call, others, tmp_path):
+    """By the name of the run that holds it as well; and another checkpoint by force alone."""
+    for name in ("one", "two"):
+        shutil.copytree(others / "model", tmp_path / name / "model")
+    (tmp_path / "one" / "model" / "notes.txt").write_text("years of work")
+    (tmp_path / "link").symlink_to(tmp_path / "two" / "model")
+    before = contents(tmp_path)
+    for parts in (["one", "two"], ["two/model", "one/model"], ["one", "link"]):
+        for out in ("one/model", "two/model", "link", "one"):
+            for force in ([], ["--force"]):
+                paths = [tmp_path / part for part in parts]
+                refused(call("average", *paths, "--out", tmp_path / out, *force), "the folder that is read")
+    assert contents(tmp_path) == before
+    average = ["average", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "three"]
+    shutil.copytree(others / "model", tmp_path / "three")
+    refused(call(*average), "holds another checkpoint; choose another folder, or --force to replace it")
+    assert call(*average, "--force")[0] == 0

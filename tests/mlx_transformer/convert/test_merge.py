@@ -181,7 +181,7 @@ def test_what_cannot_be_merged(base, tmp_path):
         merge_adapter(tmp_path / "adapter", tmp_path / "adapter", tmp_path / "out")
     with pytest.raises(UserError, match="is the folder that is read"):
         merge_adapter(base, tmp_path / "adapter", base, force=True)
-    with pytest.raises(UserError, match="holds files that are no checkpoint"):
+    with pytest.raises(UserError, match="adapter: is the folder that is read"):
         merge_adapter(base, tmp_path / "adapter", tmp_path / "adapter", force=True)
     shutil.copytree(base, tmp_path / "step")  # as in a run's folder
     shutil.copytree(tmp_path / "adapter", tmp_path / "step", dirs_exist_ok=True)

@@ -143,7 +143,7 @@ def test_without_mlx_and_the_same_folder_twice(files, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     text = read((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert f"A: {two}, float32B: {two}, float16" in text
+    assert f"A: {two}, float32 B: {two}, float16" in text
     assert "MLX's arrays" not in text
     checkpoint = [*command[:3], str(files / "model"), *command[4:5], *options[2:], str(tmp_path / "other.html")]
     done = subprocess.run(checkpoint, capture_output=True, text=True, timeout=PATIENCE)

@@ -35,7 +35,7 @@ def test_curves_samples_and_facts_of_both(runs):
     assert text.count("<polyline") == 2 * text.count("<svg")
     assert f"first, step 6: {entries[-1]['loss']:.6g}" in said
     # What differs between their recipes comes first, and stands out.
-    marked = re.findall(r"<tr class=differs><th>([^<]*)", text)
+    marked = re.findall(r"<tr class=differs><th scope=.row.>([^<]*)", text)
     assert sorted(marked) == ["training.learning_rate", "training.seed"]
     samples = metrics(runs / "first", "samples")
     assert [entry["step"] for entry in samples] == [2, 4, 6]

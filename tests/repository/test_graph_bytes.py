@@ -1,0 +1,151 @@
+"""`make graph-bytes`: one changed constant is found and named, no model that isn't exported passes, and all choices are
+among those that are."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from covering_exports import DRAWS, FIELDS, HOW, Export, accepted, factors
+from differing_files import differences
+from imports import ROOT
+from options import OPTIONS, covering
+from rich.progress import Progress
+from small_models import write_text_model
+
+from export import export_onnx, export_search
+from export.precision.table import PRECISIONS
+from export.targets.names import TARGET_NAMES
+
+SPEC = importlib.util.spec_from_file_location("graph_bytes", ROOT / "tests" / "graph_bytes.py")
+graph_bytes = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(graph_bytes)
+
+KNOWN = {name: list(OPTIONS.get(name, ())) for name in FIELDS}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PLACE/package, PLACE/search and PLACE/refused.failed, as two processes with the code of this tree write them."""
+    folder = tmp_path_factory.mktemp("graph-bytes")
+    write_text_model(folder)
+    with Progress(disable=True) as progress:
+        graph_bytes.export_all(ROOT, folder / "place", exports(folder), 2, progress, "base")
+    return folder / "place"
+
+
+def exports(folder: Path) -> list[Export]:
+    model = str(folder / "model")
+    return [
+        Export("package", "export_onnx", model, "onnx", {"precision": ["float32", "int8"]}),
+        Export("search", "export_search", model, "search.onnx", {"external": True}),
+        Export("refused", "export_onnx", model, "onnx", {"target": "coreml"}),
+    ]
+
+
+def test_equal_files_are_equal_and_what_no_revision_exports_is_told(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "tree")
+    package, search, refused = (
+        graph_bytes.compared(export, base, tmp_path / "tree") for export in exports(base.parent)
+    )
+    assert (package, search) == ([], [])
+    assert len(refused) == 3
+    assert all("UserError: target coreml needs a fixed shape" in line for line in refused[1:])
+    never = Export("never", "export_onnx", "", "onnx", {})
+    assert "nothing was written" in graph_bytes.compared(never, base, base)[1]
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def edited(change: Callable[[onnx.GraphProto], object]) -> Callable[[Path], None]:
+    def edit(file: Path) -> None:
+        model = onnx.load(file, load_external_data=False)
+        change(model.graph)
+        file.write_bytes(model.SerializeToString(deterministic=True))
+
+    return edit
+
+
+def change_constant(graph: onnx.GraphProto) -> None:
+    tensor = next(t for t in graph.initializer if t.name == "const_-1000000000.0_f32")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 2, tensor.name))
+
+
+def change_branch(graph: onnx.GraphProto) -> None:
+    branches = next(node for node in graph.node if node.op_type == "If").attribute
+    branches[0].g.node[-1].op_type = "Neg"
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "weight": ("model.onnx_data", lambda file: flip(file, 1000), "the first other at 1000"),
+    "shorter": ("model.onnx_data", lambda file: file.write_bytes(file.read_bytes()[:-4]), "at the shorter one's end"),
+    "lost": ("model.onnx_data", Path.unlink, "is no longer written"),
+    "constant": (
+        "encoder_model.onnx",
+        edited(change_constant),
+        "(const_-1000000000.0_f32): 1 of 1 values differ, the first at []: -1000000000.0 before, -2000000000.0 now",
+    ),
+    "input": (
+        "encoder_model.onnx",
+        edited(lambda graph: setattr(graph.input[0], "name", "ids")),
+        "graph input 0 (input_ids / ids) name: input_ids before, ids now",
+    ),
+    "node": (
+        "encoder_model_quantized.onnx",
+        edited(lambda graph: graph.node.pop()),
+        "only before: ",
+    ),
+    "branch": ("decoder_model_merged.onnx", edited(change_branch), "(else_branch) g node"),
+    "json": ("manifest.json", lambda file: file.write_text(file.read_text().replace("1", "2", 1)), "line "),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_change_is_one_line(name: str, base: Path, tmp_path: Path) -> None:
+    file, change, said = CHANGES[name]
+    shutil.copytree(base / "package", tmp_path / "package")
+    change(tmp_path / "package" / "onnx" / "onnx" / file)
+    [line] = differences(base / "package", tmp_path / "package")
+    assert line.startswith(f"onnx/onnx/{file}: ")
+    assert said in line
+
+
+def test_a_new_file_is_a_difference(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "search", tmp_path / "search")
+    (tmp_path / "search" / "more").touch()
+    assert differences(base / "search", tmp_path / "search") == ["more: is new"]
+
+
+def test_every_choice_is_exported_in_several_models() -> None:
+    chosen = factors(KNOWN)
+    models = covering(chosen, accepted, draws=DRAWS)
+    for place, (factor, values) in enumerate(chosen.items()):
+        counts = [sum(model[place] == i for model in models) for i in range(len(values))]
+        assert min(counts) >= 3, (factor, counts)
+    assert OPTIONS.keys() <= {name for values in chosen.values() for each in values for name in each}
+
+
+def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
+    values = [item for choices in HOW.values() for choice in choices for item in choice.items()]
+    assert {value for name, value in values if name == "target"} == set(TARGET_NAMES)
+    assert {value for name, value in values if name == "precision" and isinstance(value, str)} == set(PRECISIONS)
+    arguments = {*inspect.signature(export_onnx).parameters, *inspect.signature(export_search).parameters}
+    without_effect = {"checkpoint", "out", "force", "told", "watch"}
+    assert arguments - without_effect <= {name for name, _ in values} | {"gate_source", "gate_reference", "accept_loss"}
+
+
+def test_what_the_base_does_not_know_stays_as_by_default() -> None:
+    known = {name: values for name, values in KNOWN.items() if name != "query_key_norm"}
+    known["norm"] = ["layernorm"]
+    chosen = factors(known)
+    assert chosen["query_key_norm"] == [{}]
+    assert chosen["norm"] == [{"norm": "layernorm"}]
