@@ -4,7 +4,8 @@ A `Port` is one input or output of one graph. Its `value` says what flows there 
 `name` is that graph's, for Optimum, transformers.js and genai look for theirs. Graphs are built from these tables, run
 by them, checked by them and described by them, so that a new input is a line here.
 
-Values: source_ids, source_vectors, source_mask, target_ids, target_mask, positions, memory, logits, attention;
+Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
+logits, attention;
 cache.N.key and cache.N.value, what a decoder's layer N remembers of its own positions; cross.N.key and cross.N.value,
 what it reads of the source; and those that one target or the search alone has, under the names that they have there.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
 from mlx_transformer.generation.options import PENALTY_OFFSETS, Options
 
 Axis = str | int
@@ -42,7 +44,9 @@ CROSS_ATTENTION = "cross_attention"
 """The name of their optional output `attention`: of one layer, from where in the source each token's row was read
 (rows, T, S). Also its key in mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
-"""The name of the encoders' input `source_vectors` (rows, S, D), and its key in mlx_transformer.json."""
+"""The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
+"""{value: name} of all that an encoder can read."""
 
 PARTS = ("key", "value")
 
@@ -55,6 +59,11 @@ class Port:
     name: str
     dtype: str = "float32"
     axes: tuple[Axis, ...] = ()
+
+    def without_positions(self, rows: int) -> tuple[int, int, int, int]:
+        """The shape of keys or values before there are any."""
+        _, heads, _, width = self.axes
+        return rows, int(heads), 0, int(width)
 
 
 @dataclass(frozen=True)
@@ -139,9 +148,14 @@ def operator_shape(config: TransformerConfig) -> CacheShape:
 
 def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
     """What an encoder reads, in every target and in the search."""
-    vectors = Port("source_vectors", INPUTS_EMBEDS, "float32", (*axes, r.config.d_model))
-    first = vectors if r.inputs_embeds else Port("source_ids", "input_ids", "int64", axes)
-    return first, Port("source_mask", "attention_mask", "int64", axes)
+
+    def port(value: str, dtype: str, *axes: Axis) -> Port:
+        return Port(value, SOURCE_NAMES[value], dtype, axes)
+
+    vectors = port(VECTORS.name, "float32", *axes, r.config.d_model)
+    first = vectors if r.inputs_embeds else port(SOURCE_IDS.name, "int64", *axes)
+    others = [port(entry.name, "int64", *axes) for entry in companions(r.config)]
+    return first, port("source_mask", "int64", *axes), *others
 
 
 def keys_values(
@@ -343,3 +357,16 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     SEARCH: search,
 }
 """By the graph's name; each is NAME.onnx in a folder."""
+
+HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
+    {
+        "input_ids": "source_ids",
+        "attention_mask": "source_mask",
+        "position_ids": "positions",
+        "decoder_input_ids": "target_ids",
+        "encoder_attention_mask": "source_mask",
+        "encoder_hidden_states": "memory",
+    },
+    {"last_hidden_state": "memory", "logits": "logits"},
+)
+"""{name: value} of the inputs and of the outputs that graphs by other exporters have."""

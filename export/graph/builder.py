@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import onnx_ir as ir
 import onnxscript
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
-from export.interface import GRAPHS, PARTS, Ports, Request
+from export.interface import GRAPHS, PARTS, SOURCE_NAMES, Ports, Request
 from export.nn.cache import KeyValues
 from export.nn.primitives import FULL_PRECISION, Op
 
@@ -48,11 +48,14 @@ class GraphBuilder:
     def input(self, name: str, *axes: str | int, dtype: str = "float32") -> ir.Value:
         return self.builder.input(name, DTYPES[dtype], list(axes))
 
-    def source(self) -> tuple[ir.Value | None, ir.Value | None]:
-        """What an encoder reads: ids and None, or None and vectors."""
-        vectors = self.inputs.get("source_vectors")
-        # A tap names the value that it is given: where no positions are added, that would be the input.
-        return self.inputs.get("source_ids"), None if vectors is None else self.op.Identity(vectors)
+    def source(self) -> dict[str, Any]:
+        """The arguments of `Transformer.encode`: ids, or None and vectors; the mask; what else the graph reads."""
+        source: dict[str, Any] = {"source_ids": None}
+        source |= {value: x for value, x in self.inputs.items() if value in SOURCE_NAMES}
+        if (vectors := source.get("inputs_embeds")) is not None:
+            # A tap names the value that it is given: where no positions are added, that would be the input.
+            source["inputs_embeds"] = self.op.Identity(vectors)
+        return source
 
     def pairs(self, value: str) -> list[KeyValues]:
         """Keys and values of every layer that come in as `value`; none where the graph takes none."""

@@ -63,11 +63,11 @@ class Transformer(nn.Module):
         tap: Tap = no_tap,
     ) -> ir.Value:
         """Encoder's output, the memory (B, S, D)."""
-        given = inputs_embeds if source_ids is None else source_ids
-        assert given is not None
-        x = given if source_ids is None else self.embed_source(op, source_ids)
+        first = inputs_embeds if source_ids is None else source_ids
+        assert first is not None
+        x = self.embedded(op, source_ids, inputs_embeds=inputs_embeds)
         mask = padding_mask(op, source_mask)
-        position_ids = positions_of(op, size(op, given, 1), source_mask)
+        position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, tap: Tap = no_tap) -> ir.Value:
@@ -88,6 +88,13 @@ class Transformer(nn.Module):
             y = self.output_proj(op, y) if self.config.output_bias else y
         tap("logits", y)
         return y
+
+    def embedded(self, op: Op, source_ids: ir.Value | None, *, inputs_embeds: ir.Value | None = None) -> ir.Value:
+        """What enters the encoder: the embedding of its ids, or vectors in their place."""
+        if source_ids is not None:
+            return self.embed_source(op, source_ids)
+        assert inputs_embeds is not None
+        return inputs_embeds
 
     def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
         """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""

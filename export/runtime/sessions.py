@@ -209,7 +209,7 @@ class Opener:
             try:
                 sessions[name] = self._open(name, threads, None)
                 plain: Any = on_cpu._open(name, threads, on_cpu.weights)
-                problem = trial.problem(self.folder.config, name, sessions[name], plain)
+                problem = trial.problem(self.folder.request, name, sessions[name], plain)
             except Exception as error:  # onnxruntime's exceptions have no common base of their own
                 problem = f"{name}: {' '.join(str(error).split())[:300]}"
             if problem:

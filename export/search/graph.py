@@ -6,6 +6,7 @@ Shapes: B sentences, S source, n = n_best, T longest output returned, V vocabula
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -67,8 +68,9 @@ def search_model(request: Request, target: str = "portable", tokenizer: str | No
 
 
 def _give_ids(g: GraphBuilder, request: Request, operators: str) -> None:
-    ids, mask = g.inputs["source_ids"], g.inputs["source_mask"]
-    sequences, lengths, scores, attention = _search(g, request, operators, ids, mask)
+    source = g.source()
+    mask = source.pop("source_mask")
+    sequences, lengths, scores, attention = _search(g, request, operators, source, mask)
     g.give(sequences=sequences, lengths=lengths, scores=scores, attention=attention)
 
 
@@ -80,17 +82,17 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, tokenizer: str
     ops = TextOps(tokenizer, request.config)
     g.graph.opset_imports[ops.domain] = 1
     lines = ops.encode(g.op, g.inputs["text"])
-    sequences, _, scores, _ = _search(g, request, operators, lines.ids, lines.mask)
+    sequences, _, scores, _ = _search(g, request, operators, {"source_ids": lines.ids}, lines.mask)
     scores = g.op.Where(g.op.Unsqueeze(lines.blank, [1]), 0.0, scores)
     g.give(translations=ops.decode(g.op, sequences, lines.blank), scores=scores)
 
 
 def _search(
-    g: GraphBuilder, request: Request, operators: str, ids: ir.Value, mask: ir.Value
+    g: GraphBuilder, request: Request, operators: str, source: Mapping[str, ir.Value | None], mask: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
     """sequences, lengths, scores, and what was read of the source."""
     options = OptionInputs(g.inputs)
     strategy = Beam(g.op, options, request.config, g.op.ReduceSum(mask, [1], keepdims=0))
-    decoder = DECODERS[operators](g.op, request.config, ids, mask, strategy.beam, request.attention_layer)
+    decoder = DECODERS[operators](g.op, request, source, mask, strategy.beam)
     state, kept = run(g.op, decoder, strategy)
     return strategy.results(g.op, state, kept[WRITTEN], kept.get(READ))

@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.interface import CROSS_ATTENTION, SETTINGS
+from export.interface import GRAPHS, SEARCH, SETTINGS, Request
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
-from export.targets.portable.runtime import padded_sources
+from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
-    Ids,
     Options,
     check_beam,
-    check_ids,
     expected_tokens,
     length_limits,
 )
@@ -77,12 +76,17 @@ class SearchModel:
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = _opened(self.path, threads, providers, "float32")
-        self.takes_text = "text" in {entry.name for entry in self.session.get_inputs()}
+        names = {entry.name for entry in self.session.get_inputs()}
         self.has_attention = ATTENTION in metadata
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
         except UserError as error:
             raise UserError(f"{path}: {error}; write it again with export --search") from error
+        layer = int(metadata[ATTENTION]) if self.has_attention else None
+        of_text = Request(config=self.config, text=True)
+        self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names
+        request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
+        self.ports = GRAPHS[SEARCH](request)
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output."""
@@ -104,16 +108,16 @@ class SearchModel:
         if attention and not self.has_attention:
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
-        rows = check_ids(ids, self.config.source_vocab_size)
-        limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
-        check_fits(self.config, chosen.beam, max(map(len, rows), default=0), int(limits.max(initial=0)))
-        places = _places(share, len(rows))
-        results: list[list[Hypothesis]] = [[] for _ in rows]
-        lengths = np.array([len(row) for row in rows], int)
+        sources = Sources.of(self.config, ids=ids)
+        limits = length_limits(sources, [np.zeros(0, np.int64)] * len(sources), chosen, self.config, hard=True)
+        lengths = sources.lengths
+        check_fits(self.config, chosen.beam, int(lengths.max(initial=0)), int(limits.max(initial=0)))
+        places = _places(share, len(sources))
+        results: list[list[Hypothesis]] = [[] for _ in sources]
         indices = batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen)
-        for index in reported(indices, len, len(rows), done):
-            feeds = {**feeds_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
-            hypotheses = self._run([rows[i] for i in index], feeds, share, attention)
+        for index in reported(indices, len, len(sources), done):
+            settings = {**settings_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
+            hypotheses = self._run(sources[index], settings, share, attention)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
         for i, best in enumerate(results):
@@ -228,8 +232,8 @@ class SearchModel:
         indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
         for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
-            feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": places[index]}
-            texts, scores = self._outputs(["translations", "scores"], feeds, share)
+            values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
+            texts, scores = self._outputs(["translations", "scores"], values, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
         for number, best in zip(numbers, results, strict=True):
@@ -241,7 +245,9 @@ class SearchModel:
         check_beam(chosen, self.config)
         return chosen
 
-    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray], share: Share) -> list[Any]:
+    def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: Share) -> list[Any]:
+        names = [self.ports.output_names[value] for value in wanted]
+        feeds = {name: values[value] for value, name in self.ports.input_names.items()}
         try:
             if share is ALONE:
                 return list(self.session.run(names, feeds))
@@ -250,14 +256,14 @@ class SearchModel:
             raise UserError(f"{error}; a sentence may be too long for it") from None
 
     def _run(
-        self, rows: list[np.ndarray], feeds: dict[str, np.ndarray], share: Share, attention: bool
+        self, sources: Sources, settings: dict[str, np.ndarray], share: Share, attention: bool
     ) -> list[list[Hypothesis]]:
-        ids, mask = padded_sources(rows, self.config)
-        names = ["sequences", "lengths", "scores", *([CROSS_ATTENTION] if attention else [])]
-        tensors = self._outputs(names, {"input_ids": ids, "attention_mask": mask, **feeds}, share)
+        source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
+        wanted = ["sequences", "lengths", "scores", *(["attention"] if attention else [])]
+        tensors = self._outputs(wanted, {**source, "source_mask": mask, **settings}, share)
         results = []
-        for source, *sentence in zip(rows, *tensors, strict=True):
-            shown = [x[:, : len(source)] for x in sentence[3]] if attention else [None] * len(sentence[0])
+        for row, *sentence in zip(sources, *tensors, strict=True):
+            shown = [x[:, : len(row)] for x in sentence[3]] if attention else [None] * len(sentence[0])
             results.append(
                 [
                     Hypothesis(ids[:length].tolist(), float(score), attention=None if x is None else x[:length])
@@ -293,7 +299,7 @@ def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
         raise UserError(f"{what}: the model's logits are not finite; check its weights")
 
 
-def feeds_of(options: Options) -> dict[str, np.ndarray]:
-    """The settings as the graph's inputs, but for the length limit and the rows' numbers."""
+def settings_of(options: Options) -> dict[str, np.ndarray]:
+    """The settings by value, but for the length limit and the rows' numbers."""
     values = {name: np.asarray(getattr(options, name), s.dtype) for name, s in SETTINGS.items() if name not in OWN}
     return {**values, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}

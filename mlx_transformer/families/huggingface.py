@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 """Ours to theirs."""
@@ -39,7 +40,7 @@ def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": [SOURCE_IDS.published, *(entry.published for entry in companions(config)), MASK],
         "model_max_length": config.max_positions,
         "padding_side": "left" if config.architecture == "decoder" else "right",
         "clean_up_tokenization_spaces": False,

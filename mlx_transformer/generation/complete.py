@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .fitting import fitting_tokenizer
-from .options import Ids
 from .stream import pieces
 from .translate import as_lines, check_single
 

@@ -1,14 +1,17 @@
 """The tables of export/interface.py against the graphs: every input and output, its type and its axes, in its order."""
 
+import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx_ir as ir
 import pytest
+from imports import ROOT
 from small_models import configs, encoder_decoder
 from upper_case import TOKENIZER
 
-from export.interface import CROSS_DECODERS, GRAPHS, SEARCH, SETTINGS, Port, Request
+from export.interface import CROSS_ATTENTION, CROSS_DECODERS, GRAPHS, SEARCH, SETTINGS, Port, Request
 from export.search.graph import search_model
 from export.targets.table import TARGETS
 from mlx_transformer.generation.options import Options
@@ -17,6 +20,9 @@ DTYPES = {"FLOAT": "float32"}
 SHAPES = {"encoder-decoder": "2x7x9", "encoder": "2x7", "decoder": "2x9"}
 NAMES = ("paper", "modern", "odd widths", "two vocabularies")
 REQUESTS = {name: Request(config=config) for name, config in configs().items() if name.startswith(NAMES)}
+PAPER = encoder_decoder("paper")
+FULL = Request(config=PAPER, attention_layer=0, shape=TARGETS["coreml"].shape_of("1x8x8", PAPER))
+"""With all that can be asked of graphs of ids."""
 GRAPHS_OF_THEIR_OWN = ("portable", "cpu", "coreml")
 
 
@@ -111,3 +117,37 @@ def test_every_cross_decoder_can_return_attention() -> None:
     request = Request(config=config, attention_layer=1, shape=TARGETS["coreml"].shape_of("1x8x8", config))
     showing = [name for name, ports in GRAPHS.items() if "attention" in ports(request).output_names]
     assert showing == [*CROSS_DECODERS, SEARCH]
+
+
+# `cross_attention` is also what the modules are called whose weights that output has.
+NAMES_OF_GRAPHS = {
+    port.name
+    for graph in GRAPHS.values()
+    for side in (graph(FULL).inputs, graph(FULL).outputs)
+    for port in side
+    if port.name not in (port.value, CROSS_ATTENTION)
+}
+CACHES = {name.partition("0")[0] for name in NAMES_OF_GRAPHS if ".0." in name}
+
+
+def names_in(source: str) -> list[str]:
+    """The strings of a Python file that are a graph's names, or begin as those of its caches; docstrings are none."""
+    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    return [x for x in strings if isinstance(x, str) and (x in NAMES_OF_GRAPHS or x.startswith((*CACHES,)))]
+
+
+def test_nobody_else_knows_a_name() -> None:
+    """Inputs and outputs are named in export/interface.py, those of a first stack in core/inputs.py; all others ask."""
+    files = [*(ROOT / "export").rglob("*.py"), *(ROOT / "mlx_transformer" / "families").rglob("*.py")]
+    found = {str(file.relative_to(ROOT)): names_in(file.read_text(encoding="utf-8")) for file in files}
+    assert {file for file, names in found.items() if names} == {"export/interface.py"}
+    words = re.compile(rf"\b({'|'.join(map(re.escape, NAMES_OF_GRAPHS))})\b")
+    pages = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "export/web/page").glob("*.js")}
+    assert {name: words.findall(text) for name, text in pages.items() if words.search(text)} == {}
+
+
+def test_a_name_is_seen() -> None:
+    assert {"input_ids", "encoder_hidden_states", "use_cache_branch", "past.0.key"} <= NAMES_OF_GRAPHS
+    assert {"past_key_values.", "present.", "past."} == CACHES
+    assert names_in("x = {'input_ids': 1}\ny = f'past_key_values.{i}.key'") == ["input_ids", "past_key_values."]
+    assert names_in("'''of input_ids'''\nmask = 'source_mask'") == []

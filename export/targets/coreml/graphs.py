@@ -97,11 +97,12 @@ def encoder_coreml(request: Request) -> GraphBuilder:
     assert request.shape is not None
     g = CoreMLGraphBuilder.declared(ENCODER_COREML, request)
     model, length = Transformer(request.config), request.shape.source
-    mask = padding_mask(g.op, g.inputs["source_mask"])
+    source = g.source()
+    mask = padding_mask(g.op, source.pop("source_mask"))
     index = table(g.op, "positions.source", lambda: np.arange(length)[None])
     places = table(g.op, "positions.distances", lambda: np.arange(length) - np.arange(length)[:, None])
     position_ids = PositionIds(index, places)
-    x = model.embed_source(g.op, g.inputs["source_ids"])
+    x = model.embedded(g.op, **source)
     memory = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
     g.give(memory=memory)
     if request.config.has_decoder:

@@ -43,10 +43,10 @@ def encoder_cpu(request: Request) -> GraphBuilder:
     Or inputs_embeds (B, S, D) in place of input_ids.
     """
     g = CpuGraphBuilder.declared(ENCODER_CPU, request)
-    ids, vectors = g.source()
-    sources = Sources.of(g.op, g.inputs["source_mask"], request.config.heads)
+    source = g.source()
+    sources = Sources.of(g.op, source.pop("source_mask"), request.config.heads)
     model = CpuTransformer(request.config, sources)
-    memory = model.encode_rows(g.op, ids, inputs_embeds=vectors, tap=g.tap)
+    memory = model.encode_rows(g.op, source, tap=g.tap)
     cross = model.cross_keys_values(g.op, memory)
     g.give(cross=cross, source_mask=sources.mask, memory=sources.padded(g.op, memory))
     return g

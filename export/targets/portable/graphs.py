@@ -31,9 +31,7 @@ def encoder_model(request: Request) -> GraphBuilder:
     Or inputs_embeds (B, S, D) ------------^ in place of input_ids.
     """
     g = GraphBuilder.declared(ENCODER, request)
-    ids, vectors = g.source()
-    mask = g.inputs["source_mask"]
-    g.give(memory=Transformer(request.config).encode(g.op, ids, mask, inputs_embeds=vectors, tap=g.tap))
+    g.give(memory=Transformer(request.config).encode(g.op, **g.source(), tap=g.tap))
     return g
 
 
@@ -126,8 +124,7 @@ def encoder_only_model(request: Request) -> GraphBuilder:
     """
     g = GraphBuilder.declared(MODEL, request)
     model = Transformer(request.config)
-    ids, vectors = g.source()
-    memory = model.encode(g.op, ids, g.inputs["source_mask"], inputs_embeds=vectors, tap=g.tap)
+    memory = model.encode(g.op, **g.source(), tap=g.tap)
     g.give(memory=memory, logits=model.logits(g.op, memory, tap=g.tap))
     return g
 
