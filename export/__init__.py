@@ -1,4 +1,4 @@
-"""The ONNX side: NumPy and onnx, never MLX.
+"""The ONNX side: NumPy, onnxscript and onnx_ir, never MLX.
 
 export_onnx(checkpoint, out)      write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js
 export_search(checkpoint, file)   write it as one file that holds the search too, and if wanted the tokenizer

@@ -1,4 +1,4 @@
-"""The figures of the claims that pages show, drawn by the package itself."""
+"""The figures of the claims that pages show, drawn by docs/claims."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from .problem import Problem
 
 
 def draw(root: Path, folder: Path) -> Path | None:
-    """Write the figures that pages of docs/ ask for into `folder`. None, where what draws them isn't there; pages are
-    complete without them."""
-    if find_spec("mlx_transformer.claims") is None:
-        return None
+    """Write the figures that pages of docs/ ask for into `folder`. None without matplotlib."""
     if find_spec("matplotlib") is None:
         print("without figures: matplotlib isn't installed (pip install -e '.[plots]')")
         return None
     texts = [page.read_text(encoding="utf-8") for page in (root / "docs").rglob("*.md")]
     rows = sorted(set().union(*map(figures_wanted, texts)))
-    command = import_module("mlx_transformer.claims.command")
+    command = import_module("claims.command")
     try:
         with redirect_stdout(io.StringIO()):
             command.claims([str(row) for row in rows], None, str(folder), True)

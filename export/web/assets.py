@@ -99,7 +99,7 @@ def _install(folder: Path) -> None:
             problem = f"what it installed lacks {WASM[0]}"
         if problem:
             raise UserError(f"npm could not install {PACKAGE} ({problem}); or name a node_modules by --assets")
-        with replace_folder(folder, PACKAGE) as kept:
+        with replace_folder(folder, PACKAGE, made_by_any=True) as kept:
             (kept / "dist").mkdir()
             for name in ("package.json", *(f"dist/{name}" for name in WASM + WEBGPU)):
                 shutil.copyfile(installed / name, kept / name)

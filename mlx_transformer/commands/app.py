@@ -14,7 +14,7 @@ import typer
 
 from mlx_transformer.system.errors import UserError
 
-from . import comparing, converting, explaining, exporting, language, launching, text, training, web
+from . import claims, comparing, converting, explaining, exporting, language, launching, text, training, web
 from .spelling import spelled, spellings
 
 ALL = {
@@ -32,6 +32,7 @@ ALL = {
     "export": exporting.export,
     "validate": exporting.validate,
     "explain": explaining.explain,
+    "claims": claims.claims,
     "serve": text.serve,
     "web": web.web,
     "import": converting.import_command,

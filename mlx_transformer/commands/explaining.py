@@ -9,6 +9,8 @@ import typer
 
 from mlx_transformer.system.errors import UserError
 
+from .claims import show
+
 
 def explain(
     model: Annotated[str, typer.Argument(help="A checkpoint or run's folder, or an ONNX folder; or the word claims.")],
@@ -58,12 +60,9 @@ def explain(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
-    """Show what a model does with a sentence, on a page; explain claims [ROW ...]: what is said of the Transformer."""
+    """Show what a model does with a sentence, on a page; explain claims is the command claims."""
     if model == "claims" and not Path(model).exists():
-        from mlx_transformer.claims.command import claims
-
-        page, folder, looked_at = (None if path is None else str(path) for path in (out, figures, trained))
-        return claims(texts or [], page, folder, force, looked_at, sentences or [])
+        return show(texts or (), out=out, figures=figures, model=trained, sentences=sentences or (), force=force)
     if trained is not None:
         raise UserError("--model goes with claims; the model that is explained is the first argument")
     if sentences:

@@ -66,7 +66,7 @@ def generate(
     from mlx_transformer.generation.complete import Completer
 
     completer = Completer(opened.config, opened.tokenizer, opened.generate, opened.stream_ids, str(model))
-    prompts = prompt or [_standard_input()]
+    prompts = prompt or [_standard_input("the prompt")]
     if json:
         for given, text in zip(prompts, completer.complete(prompts, stop=stop or (), **options), strict=True):
             print(to_json.dumps({"prompt": given, "text": text}, ensure_ascii=False), flush=True)
@@ -94,7 +94,7 @@ def fill(
     from mlx_transformer.generation.fill import Filler
 
     filler = Filler(opened.config, opened.tokenizer, opened.logits, str(model))
-    lines = text or _standard_input().split("\n")
+    lines = text or _standard_input("the text").split("\n")
     for line, masks in zip(lines, filler.fill(lines, top_k), strict=True):
         if json:
             masked = [[asdict(guess) for guess in guesses] for guesses in masks]
@@ -105,7 +105,9 @@ def fill(
                 print(f"{guess.probability:.4f}\t{guess.token.strip()}\t{guess.text}", flush=True)
 
 
-def _standard_input() -> str:
+def _standard_input(what: str) -> str:
+    if sys.stdin is None:
+        raise UserError(f"standard input is closed; give {what} as an argument")
     data = sys.stdin.buffer.read()
     try:
         return data.decode().removesuffix("\n")

@@ -119,9 +119,11 @@ def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
 def _passed_on(ranks: list[subprocess.Popen]):
     """A signal to the processes; Ctrl-C reaches those of a terminal by itself."""
 
+    at_terminal = sys.stdin is not None and sys.stdin.isatty()
+
     def handler(number: int, frame: object) -> None:
         for rank in ranks:
-            if rank.poll() is None and not (number == signal.SIGINT and sys.stdin.isatty()):
+            if rank.poll() is None and not (number == signal.SIGINT and at_terminal):
                 rank.send_signal(number)
 
     return handler

@@ -57,7 +57,7 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("train", seconds):
         result = Trainer(recipe, out, data=data).run()
     if result.interrupted is not None:
-        _say(f"interrupted; the model so far is {result.model}")
+        _say(f"saved; the model so far is {result.model}")
         return 128 + result.interrupted
     held_out = data.held_out
     with _stage("evaluate", seconds):

@@ -242,5 +242,5 @@ def train(
         raise typer.Exit(0 if result.interrupted is None else 128 + result.interrupted)
     print(f"{result.model}: {result.parameters:,} parameters, {state.step} steps, {state.seconds:.0f} s")
     if result.interrupted is not None:
-        print(f"interrupted; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)
+        print(f"saved; continue with --resume {shlex.quote(str(out))}", file=sys.stderr)
         raise typer.Exit(128 + result.interrupted)

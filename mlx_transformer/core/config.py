@@ -93,7 +93,7 @@ class TransformerConfig:
     """Bias of the final classifier."""
 
     positions: Positions = "sinusoidal"
-    """How the model knows the order of tokens; sinusoidal_concat: sines first, then cosines, as in Marian."""
+    """How the model knows the order of tokens; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
     rotary_base: Base = 10000.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ class PairFiles:
         sizes = {file: file.stat().st_size for file in self.files if file.is_file()}
         return sum(size * (UNPACKED if file.suffix in packed else 1) for file, size in sizes.items())
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Generator[Part, None, None]:
         """All sources and targets, some at a time, without the tag. `UserError`, naming file and line, for what isn't
         as it must be; the last of it when all have been read: another number of sources than of targets, or none."""
         empty = True
@@ -55,6 +55,12 @@ class PairFiles:
             yield part
         if empty:
             raise UserError(f"{self.name}: no pairs in it; give files with one sentence or pair a line")
+
+    def check_beginning(self) -> None:
+        """`UserError` if already the first pairs can't be read: said before a large file is read for its digest."""
+        parts = self.parts()
+        next(parts, None)
+        parts.close()
 
     def usable_parts(self) -> Iterator[tuple[list[str], list[str], int]]:
         """For training: tagged sources and targets, where both hold more than white space, and how many others."""

@@ -28,6 +28,8 @@ class StoredText:
 
     def __init__(self, corpora: list[PairFiles], cache: TokenCache, seed: int, set_aside: bool):
         self.corpora, self.cache, self._set_aside, self._seed = corpora, cache, set_aside, seed
+        for corpus in corpora:
+            corpus.check_beginning()
         self._identity = [cache.identity(corpus) for corpus in corpora]
         counts = cache.fact({"count": self._identity}, self._count)
         self.counts: list[int] = [usable for usable, _ in counts]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import open_regular, read_json
 
 from .line_files import PACKED, line_blocks, needs
 
@@ -126,6 +126,7 @@ def _folder(path: Path, columns: Columns) -> Iterator[Part]:
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Part]:
     pyarrow, parquet = _pyarrow(path)
+    open_regular(path, hint="give a file of pairs").close()  # pyarrow would wait for a pipe
 
     def batches() -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
@@ -138,6 +139,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Part]:
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Part]:
     pyarrow, _ = _pyarrow(path)
+    open_regular(path, hint="give a file of pairs").close()
 
     def batches() -> Iterator[Any]:
         # Read, not mapped: what is read of a mapped file counts as this process's memory.
@@ -160,8 +162,6 @@ def _from_batches(path: Path, columns: Columns, pyarrow: Any, batches: Callable[
             source, target = (_column(batch, name, columns, path, pyarrow) for name in columns)
             yield source, target
             row += len(source)
-    except FileNotFoundError:
-        raise UserError(f"{path}: cannot be read (no such file)") from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}, from row {row} on: damaged ({reason}); restore it from a copy") from error

@@ -102,7 +102,7 @@ class TokenCache:
         folder = self.folder / f"tokens-{key[:32]}"
         lengths = _lengths(folder, dtype)
         if lengths is None:
-            with replace_folder(folder, "token cache") as temporary:
+            with replace_folder(folder, "token cache", made_by_any=True) as temporary:
                 _write(temporary, corpus, count, tokenizer, dtype)
             lengths = _lengths(folder, dtype)
         if lengths is None:

@@ -16,11 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
+from mlx_transformer.spec.locks import open_locked
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 
 FORMAT = 1
+WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed
 DIGEST = 64  # characters of a fact that nobody can read
 
 
@@ -86,29 +88,39 @@ class Partial(Writer):
         self.record = self.path.with_name(f"{self.partial.name}.json")
         self.shown = path.with_name(self.partial.name)
         self.facts, self.progress, self.finished = facts, Progress(), False
-        earlier = self.partial.exists() and self.record.exists()
-        if resume:
-            self._read(earlier)
-        elif earlier:
-            raise UserError(
-                f"{self.shown}: holds what an interrupted translation has done; go on with --resume, or remove the file"
-            )
         try:
-            stream = open(self.partial, "r+b" if self.progress.lines else "wb", buffering=0)  # noqa: SIM115 - see close
-            super().__init__(stream, str(path), self.progress)
-            try:
-                stream.truncate(self.progress.written)
-                stream.seek(self.progress.written)
-            except OSError:
-                self.close()
-                raise
+            stream = self._opened()
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+        super().__init__(stream, str(path), self.progress)
+        is_new = not self.partial.stat().st_size
+        try:
+            if is_new:  # what a kill left after the file took its name
+                self.record.unlink(missing_ok=True)
+            elif resume:
+                self._read()
+            elif self.record.exists():
+                raise UserError(
+                    f"{self.shown}: holds what an interrupted translation has done; go on with --resume, or remove the "
+                    "file"
+                )
+            stream.truncate(self.progress.written)
+            stream.seek(self.progress.written)
+        except OSError as error:
+            self._close(remove=is_new)
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+        except UserError:
+            self._close(remove=False)
+            raise
 
-    def _read(self, earlier: bool) -> None:
-        if not earlier:
-            if self.record.exists() and self.path.exists():  # killed between the last two steps
-                self.record.unlink()
+    def _opened(self) -> BinaryIO:
+        """The file, locked. `UserError` while another process is at it."""
+        if (handle := open_locked(self.partial)) is None:
+            raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
+        return open(handle, "r+b", buffering=0)
+
+    def _read(self) -> None:
+        if not self.record.exists():
             return
         values = read_json(self.record)
         try:
@@ -149,20 +161,29 @@ class Partial(Writer):
     def finish(self) -> None:
         try:
             os.fsync(self.stream.fileno())
-            self.stream.close()
+            if WINDOWS:
+                self.stream.close()
             os.replace(self.partial, self.path)
         except OSError as error:
             raise self._refused(error) from error
         self.finished = True
         with suppress(OSError):
             self.record.unlink(missing_ok=True)
+        self.stream.close()  # and with it the lock, for which others wait
 
     def close(self) -> None:
         """What can be continued stays."""
-        self.stream.close()
-        if not self.finished and not self.progress.lines:
+        self._close(remove=not self.finished and not self.progress.lines)
+
+    def _close(self, remove: bool) -> None:
+        if self.stream.closed:
+            return
+        if WINDOWS:
+            self.stream.close()
+        if remove:
             with suppress(OSError):
                 self.partial.unlink(missing_ok=True)
+        self.stream.close()
 
 
 def writer(output: Path | None, facts: Callable[[], Mapping[str, str]] | None, resume: bool) -> Writer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from mlx_transformer.training.record import RECORD
 from mlx_transformer.training.run import METRICS
 
 LARGEST = 1 << 30  # bytes
+DRAWN = 1e100
+"""What is larger is the mark of a damaged line, and no axis of floats is long enough for twice the largest of them."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ def _add(log: RunLog, line: bytes) -> None:
     try:
         entry = json.loads(line)
         kind, step = entry.pop("kind"), int(entry.pop("step"))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return
     if kind == "skipped":
         log.skipped += 1
@@ -74,5 +75,5 @@ def _add(log: RunLog, line: bytes) -> None:
     elif kind in ("train", "valid"):
         curves = log.train if kind == "train" else log.valid
         for name, value in entry.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= DRAWN:
                 curves.setdefault(name, []).append((step, float(value)))

@@ -27,7 +27,7 @@ def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: boo
     logarithmic = logarithmic and min(values) > 0
     scale = math.log10 if logarithmic else float
     low, high = min(map(scale, values)), max(map(scale, values))
-    low, high = (low - 0.5, high + 0.5) if high - low < 1e-12 else (low, high)
+    low, high = _apart(low, high)
     last = max(step for _, _, curve in drawn for step, _ in curve)
     first = min(step for _, _, curve in drawn for step, _ in curve)
 
@@ -66,9 +66,19 @@ def thinned(curve: Curve) -> Curve:
     return [*means, curve[-1]]
 
 
+def _apart(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis. Values that differ by little more than they are rounded by are one value."""
+    size = max(abs(low), abs(high))
+    if high - low >= max(1e-12, 1e-9 * size):
+        return low, high
+    margin = max(0.5, 1e-3 * size)
+    return low - margin, high + margin
+
+
 def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:
     if logarithmic and high - low >= 1:
-        return [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]
+        every = math.ceil((high - low) / 20)
+        return [10.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)]
     if logarithmic:
         return _ticks(10.0**low, 10.0**high, False)
     span = high - low

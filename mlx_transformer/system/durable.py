@@ -8,15 +8,18 @@ next writer removes.
 from __future__ import annotations
 
 import ctypes
+import errno
 import glob
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from mlx_transformer.spec.locks import alone, written_meanwhile
 
 from .errors import UserError
 
@@ -55,24 +58,29 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 @contextmanager
-def replace_folder(folder: Path, what: str) -> Iterator[Path]:
+def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterator[Path]:
     """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
 
-    Raises `UserError` ("the {what} could not be written") when the disk refuses. After any error `folder` is the
-    old one, untouched (or the new one, complete, if only the last flush was refused).
+    Raises `UserError` ("the {what} could not be written") when the disk refuses, and where `folder` was free and
+    another process has filled it meanwhile; not if `made_by_any`: with the same as this one would. After any error
+    `folder` is the old one, untouched (or the new one, complete, if only the last flush was refused).
     """
     shown, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{shown}: is a file; the {what} is a folder: choose another name")
     temporary = _temporary(folder)
     try:
+        was_free = not folder.exists() or not any(folder.iterdir())
         folder.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(folder.parent, glob.escape(folder.name))
         temporary.mkdir()
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             flush(path)
-        _put_in_place(temporary, folder)
+        if not (was_free and _put_in_free_place(temporary, folder)):
+            if was_free and not made_by_any:
+                raise written_meanwhile(shown)
+            _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{shown}: the {what} could not be written ({error}); look for free space and permissions there"
@@ -86,9 +94,10 @@ def replace_files(file: Path) -> Iterator[Path]:
     """Fill the temporary folder that is given with a file of this name and others that it needs; when the block ends
     they take their places beside one another. `file` comes last: it is never there without the others.
 
-    Raises `UserError` when the disk refuses.
+    Raises `UserError` when the disk refuses, and where there was no such file and another process has written it
+    meanwhile.
     """
-    temporary = _temporary(file)
+    temporary, was_free = _temporary(file), not file.exists()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(file.parent, glob.escape(file.name))
@@ -97,10 +106,13 @@ def replace_files(file: Path) -> Iterator[Path]:
         made = sorted(temporary.iterdir(), key=lambda path: path.name == file.name)
         for path in made:
             flush(path)
-        if len(made) > 1:  # what stands there must not be read together with the new ones
-            file.unlink(missing_ok=True)
-        for path in made:
-            os.replace(path, file.with_name(path.name))
+        with alone(file):
+            if was_free and file.exists():
+                raise written_meanwhile(file)
+            if len(made) > 1:  # what stands there must not be read together with the new ones
+                file.unlink(missing_ok=True)
+            for path in made:
+                os.replace(path, file.with_name(path.name))
         flush(file.parent)
     except OSError as error:
         raise _refused(file, error) from error
@@ -147,6 +159,35 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+@contextmanager
+def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Take files and folders of these names out of `folder`; they come back if the block ends in an error, in place of
+    what it has put there, and else are removed. Raises `OSError`."""
+    clear_leftovers(folder, "replaced")
+    aside = folder / f".replaced.{os.getpid()}.tmp"
+    aside.mkdir()
+    try:
+        for name in names:
+            if os.path.lexists(folder / name):
+                os.rename(folder / name, aside / name)
+        yield
+    except BaseException:
+        for name in names:
+            _remove(folder / name)
+            if os.path.lexists(aside / name):
+                os.rename(aside / name, folder / name)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def clear_leftovers(parent: Path, name: str) -> None:
     """Remove what killed processes left of the folders and files in `parent` that fit the glob pattern `name`."""
     for path in parent.glob(f".{name}.*.tmp"):
@@ -158,6 +199,21 @@ def clear_leftovers(parent: Path, name: str) -> None:
 def previous(folder: Path) -> Path:
     """Where the old folder stands for the instant between two renames, where two names can't be swapped in one."""
     return folder.parent / f".{folder.name}.previous"
+
+
+def _put_in_free_place(temporary: Path, folder: Path) -> bool:
+    """One rename, of which the system says whether the place is free still: False if it isn't."""
+    try:
+        if sys.platform == "win32" and folder.exists():
+            folder.rmdir()
+        os.rename(temporary, folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    flush(folder.parent)
+    shutil.rmtree(previous(folder), ignore_errors=True)
+    return True
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:

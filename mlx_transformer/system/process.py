@@ -38,6 +38,7 @@ NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.
 PLAIN = {"✓": "+", "✗": "x", "…": "~"}
 """What stands for our marks where the terminal's encoding lacks them; "?" for any other character."""
 
+DIGITS_OF_WIDTH = 4
 NAP = 0.02  # seconds between two looks whether an import that Ctrl-C has met is done
 PATIENCE = 5.0  # seconds: after these Ctrl-C ends an import too
 
@@ -59,11 +60,15 @@ def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int
 def _status(name: str, command: Callable[[], int | None], interrupts: _Interrupts) -> int:
     try:
         _prepare_streams()
+        _bound_width()
         status = command() or 0
         if interrupts.waiting:  # one that waits for an import to be done, on a machine that had no time to look again
             raise KeyboardInterrupt
         return status
     except SystemExit as done:  # argparse's, after --help
+        if isinstance(done.__context__, BrokenPipeError):  # rich's, whose own status would be that of a mismatch
+            _drop_output()
+            return UNREAD
         return done.code if isinstance(done.code, int) else 0 if done.code is None else FAULT
     except BaseException as error:
         if interrupts.raised or isinstance(error, KeyboardInterrupt):  # a library may have made another error of it
@@ -143,6 +148,14 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="plain")  # pyright: ignore[reportAttributeAccessIssue]
     if sys.stdout is None:
         raise UserError("standard output is closed; send it to a file, or to /dev/null")
+
+
+def _bound_width() -> None:
+    """Forget widths that no terminal has: help is as wide as they say, and takes as long."""
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):
+        width = os.environ.get(name, "0")
+        if not (width.isascii() and width.isdigit() and len(width) <= DIGITS_OF_WIDTH):
+            del os.environ[name]
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:

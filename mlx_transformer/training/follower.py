@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ class Follower(Run):
 
     def __init__(self, folder: Path):
         self.folder = folder
+
+    def begin(self, texts: Mapping[str, str]) -> None: ...
 
     def note_model(self, said: dict[str, Any]) -> None: ...
 

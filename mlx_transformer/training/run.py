@@ -14,12 +14,11 @@ OUT/adapter/              the adapter that is merged into it, where one was trai
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -29,7 +28,8 @@ from numpy.typing import NDArray
 from mlx_transformer.core import checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, write_text
+from mlx_transformer.spec.locks import lock
+from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes, read_json
 from mlx_transformer.system.machine import versions
@@ -85,8 +85,8 @@ def _holds(path: Path) -> bool:
 class Run:
     """Files of one run, locked against other processes until `close`.
 
-    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON). With
-    `force` a run that is there is removed.
+    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON), and
+    changes nothing there; `begin` does. With `force` a run that is there is removed then.
     """
 
     def __init__(
@@ -102,32 +102,45 @@ class Run:
         """`defaults`: what a record of an earlier version means that lacks these keys, such as
         "recipe.training.optimizer". `project`: of Weights & Biases, that gets the curves."""
         check_folder(folder, resume, force)
-        self.folder, self.warn = folder, warn
+        self.folder, self.warn, self._force = folder, warn, force
         self._metrics: BinaryIO | None = None
         self._boards: list[Board] = []
         self._project = project
         self._first_step = 0
         self._record = record = json.loads(json.dumps({**record, "versions": versions()}))
-        before = check_same(folder, record, defaults, warn) if resume else None
+        self._before = check_same(folder, record, defaults, warn) if resume else None
+        self._made = [place for place in (folder, *folder.parents) if not place.exists()]
         try:
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder)
-            if force:
-                self._clear()
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error}); choose another --out") from error
-        clear_leftovers(folder / "checkpoints", "step-*")
-        if before != record:
-            write_text(folder / RECORD, as_json(record))
+            raise _cannot_begin(folder, error) from error
+        try:
+            check_folder(folder, resume, force)  # another process may have trained here meanwhile
+        except UserError:
+            self.close()
+            raise
 
-    def _clear(self) -> None:
-        """Remove all files of a run except its record, which the new run replaces."""
-        for path in (self.folder / name for name in PARTS):
-            if path.is_dir():
-                remove_folder(path)
-            else:
-                path.unlink(missing_ok=True)
-        (self.folder / "checkpoints").mkdir()
+    def begin(self, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write the record and `texts`, by their files' names, and with `force` remove what there is of an earlier run.
+
+        Comes when all that the run reads is read and checked: until then, and where this fails, the folder is as it
+        was.
+        """
+        record = {RECORD: as_json(self._record)} if self._before != self._record else {}
+        try:
+            with taken_away(self.folder, PARTS) if self._force else nullcontext():
+                (self.folder / "checkpoints").mkdir(exist_ok=True)
+                clear_leftovers(self.folder / "checkpoints", "step-*")
+                if self._force:
+                    self._open_metrics()  # the boards may refuse while the earlier run can still be put back
+                # Without a record a vocabulary belongs to something else; an earlier record is replaced last.
+                files = {**texts, **record} if self._force else {**record, **texts}
+                for name, text in files.items():
+                    write_text(self.folder / name, text)
+        except OSError as error:
+            raise _cannot_begin(self.folder, error) from error
+        self._made = []
 
     def note_model(self, said: dict[str, Any]) -> None:
         """Say in the record which weights OUT/model has."""
@@ -139,19 +152,25 @@ class Run:
         for board in self._boards:
             board.close()
         if self._lock is not None:
+            for place in self._made:  # for a run that hasn't begun
+                with suppress(OSError):
+                    place.rmdir()
             os.close(self._lock)
         self._metrics = self._lock = None
-        self._boards = []
+        self._boards, self._made = [], []
+
+    def _open_metrics(self) -> BinaryIO:
+        if self._metrics is None:
+            self._metrics = (self.folder / METRICS).open("ab", buffering=0)
+            self._boards = boards(self.folder, self._first_step, self._project, self._record)
+        return self._metrics
 
     def metric(self, kind: str, step: int, **values: Any) -> None:
         """Append one line to metrics.jsonl (and numbers to the boards); `UserError` when the disk refuses."""
         path = self.folder / METRICS
         try:
-            if self._metrics is None:
-                self._metrics = path.open("ab", buffering=0)
-                self._boards = boards(self.folder, self._first_step, self._project, self._record)
             line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
-            self._metrics.write(line.encode())
+            self._open_metrics().write(line.encode())
         except OSError as error:
             raise _refused(path, error) from error
         numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
@@ -233,17 +252,18 @@ class Run:
 
 
 def _locked(folder: Path) -> int | None:
-    """A handle that holds the folder's lock; the system drops it when the process ends, however it ends."""
+    """A handle that holds the folder's lock; None on a file system without locks."""
     handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it") from None
-    except OSError:  # a file system without locks
-        os.close(handle)
+    if held := lock(handle):
+        return handle
+    os.close(handle)
+    if held is None:
         return None
-    return handle
+    raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it")
+
+
+def _cannot_begin(folder: Path, error: OSError) -> UserError:
+    return UserError(f"{folder}: cannot be written ({error}); choose another --out")
 
 
 def _step_of(line: str) -> int | None:

@@ -19,7 +19,6 @@ from mlx_transformer.core.tokenizer_files import tokenizer_files, tokenizer_path
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record, training_memory
-from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Reporter
 
@@ -98,11 +97,9 @@ class Trainer:
         else:
             self.files = Follower(out)
         try:
-            if known is None and group.leads:
-                for name, written in tokenizer_files(self.tokenizer.to_json()).items():
-                    write_text(out / name, written)
             with group.watched():
                 self._prepare(resume)
+            self.files.begin(tokenizer_files(self.tokenizer.to_json()) if known is None else {})
         except BaseException:
             self.files.close()
             raise

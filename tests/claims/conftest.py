@@ -2,8 +2,8 @@
 
 import mlx.core as mx
 import pytest
+from claims import trained
 
-from mlx_transformer.claims import trained
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer

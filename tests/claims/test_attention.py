@@ -5,10 +5,10 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import worked_table
+from claims.table import claimed
 from mlx.utils import tree_flatten
 
-from mlx_transformer.claims.attention_table import attention_table
-from mlx_transformer.claims.table import claimed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention, attention_weights, merge_heads, split_heads
@@ -59,14 +59,32 @@ def test_worked_table_of_your_cat_is_a_lovely_cat() -> None:
     np.testing.assert_allclose(plain[1], plain[5], rtol=1e-5)  # both CATs
     placed, _ = sentence_weights("sinusoidal")
     assert np.abs(placed[1] - placed[5]).max() > 1e-3
-    lines = attention_table(SENTENCE, SENTENCE, placed).splitlines()
+    lines = worked_table.attention_table(SENTENCE, SENTENCE, placed).splitlines()
     assert lines[0].split() == [*SENTENCE, "sum"]
     assert [line.split()[0] for line in lines[1:]] == SENTENCE
     assert [line.split()[-1] for line in lines[1:]] == ["1.000"] * 6
     assert lines[2].split()[1] == f"{placed[1, 0]:.3f}"
     assert len({len(line) for line in lines}) == 1
     with pytest.raises(ValueError, match="words ask for"):
-        attention_table(SENTENCE, SENTENCE[:5], placed)
+        worked_table.attention_table(SENTENCE, SENTENCE[:5], placed)
+
+
+def test_the_table_of_the_notes_is_of_no_symmetric_scores() -> None:
+    """Any symmetric scores leave nothing, positions or not; other keys than queries do, and rounding hardly does."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(6, 8))
+    for keys, symmetric in ((x, True), (x @ rng.normal(size=(8, 8)), False)):
+        scores = np.exp(x @ keys.T / math.sqrt(8))
+        weights = scores / scores.sum(axis=1, keepdims=True)
+        assert (worked_table.asymmetry(weights) < 1e-12) == symmetric
+        loop = weights[4, 3] * weights[3, 2] * weights[2, 4] - weights[4, 2] * weights[2, 3] * weights[3, 4]
+        assert (abs(loop) < 1e-12) == symmetric
+    rounded = [np.array(worked_table.NOTES) + rng.uniform(-5e-4, 5e-4, (6, 6)) for _ in range(200)]
+    moved = max(
+        abs(worked_table.asymmetry(weights) - claimed(16, "of the notes' table").values[0]) for weights in rounded
+    )
+    assert 0.004 < moved < claimed(16, "of it explained by rounding to three decimals, at most").values[0] + 1e-3
+    assert np.argmax(worked_table.NOTES, axis=1).tolist() == list(range(6))
 
 
 def test_attention_itself_has_no_parameters() -> None:

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from claims.command import claims
 
-from mlx_transformer.claims.command import claims
 from mlx_transformer.system.errors import UserError
 
 DRAWN = ["14", "43", "18", "35"]

@@ -3,11 +3,11 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import pictures
 
 from export import OnnxTransformer, export_onnx
 from export.reference import Reference
 from export.validate.rule import Deviation, Measurement, Truth, budget_for
-from mlx_transformer.claims import pictures
 from mlx_transformer.core.checkpoint import save_checkpoint
 
 

@@ -1,19 +1,22 @@
 """What the notes claim about positions: sinusoids, learned rows, and the simpler designs that fail."""
 
 import itertools
+import re
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import positions as study
+from claims import rejected
+from claims.table import claimed
 from mlx.utils import tree_flatten
 
-from mlx_transformer.claims import position_study
-from mlx_transformer.claims.table import claimed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, sinusoids
 from mlx_transformer.nn import Transformer, positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import meanings_of
 
 
 def table(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
@@ -27,9 +30,19 @@ def test_interleaved_sinusoids() -> None:
     assert pe[0].tolist() == list(claimed(2, "PE(0), first four").values[:2]) * 256
     assert claimed(2, "PE(1), first four").holds(pe[1, :4])
     assert claimed(2, "PE(1), last two").holds(pe[1, -2:])
+    for name, base, right in (
+        ("longest wave of the paper's 10000, in positions", 10000, True),
+        ("longest wave of the paper's 10000, in positions", 1000, False),
+        ("of a base of 1000, once in the notes", 1000, True),
+    ):
+        wave = 2 * np.pi * base ** (510 / 512)
+        assert claimed(2, name).holds([wave]) == right
+        assert study.longest_wave(512, base) == pytest.approx(wave, rel=1e-12)
     for position, i in ((7, 0), (7, 3), (99, 100)):
         angle = position / 10000 ** (2 * i / 512)
         np.testing.assert_allclose(table(100)[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-6)
+    angle = 99 / 9999 ** (200 / 512)  # another base would be seen
+    assert np.abs(table(100)[99, 200:202] - [np.sin(angle), np.cos(angle)]).max() > 1e-5
 
 
 def test_concatenated_sinusoids_have_other_frequencies() -> None:
@@ -39,6 +52,20 @@ def test_concatenated_sinusoids_have_other_frequencies() -> None:
     difference = np.abs(np.sort(concatenated[1]) - np.sort(interleaved[1])).max()
     assert claimed(3, "largest difference of the sorted PE(1)").holds([difference])  # so no permutation
     assert claimed(3, "PE(1) of four features").holds(table(2, 4, "sinusoidal_concat")[1])
+
+
+def test_the_label_of_the_halves_names_whose_frequencies_they_are() -> None:
+    """tensor2tensor's get_timing_signal_1d: its last timescale is 10000. Published Marian folders have the paper's."""
+    log_increment = np.log(10000 / 1) / (512 // 2 - 1)
+    scaled = np.arange(50.0)[:, None] * np.exp(-log_increment * np.arange(512 // 2))
+    theirs = np.concatenate([np.sin(scaled), np.cos(scaled)], axis=1)
+    np.testing.assert_allclose(sinusoids(50, 512, "sinusoidal_concat", np.float64), theirs, rtol=0, atol=1e-12)
+    marian = sinusoids(50, 512, dtype=np.float64)[:, [*range(0, 512, 2), *range(1, 512, 2)]]
+    assert np.abs(marian - theirs).max() > 0.01
+    label = re.search(r"sinusoidal_concat: ([^;.]*)", meanings_of(TransformerConfig)["positions"])
+    assert label is not None
+    assert "tensor2tensor's" in label[1]
+    assert "Marian" not in label[1]
 
 
 @pytest.mark.usefixtures("on_cpu")  # queries too short for a gradient on a GPU
@@ -64,16 +91,16 @@ def test_learned_positions_receive_gradient_and_end() -> None:
 
 def test_rejected_appending_the_raw_position() -> None:
     words = [[0.2, 0.8, 0.5], [0.6, 0.1, 0.3], [0.9, 0.4, 0.7]]  # Lion Kills Deer
-    found = position_study.append_position(words)
+    found = rejected.append_position(words)
     gains = claimed(5, "last feature of Lion, Kills, Deer").values
     assert found.tolist() == [[*word, gain] for word, gain in zip(words, gains, strict=True)]
-    largest = position_study.append_position(np.zeros((1000, 3))).max()
+    largest = rejected.append_position(np.zeros((1000, 3))).max()
     assert claimed(5, "largest feature of 1000 positions").holds([largest])  # unbounded
     assert np.abs(table(1000)).max() <= 1
 
 
 def test_rejected_positions_normalised_to_one() -> None:
-    five, nine = position_study.normalised_positions(5), position_study.normalised_positions(9)
+    five, nine = rejected.normalised_positions(5), rejected.normalised_positions(9)
     assert (five[0], five[-1], nine[0], nine[-1]) == (0, 1, 0, 1)
     assert set(np.diff(five)) == set(claimed(6, "one step, of five words").values)
     assert set(np.diff(nine)) == set(claimed(6, "one step, of nine words").values)
@@ -81,23 +108,23 @@ def test_rejected_positions_normalised_to_one() -> None:
 
 
 def test_rejected_a_single_sine() -> None:
-    assert claimed(7, "sin 1, sin 2, sin 3").holds(position_study.single_sine([1, 2, 3])[:, 0])
-    collision = np.abs(position_study.single_sine(11) - position_study.single_sine(344))
+    assert claimed(7, "sin 1, sin 2, sin 3").holds(rejected.single_sine([1, 2, 3])[:, 0])
+    collision = np.abs(rejected.single_sine(11) - rejected.single_sine(344))
     assert claimed(7, "|sin 11 - sin 344|").holds(collision)
 
 
 def test_rejected_one_sine_cosine_pair() -> None:
     p = np.arange(3000)
-    gap = np.linalg.norm(position_study.sine_cosine(p + 710, 1) - position_study.sine_cosine(p, 1), axis=1)
+    gap = np.linalg.norm(study.sine_cosine(p + 710, 1) - study.sine_cosine(p, 1), axis=1)
     assert claimed(8, "distance of p and p+710").holds([gap.max()])
     assert claimed(8, "distance of p and p+710").holds([gap.min()])
 
 
 def test_rejected_a_second_pair_of_half_the_frequency() -> None:
     p = np.arange(3000)
-    few = position_study.sine_cosine(p + 1420, 1, 0.5) - position_study.sine_cosine(p, 1, 0.5)
+    few = study.sine_cosine(p + 1420, 1, 0.5) - study.sine_cosine(p, 1, 0.5)
     assert claimed(9, "distance of p and p+1420").holds([np.linalg.norm(few, axis=1).max()])
-    smallest = min(position_study.offset_distance(512, gap) for gap in range(1, 5000))
+    smallest = min(study.offset_distance(512, gap) for gap in range(1, 5000))
     assert claimed(9, "smallest of 512 features, gaps 1..4999").holds([smallest])
     assert np.linalg.norm(table(2001)[2000] - table(2001)[580]) > smallest  # the very gap 1420
 
@@ -109,7 +136,7 @@ def test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset() -> N
     assert np.array_equal(table(400), pe.astype(np.float32))  # deterministic, and what models add
     for k in (1, 2, 17, 300):
         distances = np.sum((pe[k:] - pe[:-k]) ** 2, axis=1)
-        np.testing.assert_allclose(distances, position_study.offset_distance(512, k) ** 2, rtol=1e-9)
+        np.testing.assert_allclose(distances, study.offset_distance(512, k) ** 2, rtol=1e-9)
     products = np.array([np.sum(pe[:97] * pe[k : 97 + k], axis=1) for k in range(4)])
     for t in range(97):
         assert claimed(10, "PE(t) · PE(t+k), k = 0..3").holds(products[:, t])
@@ -118,26 +145,26 @@ def test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset() -> N
 def test_an_offset_is_a_rotation() -> None:
     pe = sinusoids(300, 512, dtype=np.float64)
     for offset in (1, 5, 64):
-        rotation = position_study.offset_rotation(512, offset)
+        rotation = study.offset_rotation(512, offset)
         np.testing.assert_allclose(pe[:200] @ rotation.T, pe[offset : 200 + offset], rtol=0, atol=1e-12)
         np.testing.assert_allclose(rotation @ rotation.T, np.eye(512), rtol=0, atol=1e-12)
-        angle = offset * position_study.frequencies(512)[3]
+        angle = offset * study.frequencies(512)[3]
         block = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
         np.testing.assert_array_equal(rotation[6:8, 6:8], block)
 
 
 def test_frequency_falls_as_in_a_counter() -> None:
-    assert position_study.counter_bits(3) == "000 001 010 011 100 101 110 111".split()
-    counted = itertools.pairwise(position_study.counter_bits(3))
+    assert study.counter_bits(3) == "000 001 010 011 100 101 110 111".split()
+    counted = itertools.pairwise(study.counter_bits(3))
     changes = sum(np.array(list(before)) != np.array(list(after)) for before, after in counted)
     # The last digit is the fastest; in the encoding it is the first feature.
     assert claimed(12, "changes of each digit, 000 to 111").holds(changes)
-    crossings = position_study.zero_crossings(1000, 32)
+    crossings = study.zero_crossings(1000, 32)
     assert claimed(12, "zero crossings of the first feature, 1000 positions").holds(crossings[:1])  # 999 / pi
     fast = crossings[crossings > 0]
     assert len(fast) >= 8
     assert np.all(np.diff(crossings) <= 0)
-    assert np.all(np.diff(position_study.frequencies(32)) < 0)
+    assert np.all(np.diff(study.frequencies(32)) < 0)
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concat"])

@@ -2,18 +2,24 @@
 
 import ast
 import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from claims import drawing, table
+from claims.row import RECORDED, Row, above, below, dotted, equal
+from drawn import exchanged, exchanged_cells, panels_of
+from drawn_claims import CHECKS
+from drawn_tables import TABLES
 from imports import ROOT
 
-from mlx_transformer.claims import table
-from mlx_transformer.claims.figures import drawing
-from mlx_transformer.claims.row import RECORDED, above, below, equal
 from mlx_transformer.system.errors import UserError
 
-FIGURES = {row.figure: row for row in table.ROWS.values() if row.figure}
+SHOWN = {row.picture: row for row in table.ROWS.values() if row.shown}
 COMPUTED = [number for number, row in table.ROWS.items() if not row.trained]
 
 
@@ -26,12 +32,19 @@ def test_the_numbers_hold(number: int) -> None:
         assert claimed.holds(found[name]), f"{name}: claimed {claimed.text()}, found {found[name]}"
 
 
-@pytest.mark.parametrize("path", FIGURES)
-def test_every_figure(path: str, model) -> None:
+def made(name: str, model) -> Any:
+    """The figure or the table of this name; made within the style of the figures."""
+    row = SHOWN[name]
+    assert row.shown is not None
+    return table.called(row.shown, *([model] if row.trained else []))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_figure(name: str, model) -> None:
     """In this file because some take a training that the numbers take as well."""
     with drawing.style():
-        figure = table.called(f"mlx_transformer.claims.figures.{path}", *([model] if FIGURES[path].trained else []))
-        assert isinstance(figure, drawing.Table) == path.startswith("tables.")
+        figure = made(name, model)
+        assert isinstance(figure, drawing.Table) == (SHOWN[name].figure is None)
         if isinstance(figure, drawing.Table):
             assert {len(row) for row in figure.rows} == {len(figure.head)}
             figure = drawing.as_figure(figure)
@@ -44,6 +57,39 @@ def test_every_figure(path: str, model) -> None:
     assert set(re.findall(r'\bid="([^-"]+)', text)) == {"f1"}
     assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= set(re.findall(r'\bid="([^"]+)', text))
     assert len(text) < 120_000
+
+
+@cache
+def found(number: int) -> dict[str, tuple[float, ...]]:
+    return table.computed(table.ROWS[number])
+
+
+def seen(check: Callable[..., None], *shown: Any) -> bool:
+    """Whether the check passes."""
+    try:
+        check(*shown)
+    except (AssertionError, KeyError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_figure_shows_the_numbers_of_its_rows(name: str, model, on_cpu) -> None:
+    """And would be seen to show others, if any two of its labels changed places."""
+    with drawing.style():
+        figure = made(name, model)
+    if isinstance(figure, drawing.Table):
+        TABLES[name](figure.head, figure.rows, found)
+        missed = [
+            what for what, *other in exchanged_cells(figure.head, figure.rows) if seen(TABLES[name], *other, found)
+        ]
+        exchanges = len(list(exchanged_cells(figure.head, figure.rows)))
+    else:
+        CHECKS[name](panels_of(figure), found, model)
+        missed = [what for what, other in exchanged(panels_of(figure)) if seen(CHECKS[name], other, found, model)]
+        exchanges = len(list(exchanged(panels_of(figure))))
+    assert exchanges
+    assert not missed
 
 
 @pytest.mark.parametrize(
@@ -63,6 +109,30 @@ def test_what_is_claimed_can_be_wrong(claimed, right, wrong) -> None:
     assert not RECORDED.holds([float("inf")])
 
 
+NUMBER = re.compile(r"(?<![\w.^])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+
+
+def numbers_in(text: str) -> set[float]:
+    return {float(number.rstrip(",").replace(",", "")) for number in NUMBER.findall(text)}
+
+
+def unproved(row: Row) -> set[float]:
+    """Numbers of a slip that the row neither claims of what it computes nor names as the notes' own."""
+    proved = {value for claimed in row.numbers.values() for value in claimed.values}
+    return numbers_in(row.slip) - proved.union(*map(numbers_in, row.numbers))
+
+
+@pytest.mark.parametrize("row", [row for row in table.ROWS.values() if row.slip], ids=lambda row: str(row.number))
+def test_the_numbers_of_a_slip_are_those_of_its_row(row: Row) -> None:
+    assert not unproved(row)
+
+
+def test_a_number_of_a_slip_from_nowhere_is_seen() -> None:
+    row = table.ROWS[16]
+    assert unproved(replace(row, slip=row.slip.replace("0.00642", "0.00643"))) == {0.00643}
+    assert unproved(replace(row, slip="They have 6,116 rows, not 1.001, -3 or 2e-5.")) == {6116, -3, 2e-5}
+
+
 @cache
 def functions(file: str) -> set[str]:
     tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
@@ -72,11 +142,14 @@ def functions(file: str) -> set[str]:
 @pytest.mark.parametrize("row", table.ROWS.values(), ids=lambda row: str(row.number))
 def test_every_name_of_a_row_leads_somewhere(row) -> None:
     for symbol in row.symbols:
-        assert callable(table.named(symbol)), symbol
-    assert callable(table.named(f"mlx_transformer.claims.{row.compute}"))
-    if row.figure:
-        assert callable(table.named(f"mlx_transformer.claims.figures.{row.figure}"))
+        found = sys.modules[symbol.__module__]
+        for part in symbol.__qualname__.split("."):
+            found = getattr(found, part)
+        assert found is symbol, dotted(symbol)
     assert row.symbols
+    assert not (row.figure and row.table)
+    if row.shown:
+        assert row.shown.__name__ == f"{'draw' if row.figure else 'list'}_{row.picture}"
     assert row.tests
     for test in row.tests:
         file, _, name = test.partition("::")

@@ -5,10 +5,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import trained
+from claims.table import ROWS, computed
 from small_models import write_text_model
 
-from mlx_transformer.claims import trained
-from mlx_transformer.claims.table import ROWS, computed
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
@@ -74,7 +74,7 @@ def test_projected_positions_peak_where_a_projection_puts_them(model: trained.Tr
     config = TransformerConfig.preset("tiny", 20, d_model=64, heads=1, d_ff=32)
     weights = Transformer(config).weights()
     name = "encoder.layers.0.self_attention.{}_proj.weight"
-    from mlx_transformer.claims.position_study import offset_rotation
+    from claims.positions import offset_rotation
 
     weights[name.format("key")] = np.eye(64, dtype=np.float32)
     for offset in (0, 3, -2):

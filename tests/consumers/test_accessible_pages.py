@@ -1,4 +1,4 @@
-"""axe-core finds no barrier in the pages of `explain` and `explain claims`, as they open and with a head enlarged."""
+"""axe-core finds no barrier in the pages of `explain` and `claims`, as they open and with a head enlarged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_explain(tmp_path: Path) -> None:
 
 def test_claims(tmp_path: Path) -> None:
     page = tmp_path / "claims.html"
-    assert not main(["explain", "claims", "--out", str(page)])
+    assert not main(["claims", "--out", str(page)])
     [found] = asked([(page, ())], tmp_path / "asked")
     assert (found["checks"], found["violations"], found["problems"]) == (SCREENS, [], [])
 

@@ -54,9 +54,10 @@ def unproved(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Of the prose: no code, formula, heading, slip or address."""
-    skipped = ("    ", "#", ">", "<!--")
-    prose = "\n".join("" if fenced or line.startswith(skipped) else line for line, fenced in lines_of(text))
+    """Of the prose, slips as well: no code, formula, heading or address."""
+    skipped = ("    ", "#", "<!--")
+    lines = [("" if fenced or line.startswith(skipped) else line) for line, fenced in lines_of(text)]
+    prose = "\n".join(line.removeprefix("> ") for line in lines)
     in_lines = re.sub(r"(?<=\S)\n(?=\S)", " ", re.sub(r"\]\([^)]*\)", "]", prose))
     return re.split(r"(?<=[.:;!?])\s+", in_lines)
 
@@ -76,7 +77,8 @@ def value(number: str) -> float:
         ("It has 9 heads.", 1),
         ("It has 2,048.0 of them, and 2048 more.", 0),
         ("It has 37,000 pieces (section 5.1).", 0),
-        ("> The slip is 52.", 0),
+        ("> The slip is 52,\n> not 512.", 1),
+        ("> It is not 2,048,\n> but 64.", 0),
         ("    formula 52", 0),
         ("See [the page](other9.md) of layer_9.", 0),
     ],
@@ -114,4 +116,4 @@ def test_the_slips_of_the_notes_are_named() -> None:
     named = {name: " ".join(lines) for name, lines in slips.items() if lines}
     assert named.keys() == {"positions", "attention"}
     assert re.search(r"10000, not 1000\b.*512, not 52\b", named["positions"])
-    assert re.search(r"1\.001.*CAT which differ", named["attention"])
+    assert re.search(r"is said to be of Q = K = X\..*1\.001 is no fault but rounding", named["attention"])

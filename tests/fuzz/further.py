@@ -87,7 +87,7 @@ def more_numbers(random: Random, folder: Path) -> Attempt:
             "beam length-penalty max-new-tokens top-k runtime target",
         ),
         (f"explain {here}/onnx one --out {here}/new.html", "beam max-new-tokens top-k threads precision with"),
-        ("explain claims 13 --out new.html", "figures lang"),
+        ("claims 13 --out new.html", "figures lang"),
         (f"compare {here}/model {here}/onnx --source {here}/in.txt", "beam length-penalty max-new-tokens threads"),
         (f"generate {here}/alone one", "max-new-tokens min-new-tokens temperature top-k top-p seed beam stop"),
         (f"generate {here}/alone-onnx one", "max-new-tokens min-new-tokens beam stop threads precision"),

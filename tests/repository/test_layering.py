@@ -20,7 +20,7 @@ RUNTIME = ("onnxruntime",)
 
 # A room imports only rooms before it, and itself. Names: a package, or a module beside the packages.
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
-MLX_SIDE += ["training", "report", "claims"]
+MLX_SIDE += ["training", "report"]
 SHARED = ["system", "core", "data", "generation", "families"]
 ONNX_SIDE = ["settings", "nn", "interface", "reference", "graph", "precision", "targets", "runtime", "package"]
 ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
@@ -34,7 +34,7 @@ BACK = {
 # Rooms, or modules of them, that may load a package of others'; those of LAZILY inside functions alone.
 OWNERS = {
     MLX: (
-        *("mlx_transformer." + room for room in ("nn", "runtime", "convert", "training", "device", "blas", "claims")),
+        *("mlx_transformer." + room for room in ("nn", "runtime", "convert", "training", "device", "blas")),
         "export.validate.engines",
         "export.validate.locate.isolate_mlx",
         "export.validate.checks.gradients",

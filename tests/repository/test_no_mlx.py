@@ -1,4 +1,4 @@
-"""A machine without MLX exports and translates, to MLX's tokens: NumPy and onnx are enough."""
+"""A machine without MLX exports and translates, to MLX's tokens: NumPy, onnxscript and onnx_ir are enough."""
 
 import dataclasses
 import json

@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 from documents import Block, Reader, blocks
-from imports import ROOT
+from imports import ROOT, imports_of, modules
 from small_models import SIZES, random_weights, write_text_model
 
 import mlx_transformer
@@ -51,6 +51,21 @@ def read(reader: Reader, chosen: list[Block]) -> None:
         reader.leave()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/export.md", "export/__init__.py"])
+def test_what_builds_the_graphs_is_named(page):
+    """The packages that the twins of the network import, each of them and no other of their kind."""
+    twins = {name: path for name, path in modules().items() if name.startswith("export.nn.")}
+    found = {
+        entry.target.partition(".")[0]
+        for name, path in twins.items()
+        for entry in imports_of(path.read_text(encoding="utf-8"), name)
+    }
+    text = (ROOT / page).read_text(encoding="utf-8")
+    said = re.search(r"NumPy,\s+(\w+) and (\w+)[:,]|built\*, with\s+(\w+) and (\w+):", text)
+    assert said is not None
+    assert {word for word in said.groups() if word} == {name for name in found if name.startswith("onnx")}
+
+
 def test_every_block_is_of_a_kind_that_is_run_or_is_no_code():
     """`js` is run by the consumers' tests, `toml` compared by those of recipes."""
     assert {block.kind for block in BLOCKS} == {"sh", "python", "js", "text", "toml"}
@@ -60,7 +75,7 @@ def test_every_block_is_of_a_kind_that_is_run_or_is_no_code():
 
 
 def test_the_readme_leads_to_every_page_and_can_be_read_at_once():
-    files = [path for top in ("export", "mlx_transformer") for path in (ROOT / top).rglob("*.md")]
+    files = [path for top in ("export", "mlx_transformer", "docs/claims") for path in (ROOT / top).rglob("*.md")]
     assert {path.relative_to(ROOT).as_posix() for path in files} == set(PAGES[1:])
     assert len(README.splitlines()) <= 135
 

@@ -169,8 +169,8 @@ def test_lower_bounds_allow_the_pins() -> None:
         assert requirement.specifier.contains(version), f"{line} excludes the pinned {version}"
 
 
-WHERE_INSTALLED = {"wandb"}
-"""Programs of a service that who uses it has installed: no extra brings them."""
+WHERE_INSTALLED = {"wandb", "claims"}
+"""What no extra brings: programs of a service that who uses it has installed, and docs/claims of a clone."""
 
 
 def test_every_third_party_import_is_declared() -> None:

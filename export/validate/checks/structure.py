@@ -1,8 +1,9 @@
 """The same network on both sides, by its operations: MLX's own trace against the ONNX graph against the architecture.
 
 Numbers can agree by chance where a parameter hardly matters. So, besides them: every parameter is on a way to the
-output, and there are as many matrix products and softmaxes as the architecture has. A fused attention counts as its two
-products and one softmax, a product with a sum (AddMM, Gemm) as one product.
+output, there are as many matrix products and softmaxes as the architecture has, and what operators are told beside
+their inputs, such as an epsilon, is the architecture's (`attributes.py`). A fused attention counts as its two products
+and one softmax, a product with a sum (AddMM, Gemm) as one product.
 
 MLX is imported inside functions.
 """
@@ -34,6 +35,8 @@ from export.validate.engines.protocol import Engine, unread_by
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
+from .attributes import all_nodes, attributes
+
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
     "Matmul": (1, 0),
@@ -50,12 +53,14 @@ ONNX_COUNTS = (
         ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
     )
 )
+OF_SAMPLING = 1  # softmaxes of a search that the network doesn't have
 
 
 @dataclass(frozen=True)
 class Structure:
     """What one runtime's graph consists of. `expected`: (matrix products, softmaxes) of the architecture. `unused`:
-    parameters from which no way leads to the output."""
+    parameters from which no way leads to the output. `attributes`: how many were compared, in all graphs; `wrong`:
+    those that are another's, in words."""
 
     runtime: str
     products: int
@@ -63,16 +68,20 @@ class Structure:
     expected: tuple[int, int]
     parameters: int
     unused: tuple[str, ...]
+    attributes: int = 0
+    wrong: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        return (self.products, self.softmaxes) == self.expected and not self.unused
+        return (self.products, self.softmaxes) == self.expected and not self.unused and not self.wrong
 
     @property
     def problem(self) -> str:
         """What is wrong with the structure, in words; empty if nothing is."""
         if self.unused:
             return f"no way to the output from {', '.join(self.unused[:3])}" + (" ..." if len(self.unused) > 3 else "")
+        if self.wrong:
+            return self.wrong[0] + (f"; and {len(self.wrong) - 1} more" if len(self.wrong) > 1 else "")
         if self.passed:
             return ""
         counts = f"{self.products} matrix products and {self.softmaxes} softmaxes"
@@ -90,18 +99,18 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     """The structure of each engine whose operations can be read."""
     for engine in engines:
-        if getattr(engine, "search_only", False):
-            continue  # the search has a softmax too
-        if hasattr(engine, "files"):
+        config: TransformerConfig = engine.config  # type: ignore[attr-defined]
+        files = getattr(engine, "files", {})
+        compared, wrong = attributes(files, config)
+        if files:
             operations, used = _of_onnx(engine)
         elif engine.name.startswith("mlx"):
             operations, used = _of_mlx(engine)
         else:
             continue
-        config: TransformerConfig = engine.config  # type: ignore[attr-defined]
         needed = [name for name in parameter_shapes(config) if name not in unread_by(engine)]
         unused = tuple(name for name in needed if name not in used)
-        yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused)
+        yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong))
 
 
 def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
@@ -135,7 +144,9 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
 
 def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     """((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
-    if MODEL in engine.files:
+    if getattr(engine, "search_only", False):
+        names = list(engine.files)
+    elif MODEL in engine.files:
         names = [MODEL]
     elif engine.files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
         names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in engine.files]
@@ -144,12 +155,14 @@ def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     total, used = np.zeros(2, int), set()
     for name in names:
         graph = onnx.load(engine.files[name], load_external_data=False).graph
-        nodes = list(_all_nodes(_without_attention(graph)))
+        nodes = list(all_nodes(_without_attention(graph)))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
         reached = _reached([output.name for output in graph.output], outer)
         used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
+    if getattr(engine, "search_only", False):
+        total[1] -= OF_SAMPLING
     return (int(total[0]), int(total[1])), used
 
 
@@ -196,14 +209,6 @@ def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -
     return reached
 
 
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
-
-
 def _outer_values(node: onnx.NodeProto) -> list[str]:
     """Names of the values that the branches of an If read."""
-    return [name for a in node.attribute if a.HasField("g") for inner in _all_nodes(a.g) for name in inner.input]
+    return [name for a in node.attribute if a.HasField("g") for inner in all_nodes(a.g) for name in inner.input]

@@ -136,13 +136,14 @@ def _structure(r: ReportData) -> str:
             f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
         )
         used = f"{s.parameters - len(s.unused)} of {s.parameters}"
-        rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, result])
+        rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, str(s.attributes or ""), result])
     note = (
         "MLX's own trace and the ONNX graph against the architecture: every parameter on a way to the output, as many "
-        "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax."
+        "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax. "
+        "Attributes, such as an epsilon or an axis, are those of the architecture, exactly, in every graph."
     )
-    head = ("runtime", "matrix products", "softmaxes", "parameters used", "result")
-    table = f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3)) if rows else ""
+    head = ("runtime", "matrix products", "softmaxes", "parameters used", "attributes", "result")
+    table = f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3, 4)) if rows else ""
     return table + _data_files(r)
 
 

@@ -34,6 +34,7 @@ def print_report(report: ReportData, console: Console) -> None:
         counts = (
             f"{s.products} matrix products, {s.softmaxes} softmaxes, {s.parameters - len(s.unused)} parameters used"
         )
+        counts += f", {s.attributes} attributes" if s.attributes else ""
         console.print(_mark(s.passed, f"{s.runtime}: {counts}"))
     for file in report.data_files:
         console.print(_mark(file.passed, file.summary))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from command_line import both_models, caller, refused
 from explained_models import data_of
 
+from mlx_transformer.commands import claims
 from mlx_transformer.commands.app import PROGRAMS
 
 made = pytest.fixture(scope="module")(both_models)
@@ -41,12 +44,25 @@ def test_explain_refuses_in_one_line(call, made, tmp_path):
     refused(call("explain", made / "onnx", "one", *page, "--force"), "is no page of explain")
 
 
-def test_claims_are_a_word_of_their_own(call, made, tmp_path):
-    status, out, said = call("explain", "claims", "7", "23")
+@pytest.mark.parametrize("command", [["claims"], ["explain", "claims"]])
+def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch, command):
+    status, out, said = call(*command, "7", "23")
     assert (status, said) == (0, "")
-    assert "7" in out
-    assert out.count("\n\n") >= 1
-    refused(call("explain", "claims", "99"), "99")
+    assert re.findall(r"^ ?(\d+)  \w", out, re.MULTILINE) == ["7", "23"]
+    refused(call(*command, "99"), "99")
+    page, folder = tmp_path / "deep" / "page.html", tmp_path / "figures"
+    assert call(*command, "10", "--out", page, "--figures", folder)[0] == 0
+    assert page.is_file()
+    assert sorted(path.name for path in folder.iterdir()) == ["10-dot-products.png", "10-dot-products.svg"]
+    refused(call(*command, "10", "--out", page), "--force")
+    assert call(*command, "10", "--out", page, "--force")[0] == 0
+    refused(call(*command, "36", "--model", tmp_path / "none"), "no such folder")
+    refused(call(*command, "30", "--model", tmp_path / "none", "--sentence", "one"), "no such folder")
+    monkeypatch.setattr(claims, "DOCS", tmp_path)  # as in site-packages
+    refused(call(*command, "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
+
+
+def test_other_options_of_claims_are_theirs_alone(call, made):
     refused(call("explain", made / "onnx", "one", "--model", made / "model"), "--model goes with claims")
     refused(call("explain", made / "onnx", "one", "--sentence", "two"), "--sentence goes with claims")
 

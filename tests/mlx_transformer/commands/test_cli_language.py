@@ -2,12 +2,14 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 from command_line import caller, refused
 from tiny_text import train, write_text
 
+from mlx_transformer.cli import main
 from mlx_transformer.nn.loading import load
 
 call = pytest.fixture(caller)
@@ -69,6 +71,17 @@ def test_perplexity_in_both_runtimes(models, call):
     assert (found[0]["documents"], found[0]["tokens"]) == (3, count)
     assert found[0]["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
     assert found[0]["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-3)
+
+
+@pytest.mark.parametrize(("command", "name", "what"), [("generate", "decoder", "prompt"), ("fill", "encoder", "text")])
+def test_a_closed_standard_input_is_named(command, name, what, models, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", None)  # which is what Python makes of it
+    with pytest.raises(SystemExit) as done:
+        main([command, str(models / name)])
+    refused(
+        (done.value.code, *capfd.readouterr()),
+        f"mlx-transformer: standard input is closed; give the {what} as an argument",
+    )
 
 
 @pytest.mark.parametrize("name", ["decoder", "encoder"])

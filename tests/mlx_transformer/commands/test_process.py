@@ -259,11 +259,12 @@ def test_an_output_without_room_is_named(made):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes that tell their writers")
-def test_a_report_that_nobody_reads_is_no_mismatch(made):
-    """rich would end with 1."""
+@pytest.mark.parametrize("help", [False, True])
+def test_a_report_that_nobody_reads_is_no_mismatch(made, help):  # rich would end with 1
     reading, writing = os.pipe()
     os.close(reading)
-    arguments = ["validate", made / "model", made / "onnx", "--runtimes", "onnxruntime"]
+    validate = ["validate", made / "model", made / "onnx", "--runtimes", "onnxruntime"]
+    arguments = ["train", "--help"] if help else validate
     with start(*arguments, stdout=writing) as process:
         os.close(writing)
         assert process.wait(timeout=PATIENCE) == 141

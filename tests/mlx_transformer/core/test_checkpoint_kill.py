@@ -29,6 +29,7 @@ from mlx_transformer.training.run import Run
 config = TransformerConfig(vocab_size=8, d_model=4, heads=1, d_ff=4, encoder_layers=1, decoder_layers=1)
 folder, step = Path(sys.argv[1]), int(sys.argv[2])
 run = Run(folder, {}, resume=step > 0, warn=print)
+run.begin()
 while True:
     step += 1
     weights = {name: np.full(shape, step, np.float32) for name, shape in parameter_shapes(config).items()}
@@ -51,6 +52,7 @@ def kill_and_check(folder: Path, kills: int, seed: int) -> None:
             assert process.wait() == -signal.SIGKILL
         complaints: list[str] = []
         run = Run(folder, {}, resume=True, warn=complaints.append)
+        run.begin()
         found = run.newest()
         run.close()
         assert not complaints

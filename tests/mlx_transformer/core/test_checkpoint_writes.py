@@ -6,11 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from small_checkpoint import contents, refusal, saved, value_of
 
+from mlx_transformer.spec import locks
 from mlx_transformer.system import durable
+from mlx_transformer.system.durable import replace_files, replace_folder
 from mlx_transformer.system.errors import UserError
 
 resource = pytest.importorskip("resource")
@@ -162,3 +166,75 @@ def test_text_files_are_replaced_whole(tmp_path, monkeypatch):
         durable.write_text(path, "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
     assert path.read_text(encoding="utf-8") == "old"
+
+
+@pytest.mark.parametrize("begun_as", ["nothing", "an empty folder"])
+def test_a_free_place_is_taken_once(tmp_path, begun_as):
+    """Two writers have seen it free: who comes second leaves the first one's there, and nothing else."""
+    place = tmp_path / "place"
+    if begun_as != "nothing":
+        place.mkdir()
+    said = "place: another process has written it meanwhile; choose another name, or --force to replace it"
+
+    def second() -> None:
+        with replace_folder(place, "model") as late:
+            (late / "file").write_text("second")
+            with replaced_elsewhere(), replace_folder(place, "model") as early:
+                (early / "file").write_text("first")
+
+    with pytest.raises(UserError, match=said):
+        second()
+    assert (place / "file").read_text(encoding="utf-8") == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+    for name in ("second", "third"):  # which is known to be there
+        with replace_folder(place, "model") as again:
+            (again / "file").write_text(name)
+    assert (place / "file").read_text(encoding="utf-8") == "third"
+
+
+def test_what_all_would_make_alike_may_be_made_twice(tmp_path):
+    with replace_folder(tmp_path / "place", "cache", made_by_any=True) as late:
+        (late / "file").write_text("second")
+        with replaced_elsewhere(), replace_folder(tmp_path / "place", "cache", made_by_any=True) as early:
+            (early / "file").write_text("first")
+    assert (tmp_path / "place" / "file").read_text(encoding="utf-8") == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+def test_a_free_name_is_taken_once(tmp_path):
+    """The data beside it as well."""
+
+    def fill(folder: Path, text: str) -> None:
+        for name in ("m.onnx", "m.onnx_data"):
+            (folder / name).write_text(text)
+
+    file = tmp_path / "m.onnx"
+    said = r"m\.onnx: another process has written it meanwhile"
+
+    def second() -> None:
+        with replace_files(file) as late:
+            fill(late, "second")
+            with replaced_elsewhere(), replace_files(file) as early:
+                fill(early, "first")
+
+    with pytest.raises(UserError, match=said):
+        second()
+    handle = locks.open_locked(tmp_path / ".m.onnx.lock")
+    assert handle is not None
+    with pytest.raises(UserError, match="meanwhile"), replace_files(file) as late:
+        fill(late, "third")
+    os.close(handle)
+    (tmp_path / ".m.onnx.lock").unlink()
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {
+        "m.onnx": "first",
+        "m.onnx_data": "first",
+    }
+
+
+@contextmanager
+def replaced_elsewhere():
+    """As another process does it, whose temporary names have another number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "_temporary", lambda path: path.parent / f".{path.name}.1.tmp")
+        patch.setattr(durable, "clear_leftovers", lambda *_: None)  # of this number, which is ours
+        yield

@@ -5,10 +5,14 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import os
+import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from waiting import PATIENCE
 
 from mlx_transformer.data.pair_files import PairFiles, language_pair
 from mlx_transformer.system.errors import UserError
@@ -186,3 +190,20 @@ def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatc
         UserError, match=r"p.parquet: a Parquet or Arrow file needs pyarrow: pip install -e '.\[data\]'"
     ):
         read(tmp_path / "p.parquet")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="special files")
+@pytest.mark.parametrize("name", ["p.tsv", "p.jsonl", "p.parquet", "p.arrow"])
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    opened = []
+
+    def read_it() -> None:
+        with pytest.raises(UserError, match=f"{name}: is no regular file; put a copy of its contents there"):
+            read(tmp_path / name)
+        opened.append(name)
+
+    thread = threading.Thread(target=read_it, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert opened == [name]

@@ -15,6 +15,7 @@ import pytest
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import token_cache
 from mlx_transformer.data.pair_files import PairFiles
+from mlx_transformer.data.stored_text import StoredText
 from mlx_transformer.data.token_cache import TokenCache, default_folder, encoded
 from mlx_transformer.system.errors import UserError
 
@@ -30,6 +31,15 @@ def corpus(tmp_path) -> PairFiles:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         os.utime(path, ns=(10**18, 10**18))  # long ago
     return PairFiles(source=str(tmp_path / "s"), target=str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.jsonl"])
+def test_a_large_file_without_lines_is_refused_before_all_of_it_is_read(tmp_path, cache, name, monkeypatch):
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(50 << 30)  # a hole, which takes no room on the disk
+    monkeypatch.setattr(token_cache, "sha256", lambda _: pytest.fail("reads all of it"))
+    with pytest.raises(UserError, match=f"{name}, line 1: more than 16 MB in one line; is it text?"):
+        StoredText([PairFiles(pairs=str(tmp_path / name))], cache, seed=1, set_aside=True)
 
 
 @pytest.fixture

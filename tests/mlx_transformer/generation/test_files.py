@@ -211,7 +211,7 @@ def test_a_disk_that_refuses_is_told_of_and_left_as_it_was(tmp_path, monkeypatch
         with pytest.raises(UserError, match=r"out: could not be written \(no room\)"):
             translate_stream(translator(), source, target)
     assert names(tmp_path) == {"in"}
-    monkeypatch.setattr(output, "open", lambda *_, **__: _Full((tmp_path / "out.partial").open("wb")), raising=False)
+    monkeypatch.setattr(output, "open", lambda handle, *_, **__: _Full(os.fdopen(handle, "r+b")), raising=False)
     with pytest.raises(UserError, match=r"out: cannot be written \(no room\)"):
         translate_stream(translator(), source, target)
     assert names(tmp_path) == {"in"}
@@ -221,7 +221,7 @@ class _Full(SimpleNamespace):
     """A file that can be made, and nothing more."""
 
     def __init__(self, file):
-        super().__init__(close=file.close)
+        super().__init__(close=file.close, closed=False)
 
     def truncate(self, _):
         raise OSError(errno.ENOSPC, "no room")

@@ -8,7 +8,7 @@ from standalone_page import read
 from tiny_run import metrics, recipe
 
 from mlx_transformer.cli import main
-from mlx_transformer.report.runs import read_run
+from mlx_transformer.report.runs import DRAWN, read_run
 from mlx_transformer.report.training_page import page
 from mlx_transformer.system.chart import MOST_POINTS, chart, thinned
 from mlx_transformer.system.errors import UserError
@@ -75,13 +75,32 @@ def test_charts():
     long = thinned([(i, float(i)) for i in range(10 * MOST_POINTS)])
     assert len(long) <= MOST_POINTS + 1
     assert long[-1] == (10 * MOST_POINTS - 1, 10 * MOST_POINTS - 1)
-    for curve in ([(1, 0.0)], [(1, 2.0), (2, 2.0)], [(1, 1e-9), (2, 1e9)], [(1, -5.0), (9, 5.0)], [(1, 0.5), (2, 0.7)]):
+    curves = [[(1, 0.0)], [(1, 2.0), (2, 2.0)], [(1, 1e-9), (2, 1e9)], [(1, -5.0), (9, 5.0)], [(1, 0.5), (2, 0.7)]]
+    curves += [
+        [(1, 2.0**63)],
+        [(1, 2.0**63), (2, 2.0**63 + 2048)],
+        [(1, -DRAWN), (2, DRAWN)],
+        [(1, 1e-300), (2, DRAWN)],
+    ]
+    for curve in curves:
         for logarithmic in (False, True):
             drawn = chart("x", [(0, "run", curve)], logarithmic)
             assert "nan" not in drawn
             heights = [float(y) for y in re.findall(r"[\d.]+,([\d.-]+)", re.search(r'points="([^"]*)"', drawn)[1])]
             assert all(0 <= height <= 220 for height in heights)
-            assert drawn.count('class="grid"') <= 20
+            assert drawn.count('class="grid"') <= 21
+
+
+def test_numbers_that_no_axis_has_room_for(runs, tmp_path):
+    """Whole numbers of JSON have no largest one."""
+    (tmp_path / "run.json").write_bytes((runs / "first" / "run.json").read_bytes())
+    lines = [f'{{"kind": "train", "step": {i + 1}, "peak_memory_mb": {1 << 63}}}' for i in range(3)]
+    lines += [f'{{"kind": "train", "step": 4, "loss": {value}}}' for value in ("1" * 400, "1e308", "-1e308", "2")]
+    lines += ['{"kind": "train", "step": Infinity, "loss": 3}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    log = read_run(tmp_path)
+    assert log.train == {"peak_memory_mb": [(step, 2.0**63) for step in (1, 2, 3)], "loss": [(4, 2.0)]}
+    assert page([log]).count("<polyline") == 2
 
 
 def test_on_the_command_line(runs, tmp_path, capsys):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from tiny_run import recipe, write_pairs
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.training import run as training_run
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer
 
@@ -96,3 +101,97 @@ def test_another_folder_in_the_place_may_start_one(place):
     kept = contents(place / "run" / "base")
     assert Trainer(continued(place, place / "run" / "base"), place / "run", force=True).run().state.step == 1
     assert contents(place / "run" / "base") == kept
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no parameter left": ({"freeze": "*"}, "freeze"),
+    "no such parameter": ({"freeze": "nothing.*"}, "nothing"),
+    "no such map": ({"adapter": "lora", "adapter_targets": "nothing"}, "nothing"),
+    "damaged weights": ({}, "not finite"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_who_refuses_leaves_everything(place, fault):
+    options, said = FAULTS[fault]
+    base = place / "base"
+    shutil.copytree(place / "run" / "model", base)
+    if fault == "damaged weights":
+        data = bytearray((base / "model.safetensors").read_bytes())
+        data[-4:] = b"\xff" * 4
+        (base / "model.safetensors").write_bytes(data)
+        (base / "manifest.json").unlink()
+    before = contents(place)
+    for out, force in ((place / "run", True), (place / "new" / "run", False)):
+        with pytest.raises(UserError, match=said):
+            Trainer(continued(place, base, **options), out, force=force)
+        assert contents(place) == before
+
+
+def test_a_board_that_refuses_leaves_everything(place, monkeypatch):
+    """Weights & Biases is asked for its run before this one's predecessor is gone."""
+    before = contents(place)
+
+    def init(**options):
+        (Path(options["dir"]) / "wandb").mkdir()
+        raise OSError("no network")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=SimpleNamespace()))
+    with pytest.raises(UserError, match="no network"):
+        Trainer(recipe(place, steps=1, wandb="here"), place / "run", force=True)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_full_disk_leaves_everything(place, monkeypatch, failing):
+    before, written = contents(place), []
+
+    def write(path: Path, text: str) -> None:
+        written.append(path.name)
+        if len(written) > failing:
+            raise UserError(f"{path}: could not be written")
+        path.write_text(text, encoding="utf-8")
+
+    monkeypatch.setattr(training_run, "write_text", write)
+    if failing == 2:
+        Trainer(recipe(place, steps=1), place / "run", force=True).files.close()
+        assert written == ["tokenizer.json", "run.json"], "the record comes last"
+        return
+    with pytest.raises(UserError, match="could not be written"):
+        Trainer(recipe(place, steps=1), place / "run", force=True)
+    assert contents(place) == before
+
+
+def test_a_resumed_run_that_is_refused_keeps_its_record(place):
+    """Its optimizer's state doesn't fit, which is known late."""
+    run = place / "run"
+    before = (run / "run.json").read_bytes()
+    state = run / "checkpoints" / "step-00000002" / "training.json"
+    state.write_text(state.read_text(encoding="utf-8").replace('"step"', '"stop"'), encoding="utf-8")
+    (state.parent / "manifest.json").write_text("{}")
+    with pytest.raises(UserError):
+        Trainer(recipe(place, steps=9, best="loss", valid_every=1), run, resume=True)
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_a_run_that_another_process_has_made_meanwhile(place, monkeypatch):
+    """Between the first look and the lock."""
+    fresh, lock = place / "fresh", fcntl.flock
+
+    def late(handle: int, how: int) -> None:
+        lock(handle, how)
+        shutil.copytree(place / "run", fresh, dirs_exist_ok=True)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UserError, match="already holds a run"):
+        Trainer(recipe(place, steps=1), fresh)
+    assert contents(fresh) == contents(place / "run")
+    monkeypatch.undo()
+    shutil.rmtree(fresh)
+    first = Trainer(recipe(place, steps=1), fresh)
+    with pytest.raises(UserError, match="already holds a run"):
+        Trainer(recipe(place, steps=1), fresh)
+    with pytest.raises(UserError, match="another process is training in this folder"):
+        Trainer(recipe(place, steps=1), fresh, force=True)
+    first.files.close()
+    assert os.listdir(fresh)

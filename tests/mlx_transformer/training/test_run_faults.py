@@ -83,6 +83,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
 
 def test_metrics_on_a_full_disk(tmp_path):
     run = Run(tmp_path, {}, resume=False, warn=print)
+    run.begin()
     run.metric("train", 1, loss=1.0)
     run._metrics.close()  # type: ignore[union-attr]
     full = open("/dev/full", "wb", buffering=0) if os.path.exists("/dev/full") else None  # noqa: SIM115

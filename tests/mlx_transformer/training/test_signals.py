@@ -39,7 +39,8 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, number, status):
     assert process.returncode == status, error
     step = newest_step(run)
     assert f"interrupted: saving step {step:,}" in error
-    assert "continue with --resume" in error
+    assert "saved; continue with --resume" in error
+    assert error.count("interrupted") == 1
     assert "Traceback" not in error
     assert f"{step} steps" in out
     assert open_checkpoint(run).config.d_model == 16  # the model so far is there

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from claims.trained import open_trained
 from explained_models import data_of
 from serving import client
 from two_vocabularies import LINES, MODEL, recipe, trained, write_text
@@ -15,7 +16,6 @@ import mlx_transformer
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.explain.command import explain
 from export.validate import compare
-from mlx_transformer.claims.trained import open_trained
 from mlx_transformer.cli import main
 from mlx_transformer.convert.average import average_checkpoints
 from mlx_transformer.core.checkpoint import open_checkpoint

@@ -1,0 +1,194 @@
+"""Scaled dot-product attention and its heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.nn.attention import Attention, attention, attention_weights, split_heads
+from mlx_transformer.nn.parameters import named_parameters
+
+from .cost import multiplications
+from .drawing import SERIES, canvas, logarithmic
+from .measure import largest, number
+from .row import Found, Row, above, below, equal
+
+WIDTHS = (4, 16, 64, 256, 1024)
+
+
+def scaled_dot_product() -> Found:
+    mx.random.seed(0)
+    q, k, v = (mx.random.normal((1, 1, 6, 512)) for _ in range(3))
+    weights = np.array(attention_weights(q, k))[0, 0]
+    Q, K, V = (np.array(a, dtype=np.float64)[0, 0] for a in (q, k, v))
+    scores = np.exp(Q @ K.T / math.sqrt(512))
+    expected = scores / scores.sum(axis=1, keepdims=True) @ V
+    return {
+        "shape of the weights of (6, 512)": weights.shape,
+        "sums of its rows": weights.sum(axis=1).tolist(),
+        "largest error of the fused kernel beside float64": np.abs(np.array(attention(q, k, v))[0, 0] - expected).max(),
+    }
+
+
+def without_parameters() -> Found:
+    parameters = dict(named_parameters(Attention(TransformerConfig(vocab_size=8))))
+    others = sum(value.size for name, value in parameters.items() if "_proj." not in name)
+    mx.random.seed(1)
+    x = mx.random.normal((1, 1, 6, 512))
+    x = x / mx.linalg.norm(x, axis=-1, keepdims=True) * math.sqrt(512)
+    largest = mx.argmax(attention_weights(x, x)[0, 0], axis=-1).tolist()
+    return {"parameters beside the projections": others, "where each of six rows looks most": largest}
+
+
+def root_of_width() -> Found:
+    widths, variances, kept, lost = saturation()
+    q = mx.zeros((1, 1, 1, 64)).at[..., 0].add(112)
+    k = mx.zeros((1, 1, 2, 64)).at[:, :, 0, 0].add(1)  # the products are 112 and 0
+    first, second = np.array(attention_weights(q, k)[0, 0, 0], dtype=np.float64)
+    return {
+        "112 / sqrt(64), from the odds of two weights": math.log(first / second),
+        "Var(q · k) / d_k, d_k = 4, 16, 64, 256, 1024": (variances / widths).tolist(),
+        "gradient of the scaled softmax, d_k = 1024 / 4": kept[-1] / kept[0],
+        "of the unscaled": lost[-1] / lost[0],
+    }
+
+
+def saturation() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """By d_k of random queries and keys: d_k, the products' variance, and the sum of w (1 - w), the diagonal of the
+    softmax's Jacobian, with the scale and without it."""
+    mx.random.seed(0)
+    variances, kept, lost = [], [], []
+    for d_k in WIDTHS:
+        q, k = mx.random.normal((1, 1, 256, d_k)), mx.random.normal((1, 1, 64, d_k))
+        variances.append(number(mx.var(q @ k.swapaxes(-1, -2))))
+        for slopes, scale in ((kept, None), (lost, 1.0)):
+            w = attention_weights(q, k, scale=scale)
+            slopes.append(number(mx.mean(mx.sum(w * (1 - w), axis=-1))))
+    return np.array(WIDTHS, dtype=np.float64), np.array(variances), np.array(kept), np.array(lost)
+
+
+def look_up() -> Found:
+    mx.random.seed(0)
+    k = mx.random.normal((1, 1, 6, 64))
+    k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
+    v = mx.random.normal((1, 1, 6, 64))
+    asked = mx.array([4, 0, 2])
+    far = [largest(attention(k[:, :, asked] * s, k, v) - v[:, :, asked]) for s in (1e6, 1.0)]
+    return {"error of the value that is asked for, scores times a million": far[0], "times one": far[1]}
+
+
+def many_heads() -> Found:
+    config = TransformerConfig(vocab_size=8)
+    return {
+        "d_k and d_v of the paper's base model": [config.d_k, config.d_v],
+        "multiplications of 1, 8 and 16 heads / those of one": [
+            multiplications(heads, 10) / multiplications(1, 10) for heads in (1, 8, 16)
+        ],
+        "largest |split heads - a loop over heads|": loop_difference(),
+    }
+
+
+def loop_difference() -> float:
+    """Between heads that are split of one product and each head on its own columns."""
+    mx.random.seed(0)
+    module, x = Attention(TransformerConfig(vocab_size=8)), mx.random.normal((2, 5, 512))
+    heads = []
+    for h in range(8):
+        own = slice(64 * h, 64 * (h + 1))
+        scores = module.query_proj(x)[..., own] @ module.key_proj(x)[..., own].swapaxes(1, 2) / 8
+        heads.append(mx.softmax(scores, axis=-1) @ module.value_proj(x)[..., own])
+    looped = module.output_proj(mx.concatenate(heads, axis=-1))
+    return largest(module.attend(x, *module.keys_values(x)) - looped)
+
+
+def draw_saturation() -> Any:
+    figure, (variance, slope) = canvas(2)
+    widths, variances, kept, lost = saturation()
+    variance.plot(widths, variances, "o-", color=SERIES[1], markersize=4, label="q · k")
+    variance.plot(widths, variances / widths, "o-", color=SERIES[0], markersize=4, label="q · k / √d_k")
+    variance.set(title="variance of the products", xlabel="d_k")
+    logarithmic(variance, x=True)
+    slope.plot(widths, lost, "o-", color=SERIES[1], markersize=4, label="without the scale")
+    slope.plot(widths, kept, "o-", color=SERIES[0], markersize=4, label="with it")
+    slope.set(title="gradient of the softmax, Σ w (1 - w)", xlabel="d_k", ylim=(0, 1.05))
+    logarithmic(slope, x=True, y=False)
+    for axes, corner in ((variance, "upper left"), (slope, "lower left")):
+        axes.grid(True, linewidth=0.6)
+        axes.legend(loc=corner)
+    return figure
+
+
+ROWS = (
+    Row(
+        15,
+        "Scaled dot-product attention: each word takes a mean of all values, weighted by query times key.",
+        "Attention(Q, K, V) = softmax(Q K^T / √d_k) V",
+        {
+            "shape of the weights of (6, 512)": equal(6, 6),
+            "sums of its rows": equal(*[1] * 6, within=1e-6),
+            "largest error of the fused kernel beside float64": below(1e-5),
+        },
+        scaled_dot_product,
+        (attention, attention_weights),
+        ("claims/test_attention.py::test_scaled_dot_product_attention",),
+    ),
+    Row(
+        17,
+        "Attention itself has no parameters: those of a layer are its projections.",
+        "x_i · x_i ≥ x_i · x_j for rows of one length",
+        {"parameters beside the projections": equal(0), "where each of six rows looks most": equal(*range(6))},
+        without_parameters,
+        (attention,),
+        ("claims/test_attention.py::test_attention_itself_has_no_parameters",),
+    ),
+    Row(
+        18,
+        "Why √d_k: products of d_k terms have variance d_k, and a softmax of large numbers has no gradient.",
+        "Var(q · k) = d_k; d softmax_i / d s_i = w_i (1 - w_i)",
+        {
+            "112 / sqrt(64), from the odds of two weights": equal(14, within=1e-5),
+            "Var(q · k) / d_k, d_k = 4, 16, 64, 256, 1024": equal(*[1] * 5, within=0.2),
+            "gradient of the scaled softmax, d_k = 1024 / 4": above(0.95),
+            "of the unscaled": below(0.1),
+        },
+        root_of_width,
+        (attention_weights,),
+        (
+            "claims/test_attention.py::test_scores_are_divided_by_the_root_of_d_k",
+            "claims/test_attention.py::test_products_have_variance_d_k_and_kill_the_gradient_unscaled",
+        ),
+        figure=draw_saturation,
+    ),
+    Row(
+        20,
+        "h heads of width d/h cost as much as one of width d: they are columns of the same product.",
+        "MultiHead(x) = Concat(head_1, ..., head_h) W^O, d_k = d_v = d/h",
+        {
+            "d_k and d_v of the paper's base model": equal(64, 64),
+            "multiplications of 1, 8 and 16 heads / those of one": equal(1, 1, 1),
+            "largest |split heads - a loop over heads|": below(1e-5),
+        },
+        many_heads,
+        (Attention, split_heads),
+        (
+            "claims/test_attention.py::test_heads_split_one_projection",
+            "claims/test_attention.py::test_many_heads_cost_as_much_as_one",
+        ),
+    ),
+    Row(
+        32,
+        "Attention is a dictionary look-up gone soft: with growing scores it returns the value of the one key.",
+        "lim softmax(s · q K^T) V = v_j for q = k_j and s → ∞",
+        {
+            "error of the value that is asked for, scores times a million": equal(0),
+            "times one": above(0.1),
+        },
+        look_up,
+        (attention,),
+        ("claims/test_attention.py::test_a_dictionary_look_up_in_the_limit",),
+    ),
+)

@@ -1,0 +1,47 @@
+"""The table of README.md: row, claim, code, test, figure, made from the rows themselves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .table import ROWS
+
+BEGIN, END = "<!-- rows: made by index.py -->\n", "<!-- /rows -->\n"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def index() -> str:
+    """Markdown, with links from `docs/claims/`."""
+    lines = ["| | claim | code | tests | figure |", "|-|-|-|-|-|"]
+    for row in ROWS.values():
+        code = ", ".join(f"[{symbol.__name__}]({_file(symbol)})" for symbol in row.symbols)
+        tests = ", ".join(
+            f"[{name.removeprefix('test_').replace('_', ' ')}](../../tests/{file})"
+            for file, _, name in (test.partition("::") for test in row.tests)
+        )
+        figure = "" if row.shown is None else f"[{row.picture.replace('_', ' ')}]({_file(row.shown)})"
+        claim = f"{row.claim} *{row.missing}*" if row.missing else row.claim
+        lines.append(f"| {row.number} | {claim.replace('|', '&#124;')} | {code} | {tests} | {figure} |")
+    return "\n".join(lines) + "\n"
+
+
+def written(text: str) -> str:
+    """A page with the table in its place between the two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return before + BEGIN + "\n" + index() + "\n" + end + after
+
+
+def _file(symbol: Callable[..., Any]) -> str:
+    """Where it is defined, from this folder."""
+    source = Path(inspect.getsourcefile(inspect.unwrap(symbol)) or "").resolve().relative_to(ROOT)
+    here = Path("docs/claims")
+    return source.relative_to(here).as_posix() if source.is_relative_to(here) else f"../../{source.as_posix()}"
+
+
+if __name__ == "__main__":
+    page = Path(__file__).with_name("README.md")
+    page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")

@@ -1,0 +1,335 @@
+"""Positions: what a model adds to its words, and what the sinusoids can do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from numpy.typing import ArrayLike, NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import sinusoids
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.positions import Positions, positions_of, sinusoid_table
+from mlx_transformer.system.errors import UserError
+
+from .drawing import INK, LINE, SERIES, canvas, heat_map, write_cells
+from .measure import how_many
+from .row import Found, Row, above, below, equal
+
+Array = NDArray[np.float64]
+
+
+def frequencies(d_model: int, base: float = 10000.0) -> Array:
+    """w_j = 10000^(-2j/d) of the paper's encoding, (d/2,), falling."""
+    return base ** (-2 * np.arange(d_model // 2) / d_model)
+
+
+def longest_wave(d_model: int, base: float = 10000.0) -> float:
+    """Positions until the slowest feature comes back."""
+    return float(2 * np.pi / frequencies(d_model, base)[-1])
+
+
+def sine_cosine(positions: ArrayLike, *frequencies: float) -> Array:
+    """Sine and cosine of each frequency side by side, (..., 2k). Few frequencies collide; the paper takes d/2."""
+    angle = np.asarray(positions, dtype=np.float64)[..., None] * np.asarray(frequencies, dtype=np.float64)
+    return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(*angle.shape[:-1], -1)
+
+
+def offset_distance(d_model: int, offset: int) -> float:
+    """|PE(t+k) - PE(t)|: by sum(2 - 2 cos(k w_j)) under the root, so the same for every t."""
+    return float(np.sqrt(np.sum(2 - 2 * np.cos(offset * frequencies(d_model)))))
+
+
+def offset_rotation(d_model: int, offset: int) -> Array:
+    """The linear map PE(t) -> PE(t + offset), the same for every t: block-diagonal (d, d), one rotation a frequency."""
+    matrix = np.zeros((d_model, d_model))
+    for j, angle in enumerate(offset * frequencies(d_model)):
+        sine, cosine = np.sin(angle), np.cos(angle)
+        matrix[2 * j : 2 * j + 2, 2 * j : 2 * j + 2] = [[cosine, sine], [-sine, cosine]]
+    return matrix
+
+
+def counter_bits(width: int) -> list[str]:
+    """000, 001, ... 111: in a counter, too, the last digit alternates fastest."""
+    return [format(value, f"0{width}b") for value in range(2**width)]
+
+
+def zero_crossings(length: int, d_model: int) -> NDArray[np.int64]:
+    """How often the sine of each frequency changes its sign within `length` positions, (d/2,)."""
+    sines = sinusoids(length, d_model, dtype=np.float64)[1:, 0::2]
+    return np.sum(np.signbit(sines[1:]) != np.signbit(sines[:-1]), axis=0)
+
+
+def added(length: int, d_model: int = 512, kind: str = "sinusoidal") -> np.ndarray:
+    """The rows that a model adds, (length, d_model) float32: what `Positions` makes of zeros."""
+    config = TransformerConfig.from_dict(dict(vocab_size=8, d_model=d_model, heads=1, positions=kind))
+    return np.array(Positions(config, causal=False)(mx.zeros((1, length, d_model)), positions_of(length)).x)[0]
+
+
+def interleaved() -> Found:
+    pe = added(2)
+    four = sinusoids(2, 512, dtype=np.float64)[1, [0, 1, 2, 3, -1]]
+    base = TransformerConfig.preset("base", 8)
+    return {
+        "PE(0), first four": pe[0, :4].tolist(),
+        "PE(1), first four": pe[1, :4].tolist(),
+        "PE(1), last two": pe[1, -2:].tolist(),
+        "PE(1) of four decimals, first four and last": four.round(4).tolist(),
+        "cut off instead, as in the notes": (np.floor(four * 1e4) / 1e4).tolist(),
+        "longest wave of the paper's 10000, in positions": longest_wave(512),
+        "of a base of 1000, once in the notes": longest_wave(512, base=1000.0),
+        "features of the base model (52 once in the notes)": base.heads * base.d_k,
+    }
+
+
+def concatenated() -> Found:
+    other, paper = added(2, kind="sinusoidal_concat"), added(2)
+    return {
+        "second sine of PE(1)": other[1, 1],
+        "the same in row 2": paper[1, 2],
+        "largest difference of the sorted PE(1)": np.abs(np.sort(other[1]) - np.sort(paper[1])).max(),
+        "PE(1) of four features": added(2, 4, "sinusoidal_concat")[1].tolist(),
+    }
+
+
+def learned() -> Found:
+    """A gradient reaches the rows that were read, and no other; past the table is an error."""
+    config = TransformerConfig.preset("tiny", 20, positions="learned", max_positions=24, dropout=0.0)
+    mx.random.seed(0)
+    model = Transformer(config)
+    ids = mx.array([[3, 4, 5, 6] * 4])
+
+    def loss(parameters: dict) -> mx.array:
+        model.update(parameters)
+        return mx.sum(mx.square(model(ids, ids)))
+
+    rows = dict(tree_flatten(mx.grad(loss)(model.parameters())))["decoder.positions.weight"]
+    reached = mx.any(rows != 0, axis=1)
+    try:
+        model.encode([[3] * 25])
+        refused = 0
+    except UserError:
+        refused = 1
+    return {
+        "rows read": ids.shape[1],
+        "of these with a gradient": how_many(reached[:16]),
+        "of the others": how_many(reached[16:]),
+        "a position past the table is refused": refused,
+    }
+
+
+def constant_distance() -> Found:
+    pe = sinusoids(400, 512, dtype=np.float64)
+    spread = 0.0
+    for k in (1, 2, 17, 300):
+        squares = np.sum((pe[k:] - pe[:-k]) ** 2, axis=1)
+        spread = max(spread, float(np.abs(squares / offset_distance(512, k) ** 2 - 1).max()))
+    return {
+        "different rows of 400": len(np.unique(pe, axis=0)),
+        "largest feature": float(np.abs(pe).max()),
+        "relative spread of |PE(t+k) - PE(t)|^2 over t": spread,
+        "PE(t) · PE(t+k), k = 0..3": products(4).tolist(),
+    }
+
+
+def products(offsets: int, d_model: int = 512) -> np.ndarray:
+    """PE(t) · PE(t + k), the same for every t, of k = 0, 1, ... (offsets,)."""
+    pe = sinusoids(offsets, d_model, dtype=np.float64)
+    return pe @ pe[0]
+
+
+def rotated() -> Found:
+    pe = sinusoids(300, 512, dtype=np.float64)
+    missed = 0.0
+    for offset in (1, 5, 64):
+        turned = pe[:200] @ offset_rotation(512, offset).T
+        missed = max(missed, float(np.abs(turned - pe[offset : 200 + offset]).max()))
+    return {"largest |R PE(t) - PE(t + offset)|, offsets 1, 5, 64": missed}
+
+
+def counted() -> Found:
+    bits = counter_bits(3)
+    changes = sum(np.array(list(before)) != np.array(list(after)) for before, after in itertools.pairwise(bits))
+    crossings = zero_crossings(1000, 32)
+    return {
+        "changes of each digit, 000 to 111": np.asarray(changes).tolist(),
+        "zero crossings of the first feature, 1000 positions": int(crossings[0]),
+        "features that cross zero more often than one before them": int(np.sum(np.diff(crossings) > 0)),
+    }
+
+
+def extended() -> Found:
+    """Rows that change when a table is extended, of both variants."""
+    changed = 0
+    for kind in ("sinusoidal", "sinusoidal_concat"):
+        short = sinusoid_table(10, 64, kind)
+        longer = sinusoid_table(short.shape[0] + 1, 64, kind)
+        changed += how_many(longer[: short.shape[0]] != short)
+    kept = sinusoid_table(10, 64, "sinusoidal") is sinusoid_table(900, 64, "sinusoidal")
+    return {"numbers that an extension changes": changed, "the table is the same object at the next use": int(kept)}
+
+
+def draw_heat_maps() -> Any:
+    """Both variants: 80 positions of 64 features."""
+    figure, panels = canvas(2, height=3.0)
+    for axes, (kind, title) in zip(
+        panels,
+        {"sinusoidal": "pairs side by side (paper)", "sinusoidal_concat": "halves (tensor2tensor)"}.items(),
+        strict=True,
+    ):
+        heat_map(axes, added(80, 64, kind), signed=True, most=1.0)
+        axes.set(title=title, xlabel="feature", ylabel="position")
+    return figure
+
+
+def draw_dot_products() -> Any:
+    figure, (axes,) = canvas(height=2.8, width=6)
+    values = products(121)
+    axes.plot(range(121), values, color=SERIES[0], linewidth=1.4)
+    axes.plot(range(4), values[:4], "o", color=SERIES[1], markersize=4)
+    for k in range(4):
+        axes.annotate(
+            f"{values[k]:.2f}", (k, values[k]), (k + 4, values[k] + (5, -1, 0, 0)[k]), fontsize=8, va="center"
+        )
+    axes.grid(True, linewidth=0.6)
+    axes.set(title="PE(t) · PE(t+k), the same for every t, d = 512", xlabel="k")
+    return figure
+
+
+def draw_rotation() -> Any:
+    """The same offset from two positions, for three pairs of features."""
+    figure, panels = canvas(3, height=2.8)
+    pe, offset = sinusoids(40, 512, dtype=np.float64), 4
+    for axes, j in zip(panels, (0, 32, 96), strict=True):
+        circle = np.linspace(0, 2 * np.pi, 100)
+        axes.plot(np.cos(circle), np.sin(circle), color=LINE, linewidth=1)
+        angle = offset * frequencies(512)[j]
+        for t, colour in ((1, SERIES[0]), (12, SERIES[1])):
+            start, end = pe[t, 2 * j : 2 * j + 2], pe[t + offset, 2 * j : 2 * j + 2]
+            arc = [sine_cosine(s, frequencies(512)[j]) for s in np.linspace(t, t + offset, 60)]
+            axes.plot(*np.array(arc).T, color=colour, linewidth=2)
+            for place, point in ((t, start), (t + offset, end)):
+                axes.plot([0, point[0]], [0, point[1]], color=colour, linewidth=0.8)
+                axes.text(*(1.18 * point), str(place), ha="center", va="center", fontsize=8, color=INK)
+        axes.set(
+            title=f"pair {j}: {offset} steps = {angle:.3g} rad", aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.4, 1.4)
+        )
+        axes.axis("off")
+    return figure
+
+
+def draw_counter() -> Any:
+    figure, (bits, waves) = canvas(2, height=3.2)
+    digits = np.array([list(map(int, row)) for row in counter_bits(3)])
+    heat_map(bits, digits, most=1.6)
+    write_cells(bits, digits.astype(str).tolist(), 9)
+    bits.set(title="a counter: the last digit is the fastest", xticks=[], ylabel="value")
+    heat_map(waves, sinusoids(33, 16, dtype=np.float64)[:, 0::2], signed=True, most=1.0)
+    waves.set(title="sines of 16 features: the first is the fastest", xlabel="frequency", ylabel="position")
+    return figure
+
+
+ROWS = (
+    Row(
+        2,
+        "Sinusoidal positions: a sine and a cosine side by side for each of d/2 frequencies.",
+        "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))",
+        {
+            "PE(0), first four": equal(0, 1, 0, 1),
+            "PE(1), first four": equal(0.841471, 0.540302, 0.821856, 0.569695, within=1e-6),
+            "PE(1), last two": equal(0.000104, 1, within=1e-6),
+            "PE(1) of four decimals, first four and last": equal(0.8415, 0.5403, 0.8219, 0.5697, 1, within=1e-9),
+            "cut off instead, as in the notes": equal(0.8414, 0.5403, 0.8218, 0.5696, 0.9999, within=1e-9),
+            "longest wave of the paper's 10000, in positions": equal(60_611, within=0.5),
+            "of a base of 1000, once in the notes": equal(6_116, within=0.5),
+            "features of the base model (52 once in the notes)": equal(512),
+        },
+        interleaved,
+        (sinusoids, Positions),
+        ("claims/test_positions.py::test_interleaved_sinusoids",),
+        figure=draw_heat_maps,
+        slip="The notes cut digits off and don't round, 0.8414 for 0.8415 and 0.9999 for 1, write 1000 once for "
+        "10000, with which the longest wave is 6,116 positions instead of 60,611, and say 52 dimensions once for 512.",
+    ),
+    Row(
+        3,
+        "The variant of tensor2tensor: all sines, then all cosines, of other frequencies. No permutation of row 2.",
+        "PE(pos, j) = sin(pos · 10000^(-j/(d/2-1))), PE(pos, j + d/2) = cos(same)",
+        {
+            "second sine of PE(1)": equal(0.82178, within=5e-6),
+            "the same in row 2": equal(0.82186, within=5e-6),
+            "largest difference of the sorted PE(1)": above(1e-4),
+            "PE(1) of four features": equal(0.8415, 0.0001, 0.5403, 1, within=5e-5),
+        },
+        concatenated,
+        (sinusoids, Positions),
+        ("claims/test_positions.py::test_concatenated_sinusoids_have_other_frequencies",),
+        figure=draw_heat_maps,
+    ),
+    Row(
+        4,
+        "Learned positions: a table of rows that training moves, and that has an end.",
+        "x_pos + P_pos",
+        {
+            "rows read": equal(16),
+            "of these with a gradient": equal(16),
+            "of the others": equal(0),
+            "a position past the table is refused": equal(1),
+        },
+        learned,
+        (Positions,),
+        ("claims/test_positions.py::test_learned_positions_receive_gradient_and_end",),
+    ),
+    Row(
+        10,
+        "The code is unique, bounded, always the same, and has one distance for one offset, wherever it starts.",
+        "|PE(t+k) - PE(t)|^2 = Σ_j (2 - 2 cos(k w_j)) for every t, w_j = 10000^(-2j/d)",
+        {
+            "different rows of 400": equal(400),
+            "largest feature": equal(1),
+            "relative spread of |PE(t+k) - PE(t)|^2 over t": below(1e-9),
+            "PE(t) · PE(t+k), k = 0..3": equal(256, 249.10, 231.73, 211.74, within=0.01),
+        },
+        constant_distance,
+        (sinusoids, offset_distance),
+        ("claims/test_positions.py::test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset",),
+        figure=draw_dot_products,
+    ),
+    Row(
+        11,
+        "A step of k positions is a rotation of each pair, by the same angle everywhere.",
+        "[cos kw, sin kw; -sin kw, cos kw] · (PE(t, 2j), PE(t, 2j+1)) = (PE(t+k, 2j), PE(t+k, 2j+1))",
+        {"largest |R PE(t) - PE(t + offset)|, offsets 1, 5, 64": below(1e-12)},
+        rotated,
+        (offset_rotation,),
+        ("claims/test_positions.py::test_an_offset_is_a_rotation",),
+        figure=draw_rotation,
+    ),
+    Row(
+        12,
+        "As in a binary counter, some features change at every step and others hardly ever.",
+        "000, 001, 010, ... 111; w_0 > w_1 > ... > w_(d/2-1)",
+        {
+            "changes of each digit, 000 to 111": equal(1, 3, 7),
+            "zero crossings of the first feature, 1000 positions": equal(317),
+            "features that cross zero more often than one before them": equal(0),
+        },
+        counted,
+        (counter_bits, zero_crossings),
+        ("claims/test_positions.py::test_frequency_falls_as_in_a_counter",),
+        figure=draw_counter,
+    ),
+    Row(
+        13,
+        "The table is computed once, used again, and extended without a bit of it changing.",
+        "PE(0..n) is the beginning of PE(0..2n)",
+        {"numbers that an extension changes": equal(0), "the table is the same object at the next use": equal(1)},
+        extended,
+        (sinusoid_table,),
+        ("claims/test_positions.py::test_computed_once_and_extended_bit_for_bit",),
+    ),
+)

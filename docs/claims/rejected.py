@@ -1,0 +1,241 @@
+"""The simpler codes of positions, and how each fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mlx_transformer.core.positions import sinusoids
+
+from .drawing import SERIES, canvas, logarithmic
+from .positions import Array, added, counter_bits, offset_distance, sine_cosine
+from .row import Found, Row, above, equal
+
+
+def append_position(x: ArrayLike, first: int = 1) -> Array:
+    """Rejected: the raw position as one more feature, (n, d) -> (n, d+1). It grows without bound."""
+    x = np.asarray(x, dtype=np.float64)
+    return np.concatenate([x, np.arange(first, first + len(x), dtype=np.float64)[:, None]], axis=1)
+
+
+def normalised_positions(n: int) -> Array:
+    """Rejected: positions scaled to 0..1, (n,). What one step means depends on the sentence's length."""
+    return np.arange(n) / max(n - 1, 1)
+
+
+def single_sine(positions: ArrayLike) -> Array:
+    """Rejected: one sine, (..., 1). Bounded, but far positions collide."""
+    return np.sin(np.asarray(positions, dtype=np.float64))[..., None]
+
+
+LION_KILLS_DEER = [[0.2, 0.8, 0.5], [0.6, 0.1, 0.3], [0.9, 0.4, 0.7]]
+
+
+def appended() -> Found:
+    return {
+        "last feature of Lion, Kills, Deer": append_position(LION_KILLS_DEER)[:, -1].tolist(),
+        "largest feature of 1000 positions": append_position(np.zeros((1000, 3))).max(),
+        "of the sinusoids": float(np.abs(added(1000)).max()),
+    }
+
+
+def normalised() -> Found:
+    five, nine = normalised_positions(5), normalised_positions(9)
+    return {
+        "one step, of five words": sorted(set(np.diff(five).tolist())),
+        "one step, of nine words": sorted(set(np.diff(nine).tolist())),
+        "rows of the sinusoids that change with the length": int(np.any(added(9)[:5] != added(5), axis=1).sum()),
+    }
+
+
+def one_sine() -> Found:
+    collision = single_sine(11) - single_sine(344)
+    return {
+        "sin 1, sin 2, sin 3": single_sine([1, 2, 3])[:, 0].tolist(),
+        "|sin 11 - sin 344|": abs(float(collision[0])),
+    }
+
+
+def one_pair() -> Found:
+    return {"distance of p and p+710": pair_distance(710, 1.0)}
+
+
+def two_pairs() -> Found:
+    return {
+        "distance of p and p+1420": pair_distance(1420, 1.0, 0.5),
+        "smallest of 512 features, gaps 1..4999": min(offset_distance(512, gap) for gap in range(1, 5000)),
+    }
+
+
+def pair_distance(gap: int, *frequencies: float) -> float:
+    """|code(p + gap) - code(p)| of sine-cosine pairs; the largest over 3000 positions p."""
+    p = np.arange(3000)
+    codes = sine_cosine(p + gap, *frequencies) - sine_cosine(p, *frequencies)
+    return float(np.linalg.norm(codes, axis=1).max())
+
+
+def raw_gradients() -> Found:
+    raw, coded = gradient_by_position()
+    return {
+        "gradient at position 1000 / at position 1, raw positions": raw[999] / raw[0],
+        "the same, sinusoids": coded[999] / coded[0],
+        "digits that 1000 positions need in binary": len(counter_bits(10)[999]),
+        "smallest distance of 1000 positions in one sine-cosine pair": nearest_in_pair(1000),
+    }
+
+
+def gradient_by_position() -> tuple[np.ndarray, np.ndarray]:
+    """Norm of d(loss)/dW of y = W code(p), loss |y|^2 / 2 from y of length 1: |code(p)|, of p = 1..1000.
+
+    Raw positions as one more feature of a word, and sinusoids of 512 features.
+    """
+
+    def norms(codes: mx.array) -> np.ndarray:
+        projection = mx.ones((1, codes.shape[1])) / codes.shape[1]
+
+        def loss(weight: mx.array, code: mx.array) -> mx.array:
+            return mx.sum(weight @ code)
+
+        gradients = mx.vmap(mx.grad(loss), in_axes=(None, 0))(projection, codes)
+        return np.array(mx.linalg.norm(gradients.reshape(len(codes), -1), axis=1), dtype=np.float64)
+
+    words = np.tile(LION_KILLS_DEER[0], (1000, 1))
+    return norms(mx.array(append_position(words).astype(np.float32))), norms(mx.array(sinusoids(1001, 512)[1:]))
+
+
+def nearest_in_pair(count: int) -> float:
+    """Smallest distance of any two of `count` positions that are coded by one sine and one cosine."""
+    return float(min(np.hypot(np.sin(g) - 0, np.cos(g) - 1) for g in range(1, count)))
+
+
+def draw_rejected() -> Any:
+    """The simpler codes: growth, one step, and the distance of positions that lie `gap` apart."""
+    figure, (growth, step, distance) = canvas(3, width=8.6, height=3.2)
+    n = np.arange(1, 1001)
+    growth.plot(n, append_position(np.zeros((1000, 1)))[:, -1], color=SERIES[1], label="position itself")
+    growth.plot(n[::25], np.abs(added(1000)).max(axis=1)[::25], color=SERIES[0], label="sinusoids")
+    growth.set(title="largest feature", xlabel="position")
+    logarithmic(growth)
+    for y, words in enumerate((5, 9)):
+        places = normalised_positions(words)
+        step.plot(places, np.full(words, y), "o-", color=SERIES[y], markersize=4, linewidth=1)
+        step.text(0.5, y + 0.14, f"{words} words: a step is {places[1]:g}", ha="center", fontsize=8)
+    step.set(title="positions scaled to 0..1", yticks=[], ylim=(-0.4, 1.6))
+    for axes in (growth, distance):
+        axes.grid(True, linewidth=0.6)
+    gaps = np.arange(1, 1501)
+    p = np.arange(100)[:, None]
+    codes = {
+        "one sine": np.min(np.abs(single_sine(p + gaps) - single_sine(p))[..., 0], axis=0),
+        "one pair": np.linalg.norm(sine_cosine(gaps, 1.0) - sine_cosine(0, 1.0), axis=-1),
+        "two pairs": np.linalg.norm(sine_cosine(gaps, 1.0, 0.5) - sine_cosine(0, 1.0, 0.5), axis=-1),
+        "512 features": np.array([offset_distance(512, int(gap)) for gap in gaps]),
+    }
+    for (label, values), colour in zip(codes.items(), (SERIES[1], SERIES[2], SERIES[3], SERIES[0]), strict=True):
+        lowest = values.reshape(-1, 10).min(axis=1)  # of ten gaps: the dips are what matters
+        distance.plot(gaps[::10] + 5, lowest, color=colour, linewidth=1.1, label=label)
+    distance.set(title="smallest distance by gap", xlabel="gap")
+    logarithmic(distance)
+    growth.legend(fontsize=7.5, loc="center right")
+    distance.set_ylim(1e-10, 100)
+    distance.legend(fontsize=7.5, loc="lower center", ncols=2, handlelength=1.2)
+    return figure
+
+
+def draw_raw_gradients() -> Any:
+    figure, (axes,) = canvas(height=2.8, width=6)
+    raw, coded = gradient_by_position()
+    at = np.unique(np.geomspace(1, 1000, 60).astype(int))
+    axes.plot(at, raw[at - 1], color=SERIES[1], label="raw position as one feature")
+    axes.plot(at, coded[at - 1], color=SERIES[0], label="512 sinusoids")
+    axes.grid(True, linewidth=0.6)
+    axes.set(title="norm of the gradient of a projection", xlabel="position")
+    logarithmic(axes, x=True)
+    axes.legend(loc="upper left")
+    return figure
+
+
+ROWS = (
+    Row(
+        5,
+        "Rejected: the position itself as one more feature. It grows without a bound.",
+        "[x_pos, pos]",
+        {
+            "last feature of Lion, Kills, Deer": equal(1, 2, 3),
+            "largest feature of 1000 positions": equal(1000),
+            "of the sinusoids": equal(1),
+        },
+        appended,
+        (append_position,),
+        ("claims/test_positions.py::test_rejected_appending_the_raw_position",),
+        figure=draw_rejected,
+    ),
+    Row(
+        6,
+        "Rejected: positions scaled to 0..1. What one step means depends on the length of the sentence.",
+        "pos / (n - 1)",
+        {
+            "one step, of five words": equal(0.25),
+            "one step, of nine words": equal(0.125),
+            "rows of the sinusoids that change with the length": equal(0),
+        },
+        normalised,
+        (normalised_positions,),
+        ("claims/test_positions.py::test_rejected_positions_normalised_to_one",),
+        figure=draw_rejected,
+    ),
+    Row(
+        7,
+        "Rejected: one sine. It is bounded, but far positions get the same number.",
+        "sin(pos)",
+        {
+            "sin 1, sin 2, sin 3": equal(0.84, 0.91, 0.14, within=5e-3),
+            "|sin 11 - sin 344|": equal(1.3e-7, within=5e-9),
+        },
+        one_sine,
+        (single_sine,),
+        ("claims/test_positions.py::test_rejected_a_single_sine",),
+        figure=draw_rejected,
+    ),
+    Row(
+        8,
+        "Rejected: one sine and its cosine. Two positions 710 apart are all but the same point.",
+        "(sin(pos), cos(pos))",
+        {"distance of p and p+710": equal(6.0e-5, within=5e-7)},
+        one_pair,
+        (sine_cosine,),
+        ("claims/test_positions.py::test_rejected_one_sine_cosine_pair",),
+        figure=draw_rejected,
+    ),
+    Row(
+        9,
+        "A second pair of half the frequency helps little; 512 features keep all gaps below 5000 apart.",
+        "(sin(pos), cos(pos), sin(pos/2), cos(pos/2))",
+        {
+            "distance of p and p+1420": equal(1.3e-4, within=5e-6),
+            "smallest of 512 features, gaps 1..4999": equal(3.71, within=5e-3),
+        },
+        two_pairs,
+        (sine_cosine, offset_distance),
+        ("claims/test_positions.py::test_rejected_a_second_pair_of_half_the_frequency",),
+        figure=draw_rejected,
+    ),
+    Row(
+        38,
+        "Raw positions make gradients grow with the position; sinusoids don't, and need fewer features than bits.",
+        "d(w · code(p)) / dw = code(p)",
+        {
+            "gradient at position 1000 / at position 1, raw positions": above(700),
+            "the same, sinusoids": equal(1, within=1e-5),
+            "digits that 1000 positions need in binary": equal(10),
+            "smallest distance of 1000 positions in one sine-cosine pair": above(0),
+        },
+        raw_gradients,
+        (append_position, sinusoids),
+        ("claims/test_beside.py::test_gradients_grow_with_raw_positions_alone",),
+        figure=draw_raw_gradients,
+    ),
+)

@@ -1,0 +1,115 @@
+"""Stacks of layers, the classifier on top of them, and decoding."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+
+from mlx_transformer.generation.greedy import Greedy
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.layers import Decoder, Encoder
+
+from .measure import how_many, largest
+from .network import copying, tiny
+from .row import Found, Row, above, below, equal
+
+
+def stacks() -> Found:
+    first, last = copying_losses()
+    return {
+        "change of a result by padding": padding_change(),
+        "loss of a 2+2 stack that copies five words of nine, first step": first,
+        "after 150 steps": last,
+    }
+
+
+def padding_change() -> float:
+    model = tiny()
+    source, target = [5, 6, 7, 8, 2], [1, 9, 10, 11]
+    alone = model([source], [target])
+    mask = [[True] * 5 + [False] * 3, [True] * 8]
+    padded = model([[*source, 0, 0, 0], [7] * 8], [[*target, 0, 0], [1] * 6], mask)
+    return largest(padded[:1, :4] - alone)
+
+
+@lru_cache
+def copying_losses() -> tuple[float, float]:
+    """The first and the last loss of 150 steps."""
+    losses = copying(tiny(dropout=0.0), 150)
+    return losses[0], losses[-1]
+
+
+def classifier() -> Found:
+    logits = tiny()([[5, 6, 7, 2]], [[1, 9, 10]])
+    probabilities = mx.softmax(logits, axis=-1)
+    moved = how_many(mx.argmax(probabilities, -1) != mx.argmax(logits, -1))
+    return {
+        "sums of the probabilities of 24 words": probabilities.sum(-1)[0].tolist(),
+        "positions where the most probable word is not that of the largest logit": moved,
+    }
+
+
+def greedy() -> Found:
+    """Steps with a cache beside the teacher-forced pass over what they chose."""
+    model = tiny()
+    source = [[5, 6, 7, 8, 2], [9, 10, 11, 12, 2]]
+    memory = model.encode(source)
+    cache = model.start(memory)
+    tokens, stepped = mx.array([[1], [1]]), []
+    for _ in range(9):
+        logits = model.step(tokens[:, -1:], cache)
+        stepped.append(logits)
+        tokens = mx.concatenate([tokens, mx.argmax(logits, axis=-1)], axis=1)
+    forced = model.decode(tokens[:, :-1], memory)
+    return {
+        "largest |logit of a cached step - teacher-forced|": largest(mx.concatenate(stepped, 1) - forced),
+        "words that both choose differently, of 18": how_many(mx.argmax(forced, -1) != tokens[:, 1:]),
+    }
+
+
+ROWS = (
+    Row(
+        26,
+        "N layers of encoder and decoder, the decoder looking at the encoder's output. They train; padding is nothing.",
+        "logits = Decoder(target, Encoder(source))",
+        {
+            "change of a result by padding": below(2e-5),
+            "loss of a 2+2 stack that copies five words of nine, first step": above(2.2),
+            "after 150 steps": below(0.3),
+        },
+        stacks,
+        (Encoder, Decoder),
+        (
+            "claims/test_network.py::test_padding_never_changes_a_result",
+            "claims/test_network.py::test_a_two_plus_two_stack_trains",
+        ),
+    ),
+    Row(
+        27,
+        "A linear map and a softmax give each word of the vocabulary a probability.",
+        "p = softmax(h W^T)",
+        {
+            "sums of the probabilities of 24 words": equal(1, 1, 1, within=1e-6),
+            "positions where the most probable word is not that of the largest logit": equal(0),
+        },
+        classifier,
+        (Transformer.logits,),
+        ("claims/test_network.py::test_the_classifier_gives_word_probabilities",),
+    ),
+    Row(
+        28,
+        "Greedy decoding, a word a step from the start token to the end token, as the teacher-forced pass has it.",
+        "y_t = argmax p(y | y_(<t), x)",
+        {
+            "largest |logit of a cached step - teacher-forced|": below(2e-5),
+            "words that both choose differently, of 18": equal(0),
+        },
+        greedy,
+        (Transformer.step, Greedy),
+        (
+            "claims/test_network.py::test_greedy_decoding_step_by_step",
+            "claims/test_network.py::test_greedy_generation_runs_from_the_start_to_the_end_token",
+        ),
+    ),
+)

@@ -1,0 +1,121 @@
+"""The worked example of the notes: six words of five features, to which positions are added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.positions import Positions, positions_of
+
+from .drawing import Table
+from .row import Found, Row, equal
+
+SENTENCE = "YOUR CAT IS A LOVELY CAT".split()
+
+WORDS = {
+    "YOUR": (952.207, 5450.840, 1853.448, 1.658, 2671.529),
+    "CAT": (171.411, 3276.350, 9192.819, 3633.421, 8390.473),
+    "IS": (621.659, 1304.051, 0.565, 7679.805, 4506.025),
+    "A": (776.562, 5567.288, 58.942, 2716.194, 5119.949),
+    "LOVELY": (6422.693, 6315.080, 9358.778, 2141.081, 735.147),
+}
+"""The table of embeddings: CAT is one row of it, at both places."""
+
+POSITIONS = {
+    1: (1664.068, 8080.133, 2620.399, 9386.405, 3120.159),
+    5: (1281.458, 7902.890, 912.970, 1659.217, 7018.620),
+}
+"""Of both CATs; those of the other words the notes don't give."""
+
+
+def sums(dtype: mx.Dtype = mx.float64) -> NDArray[np.float64]:
+    """Both CATs after the positions were added, as the package looks words up and adds rows of a table: (2, 5)."""
+    config = TransformerConfig(vocab_size=len(WORDS), d_model=5, heads=1, positions="learned", max_positions=6)
+    placed = Positions(config, causal=False)
+    rows = np.zeros((6, 5))
+    for place, row in POSITIONS.items():
+        rows[place] = row
+    with mx.stream(mx.cpu):  # where MLX has float64
+        placed.weight = mx.array(rows, dtype=dtype)
+        added = placed(looked_up(dtype), positions_of(6)).x
+        return np.array(added, dtype=np.float64)[0, list(POSITIONS)]
+
+
+def looked_up(dtype: mx.Dtype = mx.float64) -> mx.array:
+    """The sentence's rows of the table of embeddings, (1, 6, 5)."""
+    table, ids = mx.array(np.array(list(WORDS.values())), dtype=dtype), [[*WORDS].index(word) for word in SENTENCE]
+    return table[mx.array(ids)][None]
+
+
+def first_feature() -> Found:
+    first, second = sums()
+    return {"first feature of the first CAT": first[0], "of the second": second[0], "features": first.size}
+
+
+def features() -> Found:
+    first, second = sums()
+    with mx.stream(mx.cpu):
+        words = np.array(looked_up())[0]
+    return {
+        "first CAT": first.tolist(),
+        "second CAT": second.tolist(),
+        "features of both CATs that differ before positions are added": int(np.sum(words[1] != words[5])),
+        "of these sums, how many float32 rounds to another third decimal": int(
+            np.sum(np.abs(sums(mx.float32) - sums()) > 5e-4)
+        ),
+    }
+
+
+def list_worked_sums() -> Table:
+    """Every word of the sentence, the position that is added to it, and their sum, as far as the notes give them."""
+    found = dict(zip(POSITIONS, sums(), strict=True))
+    rows = []
+    for place, word in enumerate(SENTENCE):
+        lines: dict[str, Sequence[float] | None] = {word: WORDS[word]}
+        lines[f"+ position {place}"] = POSITIONS.get(place)
+        lines[f"= {word} at {place}"] = found.get(place)
+        for name, values in lines.items():
+            cells = ["not given"] * 5 if values is None else [f"{value:.3f}" for value in values]
+            rows.append((name, *cells))
+    return Table(("word, position, sum", *(f"feature {i}" for i in range(1, 6))), tuple(rows))
+
+
+ROWS = (
+    Row(
+        14,
+        "Positions are added and not appended, to embeddings that were multiplied by √d so that they still count.",
+        "x = √d · E_word + PE(pos)",
+        {
+            "first feature of the first CAT": equal(1835.479, within=5e-4),
+            "of the second": equal(1452.869, within=5e-4),
+            "features": equal(5),
+        },
+        first_feature,
+        (Positions, Transformer.embed_source),
+        (
+            "claims/test_positions.py::test_positions_are_added_to_scaled_embeddings",
+            "claims/test_positions.py::test_embeddings_are_scaled_so_that_positions_do_not_dominate",
+        ),
+        table=list_worked_sums,
+    ),
+    Row(
+        43,
+        "The worked example YOUR CAT IS A LOVELY CAT: one word at two places becomes two vectors.",
+        "x = E_CAT + P_1 and E_CAT + P_5",
+        {
+            "first CAT": equal(1835.479, 11356.483, 11813.218, 13019.826, 11510.632, within=5e-4),
+            "second CAT": equal(1452.869, 11179.240, 10105.789, 5292.638, 15409.093, within=5e-4),
+            "features of both CATs that differ before positions are added": equal(0),
+            "of these sums, how many float32 rounds to another third decimal": equal(2),
+        },
+        features,
+        (Positions,),
+        ("claims/test_beside.py::test_both_cats_by_hand",),
+        table=list_worked_sums,
+    ),
+)

@@ -1,0 +1,138 @@
+"""What the operators of a graph are told beside their inputs, against the architecture, exactly.
+
+Numbers can't tell it: an epsilon that is three times too large changes less than float32's own rounding does, unless
+an input's variance happens to be small. So every graph of a package is read, those too that no full pass runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from export.nn.masks import HIDDEN
+from mlx_transformer.core.config import TransformerConfig
+
+NORMS = (
+    "LayerNormalization",
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+)
+ATTENTIONS = ("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
+ABSENT = {"epsilon": 1e-5, "axis": -1, "approximate": "none", "alpha": 1.0, "mask_filter_value": -1e4}
+"""What an operator takes where its node doesn't say."""
+
+Allowed = tuple[float | str, ...]
+
+
+def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowed]]:
+    """{operator: {attribute: what it may be}}, numbers as float32 holds them."""
+    epsilon, scale = _float32(config.norm_epsilon), _float32(1 / math.sqrt(config.d_k))
+    last: dict[str, Allowed] = {"axis": (-1,)}
+    # The keys may be scaled already; then the operator scales by 1.
+    attention: dict[str, Allowed] = {
+        "num_heads": (config.heads,),
+        "scale": (scale, 1.0),
+        "mask_filter_value": (_float32(HIDDEN),),
+    }
+    gelu: Allowed = {"gelu": ("none",), "gelu_tanh": ("tanh",)}.get(config.activation, ())
+    return {
+        **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last)} for name in NORMS},
+        **dict.fromkeys(("Softmax", "LogSoftmax"), last),
+        **dict.fromkeys(ATTENTIONS, attention),
+        "FusedMatMul": {"alpha": (scale,)},
+        "Gelu": {"approximate": gelu},
+        "Sqrt": {"epsilon": (epsilon,)},
+    }
+
+
+def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:
+    """(how many were compared, which of them are wrong in words) in all these graphs and the branches in them."""
+    expected, count, wrong = expected_attributes(config), 0, []
+    for name, path in files.items():
+        graph = onnx.load(path, load_external_data=False).graph
+        for node, told in _told(graph, path.parent, expected):
+            for attribute, value in told.items():
+                allowed = expected[node.op_type][attribute]
+                count += 1
+                if value not in allowed:
+                    should = " or ".join(map(str, allowed)) or "not there"
+                    wrong.append(f"{name}: {node.name or node.op_type}: {attribute} is {value}, has to be {should}")
+    return count, wrong
+
+
+def _told(
+    graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
+) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
+    """(node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
+    nodes = list(all_nodes(graph))
+    makers = {output: node for node in nodes for output in node.output}
+    constants = {tensor.name: tensor for tensor in _initializers(graph)}
+    for node in nodes:
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type == "Sqrt":
+            if (value := _added_to_mean(node, makers, constants, folder)) is not None:
+                yield node, {"epsilon": value}
+        elif node.op_type in expected:
+            yield node, {name: _plain(given.get(name, ABSENT.get(name))) for name in expected[node.op_type]}
+
+
+def _added_to_mean(
+    root: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], constants: Mapping[str, onnx.TensorProto], folder: Path
+) -> float | None:
+    """c of sqrt(mean(x^2) + c), 0 where nothing is added; None of another root."""
+    below = makers.get(root.input[0])
+    if below is not None and below.op_type == "ReduceMean":
+        return 0.0
+    if below is None or below.op_type != "Add":
+        return None
+    made = [makers.get(name) for name in below.input]
+    if not any(node is not None and node.op_type == "ReduceMean" for node in made):
+        return None
+    values = [_constant(name, node, constants, folder) for name, node in zip(below.input, made, strict=True)]
+    return next((value for value in values if value is not None), math.nan)
+
+
+def _constant(
+    name: str, maker: onnx.NodeProto | None, constants: Mapping[str, onnx.TensorProto], folder: Path
+) -> float | None:
+    tensor = constants.get(name)
+    if maker is not None and maker.op_type == "Constant":
+        tensor = onnx.helper.get_attribute_value(maker.attribute[0])
+    if not isinstance(tensor, onnx.TensorProto):
+        return None
+    return float(numpy_helper.to_array(tensor, str(folder)).reshape(-1)[0])
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, each followed by those of its branches."""
+    for node in graph.node:
+        yield node
+        for inner in _inner(node):
+            yield from all_nodes(inner)
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for inner in _inner(node):
+            yield from _initializers(inner)
+
+
+def _inner(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
+    return (attribute.g for attribute in node.attribute if attribute.HasField("g"))
+
+
+def _plain(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))

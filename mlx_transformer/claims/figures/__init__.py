@@ -1,1 +1,0 @@
-"""Figures of the rows, made of the numbers that the same rows assert."""

@@ -1,0 +1,84 @@
+"""Each table of the claims beside the numbers of its rows: `TABLES`, by the function that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from claims import norms, order
+from claims.worked import SENTENCE, WORDS
+from drawn_claims import Computed
+
+TABLES: dict[str, Callable[[tuple, tuple, Computed], None]] = {}
+
+
+def check_table(function: Callable[[tuple, tuple, Computed], None]) -> Callable[[tuple, tuple, Computed], None]:
+    TABLES[function.__name__] = function
+    return function
+
+
+@check_table
+def worked_sums(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("word, position, sum", *(f"feature {i}" for i in range(1, 6)))
+    lines = [(row[0], row[1:]) for row in rows]
+    for place, name in ((1, "first CAT"), (5, "second CAT")):
+        word, position, total = lines[3 * place : 3 * place + 3]
+        assert (word[0], position[0], total[0]) == ("CAT", f"+ position {place}", f"= CAT at {place}")
+        assert total[1] == tuple(f"{value:.3f}" for value in computed(43)[name])
+        added = np.add(*(np.array(cells, dtype=np.float64) for cells in (word[1], position[1])))
+        assert total[1] == tuple(f"{value:.3f}" for value in added)
+    for place, word in enumerate(SENTENCE):
+        names = [name for name, _ in lines[3 * place : 3 * place + 3]]
+        assert names == [word, f"+ position {place}", f"= {word} at {place}"]
+        assert lines[3 * place][1] == tuple(f"{value:.3f}" for value in WORDS[word])
+
+
+@check_table
+def lion_kills_deer(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("word", "change of its output, without positions", "with positions")
+    found = computed(19)
+    plain = found["lion, kills, deer: change of a word's output, without positions"]
+    placed = found["the same with positions"]
+    words = ("lion", "kills", "deer")
+    assert rows == tuple((w, f"{a:.1e}", f"{b:.3f}") for w, a, b in zip(words, plain, placed, strict=True))
+
+
+@check_table
+def other_orders(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("both orders", "change of a weight, without positions", "with positions")
+    found = computed(44)
+    plain = found["largest change of a weight between both orders, without positions"]
+    placed = found["the same with positions"]
+    assert rows == tuple((name, f"{a:.1e}", f"{b:.3f}") for name, a, b in zip(order.ORDERS, plain, placed, strict=True))
+
+
+@check_table
+def double_width(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("quantity", "added: d = 512", "appended: d = 1024", "times")
+    found = computed(39)
+    names = {
+        "parameters of an encoder layer": "parameters of an encoder layer, d = 512 and 1024",
+        "multiplications, 100 positions": "multiplications of self-attention over 100 positions, the same",
+    }
+    expected = [(label, *found[name]) for label, name in names.items()]
+    assert rows == tuple((label, f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}") for label, one, two in expected)
+
+
+@check_table
+def six_headings(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("heading", "layer norm", "batch norm")
+    found, mates = computed(40), computed(24)
+    cells = {row[0].partition(":")[0]: row[1:] for row in rows}
+    assert cells.keys() == norms.HEADINGS.keys()
+    assert cells["scope"] == ("one position's features", "one feature's positions")
+    use = [found[name][0] for name in ("layer norm, change between training and use", "batch norm, the same")]
+    assert cells["training dynamics"] == tuple(f"{value:.3g}" for value in use)
+    assert cells["applicability"] == (
+        "normed",
+        "refused" if found["batch norm refuses a batch of one token"][0] else "",
+    )
+    change = [mates[n][0] for n in ("change of a sample's output by other batch mates, layer norm", "batch norm")]
+    assert cells["robustness"] == tuple(f"{value:.3g}" for value in change)
+    assert cells["parametrisation"] == tuple(f"{n:.0f}" for n in found["parameters, layer norm and batch norm"])
+    mean, variance = (found[name][0] for name in ("largest |mean| after it", "largest |variance - 1| after it"))
+    assert cells["input dependence"] == (f"{mean:.3g}, {variance:.3g}", "of the batch instead")
