@@ -61,15 +61,15 @@ def embedding_names(config: TransformerConfig) -> set[str]:
     return source | ({target_embedding_name(config)} if config.has_decoder else set())
 
 
-def position_table_names(config: TransformerConfig) -> set[str]:
-    """Tables that are read by position, learned positions and T5's buckets: nothing is multiplied by them."""
+def added_table_names(config: TransformerConfig) -> set[str]:
+    """Tables whose rows are only added, learned positions and T5's buckets: nothing is multiplied by them."""
     stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
     return {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
 
 
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
     """The matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
-    others = position_table_names(config)
+    others = added_table_names(config)
     return {name: s for name, s in parameter_shapes(config).items() if len(s) == 2 and name not in others}
 
 
