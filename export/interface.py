@@ -360,8 +360,7 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
 
 HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
     {
-        "input_ids": "source_ids",
-        "attention_mask": "source_mask",
+        **{name: value for value, name in SOURCE_NAMES.items()},
         "position_ids": "positions",
         "decoder_input_ids": "target_ids",
         "encoder_attention_mask": "source_mask",

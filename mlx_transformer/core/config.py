@@ -31,10 +31,14 @@ Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
 TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
+Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
+YOUNGER = ("token_types",)
+"""Fields that the first config.json files don't have: at their default they are left out, so that files of models
+without them stay as they were, byte for byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,9 @@ class TransformerConfig:
     """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
+    token_types: Types = 0
+    """Kinds of tokens that an encoder alone tells apart, each with a row that is added to the embedding, as BERT's
+    segments (Devlin et al. 2019); 0: none."""
 
     dropout: Rate = 0.1
     """On every sub-layer's output and on embedding + position (section 5.4)."""
@@ -144,7 +151,9 @@ class TransformerConfig:
         return self.architecture != "encoder"
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        values = dataclasses.asdict(self)
+        return {n: value for n, value in values.items() if n not in YOUNGER or value != defaults[n]}
 
     def summary(self) -> dict[str, str]:
         """In words for a table: the sizes, and what else isn't as it is by default."""
@@ -239,6 +248,8 @@ def _relations(c: TransformerConfig) -> list[str]:
     else:
         same = c.source_vocab_size == c.vocab_size
         check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
+    only = f"token_types={c.token_types}: an encoder alone tells kinds of tokens apart, not {c.architecture!r}"
+    check(not c.token_types or c.architecture == "encoder", only)
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")

@@ -39,9 +39,11 @@ class Input:
 
     def check(self, rows: Any, config: TransformerConfig, what: str) -> list[NDArray]:
         """The rows as arrays. `UserError` for what doesn't fit the model; what: the ids' name in its message."""
+        if not self.size(config):
+            raise UserError(f"{self.argument}: the model reads none; leave them out")
         if self.vectors:
             return check_vectors(rows, self.size(config), self.argument)
-        return check_ids(rows, self.size(config), what)
+        return check_ids(rows, self.size(config), what if self.argument == "ids" else self.argument)
 
 
 SOURCE_IDS = Input(
@@ -52,7 +54,8 @@ SOURCE_IDS = Input(
     fill=lambda c: c.pad_id,
 )
 VECTORS = Input("inputs_embeds", "inputs_embeds", "inputs_embeds", lambda c: c.d_model, vectors=True)
-INPUTS = {entry.name: entry for entry in (SOURCE_IDS, VECTORS)}
+TOKEN_TYPES = Input("token_types", "token_types", "token_type_ids", lambda c: c.token_types)
+INPUTS = {entry.name: entry for entry in (SOURCE_IDS, VECTORS, TOKEN_TYPES)}
 """By name: ids, vectors in their place, and what goes with either."""
 MASK = "attention_mask"
 """What graphs and published models call the mask of what they read."""

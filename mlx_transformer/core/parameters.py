@@ -36,6 +36,10 @@ def parameter_count(config: TransformerConfig) -> int:
     return total
 
 
+TOKEN_TYPES = "token_type_embedding.weight"
+"""The table of the kinds of tokens."""
+
+
 def source_embedding_name(config: TransformerConfig) -> str:
     """Parameter that the encoder's embedding reads."""
     return "embedding.weight" if config.tie_embeddings == "all" else "source_embedding.weight"
@@ -62,9 +66,11 @@ def embedding_names(config: TransformerConfig) -> set[str]:
 
 
 def added_table_names(config: TransformerConfig) -> set[str]:
-    """Tables whose rows are only added, learned positions and T5's buckets: nothing is multiplied by them."""
+    """Tables whose rows are only added, learned positions, T5's buckets and the kinds of tokens: nothing is multiplied
+    by them."""
     stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
-    return {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+    positions = {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+    return positions | ({TOKEN_TYPES} if config.token_types else set())
 
 
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
@@ -101,6 +107,8 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
             yield "source_embedding.weight", (c.source_vocab_size, c.d_model)
         if c.has_decoder:
             yield "target_embedding.weight", (c.vocab_size, c.d_model)
+    if c.token_types:
+        yield TOKEN_TYPES, (c.token_types, c.d_model)
     if c.has_encoder:
         yield from _stack(c, "encoder", c.encoder_layers, cross=False)
     if c.has_decoder:

@@ -27,6 +27,7 @@ BY_HAND: Factors = {
     "rotary base": [{}, dict(rotary_base=100.0)],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "lengths": [{}, dict(max_positions=17)],
+    "token types": [{}, dict(token_types=3)],
 }
 FACTORS = factors_of(BY_HAND)
 

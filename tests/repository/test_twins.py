@@ -61,6 +61,7 @@ ONLY_ONNX = {
     "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
     "masks.additive": "masks are added to the scores",
     "masks.as_boolean": "masks come in as integers",
+    "model.Transformer.embedded": "vectors come in as they are; MLX checks them in _embedded",
     "model.OutputBias.forward": "MLX adds the bias in `logits`",
     "positions.distances": "MLX has kernels of their own for causal masks",
 }
@@ -80,6 +81,7 @@ ARGUMENTS = {
 }
 # Where two runtimes need different operations; everywhere else the same parts are called in the same order.
 BODIES = {
+    "model.Transformer._with_types": "kinds are checked on the host in MLX, where none means all of kind 0",
     "attention.Attention.kernel": "training draws dropout on the weights",
     "attention.attention": "fused in MLX",
     "attention.attention_weights": "MLX's form serves display",
