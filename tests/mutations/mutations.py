@@ -18,6 +18,9 @@ CONFIGS = {
     ),
     "relative": TransformerConfig(**SIZES, positions="relative", relative_buckets=8, relative_distance=9),
     "normed heads": TransformerConfig(**SIZES, query_key_norm=True, positions="rotary"),
+    "token types": TransformerConfig(
+        **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", token_types=3
+    ),
     "decoder": TransformerConfig(
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
     ),
