@@ -12,7 +12,7 @@ what it reads of the source; and those that one target or the search alone has, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -82,6 +82,14 @@ class Ports:
     def output_names(self) -> dict[str, str]:
         """{value: name} of the outputs."""
         return {port.value: port.name for port in self.outputs}
+
+    def among(self, inputs: Collection[str], outputs: Collection[str]) -> Ports:
+        """Those that a graph has whose inputs and outputs are called so: one of others, or of an earlier version, may
+        have fewer."""
+        return Ports(
+            tuple(port for port in self.inputs if port.name in inputs),
+            tuple(port for port in self.outputs if port.name in outputs),
+        )
 
 
 class Shape(Protocol):
@@ -305,8 +313,9 @@ class Setting(NamedTuple):
 
     dtype: str
     default: float
-    per_sentence: bool = False
-    """(1,), the same for all, or (B,); otherwise a scalar."""
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    """Of the default; every axis of it may be longer in a run."""
 
 
 _USUAL = Options()
@@ -314,7 +323,7 @@ SETTINGS = {
     "beam": Setting("int64", _USUAL.beam),
     "n_best": Setting("int64", _USUAL.n_best),
     "min_new_tokens": Setting("int64", _USUAL.min_new_tokens),
-    "max_new_tokens": Setting("int64", 0, per_sentence=True),
+    "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
     "length_penalty": Setting("float32", _USUAL.length_penalty),
     "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
     "early_stopping": Setting("bool", _USUAL.early_stopping),
@@ -323,14 +332,14 @@ SETTINGS = {
     "top_k": Setting("int64", _USUAL.top_k),
     "top_p": Setting("float32", _USUAL.top_p),
     "seed": Setting("int64", _USUAL.seed),
-    "rows": Setting("int64", -1, per_sentence=True),
+    "rows": Setting("int64", -1, ("rows",), (1,)),
 }
 """Their meaning is in `search/options.py`."""
 
 
 def search(r: Request) -> Ports:
     rows = (BATCH, "n_best")
-    settings = [Port(name, name, s.dtype, (name,) if s.per_sentence else ()) for name, s in SETTINGS.items()]
+    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in SETTINGS.items()]
     scores = Port("scores", "scores", "float32", rows)
     if r.text:
         text, translations = (

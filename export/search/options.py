@@ -49,6 +49,6 @@ def set_defaults(graph: ir.Graph) -> None:
     """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant."""
     for value in graph.inputs:
         if (setting := SETTINGS.get(str(value.name))) is not None:
-            default = np.full(1 if setting.per_sentence else (), setting.default, setting.dtype)
+            default = np.full(setting.shape, setting.default, setting.dtype)
             value.const_value = ir.tensor(default, name=value.name)
             graph.register_initializer(value)

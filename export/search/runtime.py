@@ -76,7 +76,9 @@ class SearchModel:
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = _opened(self.path, threads, providers, "float32")
-        names = {entry.name for entry in self.session.get_inputs()}
+        settings = self.session.get_overridable_initializers()  # inputs with a default
+        sides = [*self.session.get_inputs(), *settings], self.session.get_outputs()
+        names = [[entry.name for entry in side] for side in sides]
         self.has_attention = ATTENTION in metadata
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
@@ -84,9 +86,9 @@ class SearchModel:
             raise UserError(f"{path}: {error}; write it again with export --search") from error
         layer = int(metadata[ATTENTION]) if self.has_attention else None
         of_text = Request(config=self.config, text=True)
-        self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names
+        self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names[0]
         request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
-        self.ports = GRAPHS[SEARCH](request)
+        self.ports = GRAPHS[SEARCH](request).among(*names)
 
     def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output."""

@@ -35,8 +35,9 @@ class PortSession:
         shapes = {entry.name: list(entry.shape) for entry in session.get_inputs()}
         names = [entry.name for entry in session.get_outputs()]
         parts = {**{name: [name] for name in names}, **parts_of(names)}
-        self.inputs = {port.value: port for port in ports.inputs if port.name in shapes}
-        self.outputs = {port.value: port for port in ports.outputs if port.name in parts}
+        there = ports.among(shapes, parts)
+        self.inputs = {port.value: port for port in there.inputs}
+        self.outputs = {port.value: port for port in there.outputs}
         self.parts = {value: parts[port.name] for value, port in self.outputs.items()}
         """The names of each output's parts; one, its own, where it isn't split."""
         self.shapes = {value: shapes[port.name] for value, port in self.inputs.items()}

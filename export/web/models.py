@@ -36,11 +36,13 @@ BEFORE = [
 
 @dataclass(frozen=True)
 class Graph:
-    """`data`: its external data files by the names that it has for them. `contents`: its bytes, if they aren't the
-    file's."""
+    """`data`: its external data files by the names that it has for them. `inputs`, `outputs`: their names. `contents`:
+    its bytes, if they aren't the file's."""
 
     file: Path
     data: Mapping[str, Path]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     contents: bytes | None = None
 
 
@@ -72,8 +74,11 @@ class SiteModel:
     @property
     def names(self) -> dict[str, dict[str, dict[str, str]]]:
         """{graph: {"inputs": {value: name}, "outputs": {value: name}}}"""
-        ports = {name: PORTS[GRAPHS[name]](self.request) for name in self.graphs}
-        return {name: {"inputs": each.input_names, "outputs": each.output_names} for name, each in ports.items()}
+        found = {}
+        for name, graph in self.graphs.items():
+            ports = PORTS[GRAPHS[name]](self.request).among(graph.inputs, graph.outputs)
+            found[name] = {"inputs": ports.input_names, "outputs": ports.output_names}
+        return found
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
@@ -98,7 +103,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
             raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
         suffix = PRECISIONS[opened.precision].suffix
         files = {name: graph_file(opened.place, graph, suffix) for name, graph in STEPS.items()}
-        graphs = {name: _graph(file) for name, file in files.items() if file is not None}
+        graphs = {name: _read(file) for name, file in files.items() if file is not None}
         if opened.config.architecture == "encoder-decoder" and len(graphs) < len(STEPS):
             needed = " and ".join(f"{name}{suffix}.onnx" for name in STEPS.values())
             raise UserError(f"{path}: a page needs {needed}: export it with --target web")
@@ -138,7 +143,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     for entry in [entry for entry in model.metadata_props if entry.key == TOKENIZER]:
         model.metadata_props.remove(entry)
     name = f"{facts.get(PRECISION, 'float32')}, search inside"
-    graph = Graph(file, data, model.SerializeToString(deterministic=True))
+    graph = _graph(file, model, data, model.SerializeToString(deterministic=True))
     details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, False
     layer = int(facts[ATTENTION]) if ATTENTION in facts else None
     return SiteModel(name, "search", Request(config=config, attention_layer=layer), *details)
@@ -153,8 +158,14 @@ def _load(file: Path) -> onnx.ModelProto:
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
 
 
-def _graph(file: Path) -> Graph:
-    return Graph(file, _data(file, _load(file)))
+def _graph(file: Path, model: onnx.ModelProto, data: Mapping[str, Path], contents: bytes | None = None) -> Graph:
+    inputs, outputs = (tuple(value.name for value in side) for side in (model.graph.input, model.graph.output))
+    return Graph(file, data, inputs, outputs, contents)
+
+
+def _read(file: Path) -> Graph:
+    model = _load(file)
+    return _graph(file, model, _data(file, model))
 
 
 def _data(file: Path, model: onnx.ModelProto) -> dict[str, Path]:
