@@ -333,6 +333,7 @@ SETTINGS = {
     "top_p": Setting("float32", _USUAL.top_p),
     "seed": Setting("int64", _USUAL.seed),
     "rows": Setting("int64", -1, ("rows",), (1,)),
+    "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
 }
 """Their meaning is in `search/options.py`."""
 

@@ -24,6 +24,7 @@ class OptionInputs:
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
     seed: of 64 bits; from 2^63 on as the negative number with the same bits.
     rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
+    prefix: (B, P), the forced first tokens of each sentence, -1 after the last; (1, P), the same for all; (1, 0), none.
     penalty_offset: k of lp(n) = ((k + n) / (k + 1))^length_penalty; 5 is Wu et al.'s form, 0 that of transformers.
     """
 

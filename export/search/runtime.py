@@ -26,6 +26,7 @@ from mlx_transformer.generation.options import (
     Hypothesis,
     Options,
     check_beam,
+    check_prefix,
     expected_tokens,
     length_limits,
 )
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = "onnxruntime_extensions"
 REPLACEMENT = "\ufffd"  # of a character that was cut
-OWN = ("max_new_tokens", "rows", "seed")  # inputs that aren't simply an option's value
+OWN = ("max_new_tokens", "rows", "seed", "prefix")  # inputs that aren't simply an option's value
 
 
 class SearchModel:
@@ -90,9 +91,9 @@ class SearchModel:
         request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
         self.ports = GRAPHS[SEARCH](request).among(*names)
 
-    def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
-        """New token ids of each input's best output."""
-        return [hypotheses[0].ids for hypotheses in self.search(ids, **options)]
+    def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+        """New token ids of each input's best output; arguments as for `search`."""
+        return [hypotheses[0].ids for hypotheses in self.search(ids, prefix, **options)]
 
     @property
     def depends_on_batch(self) -> bool:
@@ -101,24 +102,36 @@ class SearchModel:
         return chosen is not None and chosen.depends_on_batch and self.metadata.get(ACTIVATIONS) != "float32"
 
     def search(
-        self, ids: Ids, *, attention: bool = False, done: Done | None = None, share: Share = ALONE, **options: Any
+        self,
+        ids: Ids,
+        prefix: Ids | None = None,
+        *,
+        attention: bool = False,
+        done: Done | None = None,
+        share: Share = ALONE,
+        **options: Any,
     ) -> list[list[Hypothesis]]:
-        """The `n_best` best outputs of each input, best first. attention: each with its own. done: told the share that
-        is finished. share: for a server's batches. options: the fields of `Options`."""
+        """The `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none; one
+        that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
+        server's batches. options: the fields of `Options`."""
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if attention and not self.has_attention:
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
         sources = Sources.of(self.config, ids=ids)
-        limits = length_limits(sources, [np.zeros(0, np.int64)] * len(sources), chosen, self.config, hard=True)
+        forced = check_prefix(prefix, len(sources), self.config)
+        if any(map(len, forced)) and "prefix" not in self.ports.input_names:
+            raise UserError(f"{self.path}: takes no prefix: an earlier version wrote it; export it again")
+        limits = length_limits(sources, forced, chosen, self.config, hard=True)
         lengths = sources.lengths
         check_fits(self.config, chosen.beam, int(lengths.max(initial=0)), int(limits.max(initial=0)))
         places = _places(share, len(sources))
         results: list[list[Hypothesis]] = [[] for _ in sources]
-        indices = batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen)
+        indices = batches(lengths, expected_tokens(lengths, limits, chosen, forced), limits, chosen)
         for index in reported(indices, len, len(sources), done):
             settings = {**settings_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
+            settings["prefix"] = prefixes([forced[i] for i in index])
             hypotheses = self._run(sources[index], settings, share, attention)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
@@ -235,6 +248,7 @@ class SearchModel:
         for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
             values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
+            values["prefix"] = prefixes([])
             texts, scores = self._outputs(["translations", "scores"], values, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
@@ -301,7 +315,15 @@ def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
         raise UserError(f"{what}: the model's logits are not finite; check its weights")
 
 
+def prefixes(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Forced tokens (B, P), -1 after the last of each; (1, 0) of no rows."""
+    padded = np.full((max(1, len(rows)), max(map(len, rows), default=0)), -1, np.int64)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
 def settings_of(options: Options) -> dict[str, np.ndarray]:
-    """The settings by value, but for the length limit and the rows' numbers."""
+    """The settings by value, but for the length limit, the rows' numbers and what is forced."""
     values = {name: np.asarray(getattr(options, name), s.dtype) for name, s in SETTINGS.items() if name not in OWN}
     return {**values, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}

@@ -34,6 +34,7 @@ export class SearchModel {
       top_p: float(sample ? topP : 1),
       seed: int64([sample ? BigInt.asIntN(64, seed) : 0]),
       rows: int64([0], [1]),
+      prefix: int64([], [1, 0]),
     });
     const T = sequences.dims[2];
     this.read = read && rowsOf(read, Number(lengths.data[0])); // of the best one
