@@ -135,10 +135,9 @@ def mlx_step(preset: str, variant: str) -> tuple[Callable[[], None], int, Callab
     from mlx_transformer.data.packed import PackedBatches
     from mlx_transformer.nn import Transformer
     from mlx_transformer.nn.checkpointing import checkpoint_layers
-    from mlx_transformer.training.arithmetic import Arithmetic
     from mlx_transformer.training.optimizers import Optimizer
     from mlx_transformer.training.options import TrainingOptions
-    from mlx_transformer.training.step import TrainStep
+    from mlx_transformer.training.step import Arithmetic, TrainStep
 
     vocab_size, rows, length = SHAPES[preset]
     ids = [np.random.default_rng(i).integers(3, vocab_size, (rows, length), np.int32) for i in range(3)]

@@ -145,13 +145,16 @@ class CacheShape(NamedTuple):
 
 
 def cache_shape(config: TransformerConfig) -> CacheShape:
-    return CacheShape(config.key_value_heads, config.d_k, config.d_v)
+    """Those of a model's decoder, of its own keys and of the source's."""
+    c = config.of("decoder")
+    return CacheShape(c.key_value_heads, c.d_k, c.d_v)
 
 
 def operator_shape(config: TransformerConfig) -> CacheShape:
     """Shape of keys and values as ONNX Runtime's own operators take them: one width, and no heads that share."""
-    width = max(config.d_k, config.d_v)
-    return CacheShape(config.heads, width, width)
+    c = config.of("decoder")
+    width = max(c.d_k, c.d_v)
+    return CacheShape(c.heads, width, width)
 
 
 def source(r: Request, *axes: Axis) -> tuple[Port, ...]:

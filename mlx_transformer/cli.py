@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; raises `SystemExit` with the statuses that `spec/process.py` describes, but for 0."""
+    """Run a command; raises `SystemExit` with the statuses that `system/process.py` describes, but for 0."""
 
     def command() -> int:
         from .commands.app import invoke

@@ -34,10 +34,10 @@ class Generate:
 
 class PyTorch(Generate):
     def __init__(self, folder: Path, parts: list[str], threads: int):
-        from transformers import MarianMTModel  # type: ignore[import-not-found]
+        from transformers import AutoModelForSeq2SeqLM  # type: ignore[import-not-found]
 
         torch.set_num_threads(threads)
-        self.model = MarianMTModel.from_pretrained(folder).eval()
+        self.model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
 
 class Optimum(Generate):

@@ -1,7 +1,7 @@
 """What the peers load, made in their interpreter: `python -m engines.prepare STEP ...`.
 
 random SIZE OUT            a Marian model with seeded random weights
-ct2 MARIAN OUT PRECISION   CTranslate2's conversion
+ct2 MARIAN OUT PRECISION   CTranslate2's conversion, of a Pegasus model (norms before each sub-layer) as well
 optimum MARIAN OUT         Optimum's export, four graphs
 quantise OPTIMUM OUT       its dynamic quantisation for AVX2
 """
@@ -82,7 +82,8 @@ def ct2(marian: str, out: str, precision: str) -> None:
         start = (
             AutoModelForSeq2SeqLM.from_pretrained(marian).get_input_embeddings().weight[config.decoder_start_token_id]
         )
-        as_opus = config.pad_token_id == config.decoder_start_token_id == config.vocab_size - 1 and not start.any()
+        is_last = config.pad_token_id == config.decoder_start_token_id == config.vocab_size - 1
+        as_opus = config.model_type == "marian" and is_last and not start.any()
 
     class Tokenizer:
         """A vocabulary of the ids' decimal numbers. The loader of Opus models drops the last token, "<pad>"."""
@@ -106,12 +107,17 @@ def ct2(marian: str, out: str, precision: str) -> None:
         def _remove_pad_weights(self, spec: Any) -> None:
             pass
 
+    class PegasusLoader(loaders.PegasusLoader):
+        def set_config(self, settings: Any, model: Any, tokenizer: Any) -> None:
+            settings.eos_token, settings.unk_token = tokenizer.eos_token, tokenizer.unk_token
+            settings.bos_token = settings.decoder_start_token = str(config.decoder_start_token_id)
+
     class Converter(TransformersConverter):
         def load_tokenizer(self, tokenizer_class: Any, folder: str, **options: Any) -> Tokenizer:
             return Tokenizer()
 
     if not as_opus:
-        loaders._MODEL_LOADERS["MarianConfig"] = Loader()
+        loaders._MODEL_LOADERS |= {"MarianConfig": Loader(), "PegasusConfig": PegasusLoader()}
     Converter(marian).convert(out, quantization=precision, force=True)
 
 

@@ -1,7 +1,7 @@
 """What a comment in a page stands for, each alone in its line; on GitHub, where pages are read as they are, nothing.
 
 <!-- twins attention.py attention_weights -->     the definitions in mlx_transformer/nn and export/nn, side by side
-<!-- excerpt mlx_transformer/training/schedule.py noam -->     one definition
+<!-- excerpt mlx_transformer/training/optimizers.py noam -->     one definition
 <!-- figure 15 -->                                 the figure of this row of the claims, if figures were made
 <!-- picture network -->                           a picture drawn from the code
 """

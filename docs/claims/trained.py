@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -197,7 +196,7 @@ def projected(trained: Trained) -> Found:
 
 
 def position_scores(model: Transformer, length: int = POSITIONS) -> np.ndarray:
-    """PE W_Q W_K^T PE^T / sqrt(d_k) of the encoder's first layer, (H, length, length) float64."""
+    """PE W_Q W_K^T PE^T, scaled as the model does it, of the encoder's first layer, (H, length, length) float64."""
     c: TransformerConfig = model.config
     if c.positions not in ("sinusoidal", "sinusoidal_concat"):
         raise UserError(f"row 37 looks at sinusoids; this model has positions {c.positions!r}")
@@ -205,7 +204,7 @@ def position_scores(model: Transformer, length: int = POSITIONS) -> np.ndarray:
     attention = model.encoder.layers[0].self_attention
     keys, _ = attention.keys_values(pe)
     q, k = (np.array(x[0], dtype=np.float64) for x in (attention.queries(pe), keys))
-    return q @ np.repeat(k, c.heads // c.key_value_heads, axis=0).swapaxes(-1, -2) / math.sqrt(c.d_k)
+    return q @ np.repeat(k, c.heads // c.key_value_heads, axis=0).swapaxes(-1, -2) * attention.scale
 
 
 def peak(scores: np.ndarray) -> tuple[int, float]:

@@ -31,7 +31,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.key_value_heads = config.key_value_heads
-        self.scale = 1 / math.sqrt(config.d_k)
+        self.scale = 1 / math.sqrt(config.d_k) if config.attention_scale is None else config.attention_scale
         bias = config.attention_bias
         self.query_proj = Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = Linear(config.d_model, config.key_value_heads * config.d_k, bias)

@@ -136,7 +136,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config
+        self.config = config = config.of("encoder")
         self.positions = Positions(config, causal=False)
         self.layers = nn.ModuleList([EncoderLayer(config, attention) for _ in range(config.encoder_layers)])
         if config.norm_placement == "pre":
@@ -159,7 +159,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config
+        self.config = config = config.of("decoder")
         self.positions = Positions(config, causal=True)
         self.layers = nn.ModuleList([DecoderLayer(config, attention) for _ in range(config.decoder_layers)])
         if config.norm_placement == "pre":

@@ -36,7 +36,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        if config.tie_embeddings == "all":
+        if config.one_embedding:
             self.embedding = Embedding(config.vocab_size, config.d_model)
         else:
             if config.has_encoder:
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
-        if config.tie_embeddings == "none":
+        if config.own_classifier:
             self.output_proj = Linear(config.d_model, config.vocab_size, config.output_bias, Role.CLASSIFIER)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
@@ -84,13 +84,18 @@ class Transformer(nn.Module):
 
     def logits(self, op: Op, hidden: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
-        if self.config.tie_embeddings == "none":
+        hidden = self._scaled(op, hidden)
+        if self.config.own_classifier:
             y = self.output_proj(op, hidden)
         else:
             y = self._output().as_linear(op, hidden)
             y = self.output_proj(op, y) if self.config.output_bias else y
         tap("logits", y)
         return y
+
+    def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
+        """(..., D), times logit_scale."""
+        return x if self.config.logit_scale is None else op.Mul(x, self.config.logit_scale)
 
     def embedded(
         self,

@@ -1,7 +1,7 @@
 """Positions: sinusoids and learned rows are added to the embeddings, rotary angles turn queries and keys, numbers by
 relative position are added to the scores.
 
-Shapes: B batch, L positions, D model, d_k one head. Tables come from `spec/positions.py`, bit for bit the same as the
+Shapes: B batch, L positions, D model, d_k one head. Tables come from `core/positions.py`, bit for bit the same as the
 MLX side's, and have `max_positions` rows: a position past them is an error of the Gather.
 """
 

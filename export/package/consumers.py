@@ -11,7 +11,8 @@ from typing import Any
 
 from export.interface import GRAPHS, MODEL, Request
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.families.huggingface import ACTIVATIONS, generation_config
+from mlx_transformer.families.folder import generation_config
+from mlx_transformer.families.forms import their_activation
 
 
 def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
@@ -52,10 +53,10 @@ def _marian(c: TransformerConfig) -> dict[str, Any]:
         "decoder_attention_heads": heads,
         "encoder_ffn_dim": c.d_ff,
         "decoder_ffn_dim": c.d_ff,
-        "activation_function": ACTIVATIONS[c.activation],
+        "activation_function": their_activation(c.activation),
         "scale_embedding": c.scale_embeddings,
-        "share_encoder_decoder_embeddings": c.tie_embeddings == "all",
-        "tie_word_embeddings": c.tie_embeddings != "none",
+        "share_encoder_decoder_embeddings": c.one_embedding,
+        "tie_word_embeddings": not c.own_classifier,
         "decoder_start_token_id": c.bos_id,
         "forced_eos_token_id": None,
         "use_cache": True,
@@ -74,8 +75,8 @@ def _llama(c: TransformerConfig) -> dict[str, Any]:
         "num_attention_heads": c.heads,
         "num_key_value_heads": c.key_value_heads,
         "head_dim": c.d_k,
-        "hidden_act": ACTIVATIONS[c.activation],
-        "tie_word_embeddings": c.tie_embeddings != "none",
+        "hidden_act": their_activation(c.activation),
+        "tie_word_embeddings": not c.own_classifier,
         "use_cache": True,
     }
 
@@ -89,8 +90,8 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
         "intermediate_size": c.d_ff,
         "num_hidden_layers": c.encoder_layers,
         "num_attention_heads": c.heads,
-        "hidden_act": ACTIVATIONS[c.activation],
-        "tie_word_embeddings": c.tie_embeddings != "none",
+        "hidden_act": their_activation(c.activation),
+        "tie_word_embeddings": not c.own_classifier,
     }
 
 
@@ -99,7 +100,8 @@ def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
 
     Only for unequal d_k and d_v can they not (Optimum's merged decoder; its use_merged=False and transformers.js can).
     """
-    return c.key_value_heads, c.key_value_heads * c.d_k
+    stack = c.of("decoder")
+    return stack.key_value_heads, stack.key_value_heads * stack.d_k
 
 
 def _genai(c: TransformerConfig) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
-from mlx_transformer.families.huggingface import tokenizer_config
+from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json

@@ -1,6 +1,6 @@
 """Matrices that MLX has quantised go into the graphs as the integers that they are; nothing is quantised again.
 
-A parameter that the checkpoint stores as integers with a scale and a bias a group (`spec/quantization.py`) is replaced
+A parameter that the checkpoint stores as integers with a scale and a bias a group (`core/quantization.py`) is replaced
 by operations whose result has its name, standard ones of opset 20: any runtime computes, bit for bit, `mx.dequantize`.
 
     NAME.q4 (O, 1, D/2) uint8 --> shift, mask --> Reshape --> Cast --> Mul --> Add --> Reshape --> NAME.weight (O, D)

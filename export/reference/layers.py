@@ -36,14 +36,16 @@ def attention(
     observe: Observe = unobserved,
     bias: Array | None = None,
     weigh: Callable[[Array], Array] | None = None,
+    scale: float | None = None,
 ) -> Array:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
     and attends everywhere: its output is finite and nobody reads it. `weigh`: another way to compute the
-    softmax.
+    softmax. `scale`: in place of 1 / sqrt(d_k) (T5: 1).
     """
-    scores = observe("scores", Q @ K.swapaxes(-1, -2) / math.sqrt(Q.shape[-1]))  # (...,L,S)
+    QK = Q @ K.swapaxes(-1, -2)  # (...,L,S)
+    scores = observe("scores", QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:

@@ -1,7 +1,7 @@
 """The whole Transformer in plain NumPy, float64, in the paper's notation: the third opinion in every comparison.
 
 Written, here, in `sublayers.py` and in `layers.py`, for reading and for being right, not for speed, independently of
-`nn/`, of the ONNX graphs and of `spec/positions.py`. Equation and section numbers are those of "Attention Is All You
+`nn/`, of the ONNX graphs and of `core/positions.py`. Equation and section numbers are those of "Attention Is All You
 Need" (Vaswani et al., 2017). float64 gives the truth that errors are measured against; the same code in float32 gives
 the size of error that single precision makes by nature. Weights and position tables are inputs: both are rounded to
 float32 first.

@@ -85,7 +85,7 @@ class Sublayers:
 
     def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
         """Keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
-        c = self.config
+        c = self._stack(name)
         keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
         keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions)
         values = split_heads(observe("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
@@ -95,13 +95,18 @@ class Sublayers:
         self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, observe: Observe
     ) -> Array:
         """One multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
-        c, group = self.config, self.config.heads // self.config.key_value_heads
+        c = self._stack(name)
+        group = c.heads // c.key_value_heads
         Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
         Q = observe("queries", self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self._bias(name, Q.shape[2], K.shape[2])
-        heads = attention(Q, K, V, allowed, observe, bias, self._weights)  # (B,H,L,d_v)
+        heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
+
+    def _stack(self, name: str) -> TransformerConfig:
+        """The config of the stack that a parameter or sub-layer of this name is in."""
+        return self.config.of("decoder" if name.startswith("decoder.") else "encoder")
 
     def _weights(self, scores: Array) -> Array:
         return softmax(scores)
@@ -129,7 +134,7 @@ class Sublayers:
         """
         if self.config.positions != "rotary" or positions is None:
             return x
-        cos, sin = rotation(positions, self.config.d_k, self.config.rotary_base)
+        cos, sin = rotation(positions, x.shape[-1], self.config.rotary_base)
         cos, sin = cos.astype(self.dtype)[:, None], sin.astype(self.dtype)[:, None]  # (B,1,L,d_k/2)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -137,7 +142,7 @@ class Sublayers:
     # Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2
 
     def feed_forward(self, layer: str, tap: Tap | None) -> Callable[[Array], Array]:
-        c, name = self.config, f"{layer}.feed_forward"
+        c, name = self._stack(layer), f"{layer}.feed_forward"
         observe = self.observer(tap, name)
 
         def FFN(x: Array) -> Array:
@@ -171,7 +176,8 @@ class Sublayers:
 
     def classify(self, x: Array, tap: Tap | None) -> Array:
         """Logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where tied."""
-        logits = self._product(x, output_weight_name(self.config))
+        scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
+        logits = self._product(x * scale, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]
         return observe_tap(tap, "logits", logits)

@@ -1,8 +1,8 @@
 """An exported folder, opened: which graphs it has, what model they are, where its tokenizer is.
 
-Reads the folders of this project and those that Optimum writes for Marian models: config.json, tokenizer.json and, in
-`onnx/` or beside them, encoder_model.onnx with either decoder_model.onnx and decoder_with_past_model.onnx, or
-decoder_model_merged.onnx.
+Reads the folders of this project and those that Optimum writes for the published models that `families` knows:
+config.json, tokenizer.json and, in `onnx/` or beside them, encoder_model.onnx with either decoder_model.onnx and
+decoder_with_past_model.onnx, or decoder_model_merged.onnx.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import read_manifest, verify_files
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
@@ -144,6 +144,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
 
     `precision`: which of the folder's; default: float32 if it is there, else the only one.
     """
+    check_name(path)
     path = Path(path)
     if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
         path = path.parent
@@ -227,7 +228,7 @@ def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
-    return Request(config=_from_marian(file, read_json(file))), None, False
+    return Request(config=_from_published(file, read_json(file))), None, False
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
@@ -251,30 +252,15 @@ def _request(values: dict[str, Any]) -> Request:
     return Request.read(values, config, shape)
 
 
-def _from_marian(file: Path, values: Any) -> TransformerConfig:
-    """What running needs of a Hugging Face Marian config: ids, sizes, positions. The graphs hold all the rest."""
-    if not isinstance(values, dict) or values.get("model_type") != "marian":
-        model_type = values.get("model_type") if isinstance(values, dict) else None
+def _from_published(file: Path, values: Any) -> TransformerConfig:
+    """The config of a published model whose graphs somebody else exported; `UserError` for one of no known family."""
+    from mlx_transformer.families.engine import config_of
+    from mlx_transformer.families.table import FAMILIES
+
+    model_type = values.get("model_type") if isinstance(values, dict) else None
+    if model_type not in list(FAMILIES):
         raise UserError(
-            f"{file}: model_type {model_type!r} can't be run here: export with `python -m export build` (or Marian)"
+            f"{file}: model_type {model_type!r} can't be run here: export with `python -m export build`, or one of "
+            f"{', '.join(FAMILIES)} with Optimum"
         )
-    try:
-        return TransformerConfig(
-            vocab_size=values.get("decoder_vocab_size") or values["vocab_size"],
-            source_vocab_size=values["vocab_size"],
-            d_model=values["d_model"],
-            encoder_layers=values["encoder_layers"],
-            decoder_layers=values["decoder_layers"],
-            heads=values["decoder_attention_heads"],
-            d_ff=values["decoder_ffn_dim"],
-            positions="sinusoidal_concat",
-            max_positions=values["max_position_embeddings"],
-            tie_embeddings="none",
-            pad_id=values["pad_token_id"],
-            bos_id=values["decoder_start_token_id"],
-            eos_id=values["eos_token_id"],
-        )
-    except KeyError as error:
-        raise UserError(f"{file}: {error.args[0]} is missing") from error
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+    return config_of(FAMILIES[model_type], values, {}, file)

@@ -44,7 +44,7 @@ NO_ATTENTION = "returns no attention: export it with --attention"
 
 
 class OnnxTransformer:
-    """A folder that `export_onnx` or Optimum (Marian) wrote, ready to run. `UserError` if it isn't one.
+    """A folder that `export_onnx` or Optimum wrote, ready to run. `UserError` if it isn't one.
 
     Its methods may be called from several threads at once: what belongs to a call is nowhere but in that call.
     """

@@ -27,6 +27,7 @@ from mlx_transformer.generation.options import (
     Options,
     check_beam,
     check_prefix,
+    check_single,
     expected_tokens,
     length_limits,
 )
@@ -93,6 +94,7 @@ class SearchModel:
 
     def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """New token ids of each input's best output; arguments as for `search`."""
+        check_single(options, "generate", "search")
         return [hypotheses[0].ids for hypotheses in self.search(ids, prefix, **options)]
 
     @property
@@ -141,8 +143,6 @@ class SearchModel:
 
     def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each line; an empty line stays empty."""
-        from mlx_transformer.generation.translate import check_single
-
         check_single(options)
         return [translations[0].text for translations in self.n_best(lines, **options)]
 

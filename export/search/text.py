@@ -1,6 +1,6 @@
 """Text in and out of a search graph: the tokenizer as operators of ONNX, and four of onnxruntime-extensions.
 
-Byte-level BPE as `spec/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
+Byte-level BPE as `core/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
 
 Shapes: B lines, W words of all lines, N tokens of all lines, S longest line in tokens, n hypotheses, T their tokens.
 """
@@ -102,7 +102,7 @@ class TextOps:
         # The list ends with eos as well, so that a line's column after its last token can read something.
         longest = op.Add(op.ReduceMax(count, keepdims=0), 1)
         rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
-        width = op.Max(longest, op.Min(rounded, self.positions))  # as `padded_sources`
+        width = op.Max(longest, op.Min(rounded, self.positions))  # as `Sources.padded`
         ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD, width)
         count = op.Unsqueeze(count, [1])
         ids = op.Where(op.Equal(column, count), EOS, ids)

@@ -24,6 +24,23 @@ MAX_PIPELINE = 32  # requests that are sent before the first is answered
 WRITE_SECONDS = 30.0  # for a client that does not read
 LINGER_SECONDS = 2.0  # in which what a client still sends is read, so that it sees why it was refused
 LINGER_BYTES = 4 << 20
+CODINGS = (b"transfer-encoding", b"content-encoding")
+
+
+def coded(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] | None:
+    """(status, message) for a body in a coding that nobody here undoes (RFC 9110, 8.4; RFC 9112, 6.1): what it
+    stands for is another text than its bytes."""
+    named = {
+        name: [v.strip().lower() for n, value in headers if n == name for v in value.split(b",")] for name in CODINGS
+    }
+    transfer, content = (named[name] for name in CODINGS)
+    if transfer and version == "1.0":
+        return 400, "HTTP/1.0 has no Transfer-Encoding: give Content-Length"
+    if transfer and transfer != [b"chunked"]:
+        return 501, "Transfer-Encoding: only chunked is known"
+    if any(coding not in (b"", b"identity") for coding in content):
+        return 415, "Content-Encoding: send the body as it is"
+    return None
 
 
 class Connection(HttpToolsProtocol):
@@ -33,6 +50,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**given)
         self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
         self.held = 0
+        self.unfit: tuple[int, str] | None = None  # what is wrong with the coding of a request's body
         self.answered: Any = None  # the request whose turn it is, of several that were sent at once
         self.in_head = True
         self.incomplete = False  # a request has begun and not ended
@@ -72,6 +90,13 @@ class Connection(HttpToolsProtocol):
         self.answered = cycle
         super()._start_asgi_task(cycle, app)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether it stays open for what is still to be said: to one who has asked, and now only reads."""
+        if self.working and not self.incomplete:
+            self.cycle.keep_alive = False  # the last that was asked; closed after its answer
+            return True
+        return False
+
     def data_received(self, data: bytes) -> None:
         for first in range(0, len(data), PIECE):
             if self.transport.is_closing():
@@ -104,6 +129,10 @@ class Connection(HttpToolsProtocol):
             self._wait(self.header_seconds)
 
     def on_headers_complete(self) -> None:
+        assert self.parser is not None
+        if reason := coded(self.headers, self.parser.get_http_version()):
+            self.unfit = reason
+            raise ValueError(reason[1])  # the parser ends there, and `send_400_response` follows
         super().on_headers_complete()
         self.in_head = False
         self.overhead = 0
@@ -138,7 +167,7 @@ class Connection(HttpToolsProtocol):
         self.left_over = LINGER_BYTES
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, msg.rstrip("."))
+        self.refuse(*(self.unfit or (400, msg.rstrip("."))))
 
     # What the client does not do.
     def pause_writing(self) -> None:

@@ -180,7 +180,8 @@ def grid(
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
     rng = np.random.default_rng(seed)
-    limit = min(config.max_positions, longest or config.max_positions, math.isqrt(MOST_SCORES // max(8, config.heads)))
+    heads = max(config.of("encoder").heads, config.of("decoder").heads)
+    limit = min(config.max_positions, longest or config.max_positions, math.isqrt(MOST_SCORES // max(8, heads)))
     short, middle = min(limit, int(rng.integers(5, 10))), min(limit, int(rng.integers(10, 19)))
     cases = [
         _case(config, rng, "single token", 1, 1, 1),

@@ -10,10 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlx_transformer.data.token_cache import default_folder
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import default_folder, read_json
 
 PACKAGE = "onnxruntime-web"
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")

@@ -15,7 +15,7 @@ from mlx_transformer.system.errors import UserError
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 Rows = Annotated[
-    list[str] | None, typer.Argument(metavar="[ROW]...", help="Numbers and ranges, 7 or 5-9.", show_default="all")
+    list[str] | None, typer.Argument(metavar="ROW", help="Numbers and ranges, 7 or 5-9.", show_default="all")
 ]
 
 

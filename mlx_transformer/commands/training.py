@@ -57,7 +57,7 @@ def report(
 
 def _help_recipe(asked: bool) -> None:
     if asked:
-        from mlx_transformer.training.recipe_help import recipe_help
+        from .recipe_help import recipe_help
 
         print(recipe_help(), end="")
         raise typer.Exit
@@ -197,7 +197,7 @@ def train(
         os.environ["MLX_TRANSFORMER_DEVICE"] = device  # read when MLX is imported first
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.recipe import load_recipe
-    from mlx_transformer.training.run import check_folder
+    from mlx_transformer.training.run_folder import check_folder
     from mlx_transformer.training.trainer import Trainer
 
     if corpus is not None and (source is not None or target is not None):

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from mlx_transformer.system.durable import check_free, previous, replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_json, read_text
+from mlx_transformer.system.files import check_name, read_json, read_text
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
 from mlx_transformer.system.tensors import check_finite, open_tensors
@@ -140,7 +140,7 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint folder durably and return its path.
 
-    `weights` must match the table of `spec/parameters.py` exactly (`quantization`: with these matrices as stored
+    `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
     words, scales and biases). `texts` and `tensors` are further files by name (the
     trainer's state). An existing checkpoint of that name is replaced only after the new one is complete on disk.
     Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
@@ -234,6 +234,7 @@ def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, 
 
 def resolve(folder: str | Path) -> Path:
     """The checkpoint folder that a path means; `UserError` if there is none."""
+    check_name(folder)
     folder = Path(folder)
     for candidate in (folder, folder / "model", previous(folder), previous(folder / "model")):
         if (candidate / CONFIG).is_file() and (candidate / WEIGHTS).is_file():

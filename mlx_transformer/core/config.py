@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from mlx_transformer.system.errors import UserError
@@ -22,7 +23,7 @@ NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
-TieEmbeddings = Literal["none", "target-output", "all"]
+TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
 Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
@@ -33,12 +34,44 @@ Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
 Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
+Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("token_types",)
+YOUNGER = ("attention_scale", "logit_scale", "token_types", "decoder")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
+
+
+Stack = Literal["encoder", "decoder"]
+OF_A_STACK = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated")
+"""Fields of which the decoder may have another value than the encoder."""
+
+
+class Table(Mapping[str, Any]):
+    """Fields and values that never change, so that a config that holds them can be hashed."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+SAME = Table()
+"""Nothing is otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +81,8 @@ class TransformerConfig:
 
     Sizes are counts of units; `d_k` and `d_v` (width of one head's keys and values) default to `d_model / heads`,
     `key_value_heads` to `heads` (fewer: grouped-query attention, Ainslie et al. 2023), `source_vocab_size` to
-    `vocab_size`. After construction these four hold numbers, never None.
+    `vocab_size`. After construction these four hold numbers, never None. Both stacks are as the fields say, but for
+    what `decoder` says; `of` is the config as one of them sees it.
 
     Raises `UserError` listing every problem at once.
     """
@@ -91,10 +125,14 @@ class TransformerConfig:
     """Biases on the query, key, value and output projections; the paper's formula has none."""
     query_key_norm: bool = False
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
+    attention_scale: Scale | None = None
+    """What the products of queries and keys are multiplied by; unset: 1 / sqrt(d_k). T5 has 1."""
     feed_forward_bias: bool = True
     """Biases in the feed-forward nets."""
     output_bias: bool = False
     """Bias of the final classifier."""
+    logit_scale: Scale | None = None
+    """What the classifier's input is multiplied by; unset: nothing. T5 has 1 / sqrt(d_model)."""
 
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
@@ -107,7 +145,8 @@ class TransformerConfig:
     relative_distance: Length = 128
     """Distance from which on all share the last row."""
     tie_embeddings: TieEmbeddings = "all"
-    """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three)."""
+    """Which of source embedding, target embedding and classifier share one matrix (section 3.4: all three);
+    source-target: a classifier of its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
     token_types: Types = 0
@@ -121,6 +160,9 @@ class TransformerConfig:
     activation_dropout: Rate = 0.0
     """On the inner activations of the feed-forward nets."""
 
+    decoder: Table = SAME
+    """The fields of `OF_A_STACK` that the decoder has otherwise than the encoder: {"heads": 16, "d_ff": 4096}."""
+
     pad_id: TokenId = 0
     """Padding."""
     bos_id: TokenId = 1
@@ -131,16 +173,45 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         problems = check_fields(self)
         if not problems:
-            divided, left = divmod(self.d_model, self.heads)
-            if left and None in (self.d_k, self.d_v):
+            if self.d_model % self.heads and None in (self.d_k, self.d_v):
                 problems.append(f"d_model={self.d_model} is not a multiple of heads={self.heads}: give d_k and d_v")
-            following = dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=divided, d_v=divided)
-            for name, value in following.items():
+            for name, value in self._following().items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
             problems += _relations(self)
+        if not problems:
+            problems += self._keep_decoder()
         if problems:
             raise UserError("TransformerConfig: " + "; ".join(problems))
+
+    def _following(self) -> dict[str, int]:
+        """What fields that are unset follow from."""
+        width = self.d_model // self.heads
+        return dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
+
+    def _keep_decoder(self) -> list[str]:
+        """Keep of the decoder's table what makes a difference; returns what is wrong with it."""
+        given = self.decoder
+        if not isinstance(given, Mapping):
+            return [f"decoder={given!r:.60} must be a table of fields"]
+        if unknown := [name for name in given if name not in OF_A_STACK]:
+            return [f"decoder: {unknown[0]!r} is not one of {', '.join(OF_A_STACK)}"]
+        if given and self.architecture != "encoder-decoder":
+            return [f"decoder: an architecture of {self.architecture!r} alone has one stack"]
+        object.__setattr__(self, "decoder", SAME)
+        if not given:
+            return []
+        try:
+            stack, own = _with_own(self, given), dict(given)
+            for name in given:
+                without = {other: value for other, value in own.items() if other != name}
+                own = without if _with_own(self, without) == stack else own
+        except UserError as error:
+            return [str(error).replace("TransformerConfig", "decoder", 1)]
+        if self.positions == "rotary" and stack.d_k != self.d_k:
+            return [f"decoder: d_k={stack.d_k} differs from d_k={self.d_k}, and positions='rotary' turn both alike"]
+        object.__setattr__(self, "decoder", Table(own))
+        return []
 
     @property
     def has_encoder(self) -> bool:
@@ -150,10 +221,25 @@ class TransformerConfig:
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
 
+    @property
+    def one_embedding(self) -> bool:
+        """Whether source and target read the same table."""
+        return self.tie_embeddings in ("source-target", "all")
+
+    @property
+    def own_classifier(self) -> bool:
+        """Whether the classifier has a matrix of its own."""
+        return self.tie_embeddings in ("none", "source-target")
+
+    def of(self, stack: Stack) -> TransformerConfig:
+        """The config as one stack sees it. What follows, as d_k = d_model / heads, follows from the stack's own."""
+        return _of(self, stack) if self.decoder else self
+
     def to_dict(self) -> dict[str, Any]:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        values = dataclasses.asdict(self)
-        return {n: value for n, value in values.items() if n not in YOUNGER or value != defaults[n]}
+        """Every field; of `YOUNGER` those that are not at their default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in YOUNGER}
+        values = {**dataclasses.asdict(self), "decoder": dict(self.decoder)}
+        return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
     def summary(self) -> dict[str, str]:
         """In words for a table: the sizes, and what else isn't as it is by default."""
@@ -193,6 +279,20 @@ class TransformerConfig:
         if name not in PRESETS:
             raise UserError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], "vocab_size": vocab_size, **changes})
+
+
+@lru_cache(maxsize=64)
+def _of(config: TransformerConfig, stack: Stack) -> TransformerConfig:
+    shared = dataclasses.replace(config, decoder=SAME)
+    return _with_own(shared, config.decoder) if stack == "decoder" else shared
+
+
+def _with_own(config: TransformerConfig, own: Mapping[str, Any]) -> TransformerConfig:
+    """The config of a stack with fields of its own; what followed from those that it replaces follows anew."""
+    widths = () if config.d_model % config.heads else ("d_k", "d_v")
+    follow = ("key_value_heads", *widths)
+    followed = {n: None for n, value in config._following().items() if n in follow and getattr(config, n) == value}
+    return dataclasses.replace(config, **{**followed, **own}) if own else config
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -243,8 +343,11 @@ def _relations(c: TransformerConfig) -> list[str]:
     if c.architecture == "encoder-decoder":
         check(c.encoder_layers > 0, "an encoder-decoder needs encoder_layers of at least 1")
         check(c.decoder_layers > 0, "an encoder-decoder needs decoder_layers of at least 1")
-        shared = c.tie_embeddings != "all" or c.source_vocab_size == c.vocab_size
-        check(shared, f"tie_embeddings='all' needs source_vocab_size={c.source_vocab_size} equal to vocab_size")
+        fits = not c.one_embedding or c.source_vocab_size == c.vocab_size
+        check(
+            fits,
+            f"tie_embeddings={c.tie_embeddings!r} needs source_vocab_size={c.source_vocab_size} equal to vocab_size",
+        )
     else:
         same = c.source_vocab_size == c.vocab_size
         check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
@@ -253,11 +356,16 @@ def _relations(c: TransformerConfig) -> list[str]:
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")
-        refused = c.tie_embeddings != "target-output"
-        check(refused, "tie_embeddings='target-output': an encoder has no target embedding (use 'all' or 'none')")
+        possible = c.tie_embeddings in ("all", "none")
+        check(
+            possible,
+            f"tie_embeddings={c.tie_embeddings!r}: an encoder has no target embedding (use 'all' or 'none')",
+        )
     if c.architecture == "decoder":
         check(c.decoder_layers > 0, "a decoder needs decoder_layers of at least 1")
         check(c.encoder_layers == 0, f"encoder_layers={c.encoder_layers}: a decoder has no encoder (give 0)")
-        refused = c.tie_embeddings != "all"
-        check(refused, "tie_embeddings='all': a decoder has no source embedding (use 'target-output' or 'none')")
+        check(
+            not c.one_embedding,
+            f"tie_embeddings={c.tie_embeddings!r}: a decoder has no source embedding (use 'target-output' or 'none')",
+        )
     return found

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import check_name
 from mlx_transformer.system.manifest import sha256
 
 SPEC = "mlx_transformer.json"
@@ -14,6 +15,7 @@ SPEC = "mlx_transformer.json"
 
 def is_onnx_folder(path: str | Path) -> bool:
     """True for an ONNX folder, False for a checkpoint or a run's folder; `UserError` for anything else."""
+    check_name(path)
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: no such folder")

@@ -5,7 +5,7 @@ rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value 
 
     encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
     encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
-    embedding.weight (all tied) or source_embedding.weight, target_embedding.weight, output_proj.weight
+    embedding.weight (one table) or source_embedding.weight, target_embedding.weight; output_proj.weight (not tied)
 """
 
 from __future__ import annotations
@@ -42,21 +42,19 @@ TOKEN_TYPES = "token_type_embedding.weight"
 
 def source_embedding_name(config: TransformerConfig) -> str:
     """Parameter that the encoder's embedding reads."""
-    return "embedding.weight" if config.tie_embeddings == "all" else "source_embedding.weight"
+    return "embedding.weight" if config.one_embedding else "source_embedding.weight"
 
 
 def target_embedding_name(config: TransformerConfig) -> str:
     """Parameter that the decoder's embedding reads."""
-    return "embedding.weight" if config.tie_embeddings == "all" else "target_embedding.weight"
+    return "embedding.weight" if config.one_embedding else "target_embedding.weight"
 
 
 def output_weight_name(config: TransformerConfig) -> str:
     """Parameter that the classifier multiplies by: an embedding when tied."""
-    return {
-        "all": "embedding.weight",
-        "target-output": "target_embedding.weight",
-        "none": "output_proj.weight",
-    }[config.tie_embeddings]
+    if config.own_classifier:
+        return "output_proj.weight"
+    return "embedding.weight" if config.one_embedding else "target_embedding.weight"
 
 
 def embedding_names(config: TransformerConfig) -> set[str]:
@@ -100,7 +98,7 @@ def check_parameters(
 
 
 def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
-    if c.tie_embeddings == "all":
+    if c.one_embedding:
         yield "embedding.weight", (c.vocab_size, c.d_model)
     else:
         if c.has_encoder:
@@ -110,10 +108,10 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
     if c.token_types:
         yield TOKEN_TYPES, (c.token_types, c.d_model)
     if c.has_encoder:
-        yield from _stack(c, "encoder", c.encoder_layers, cross=False)
+        yield from _stack(c.of("encoder"), "encoder", c.encoder_layers, cross=False)
     if c.has_decoder:
-        yield from _stack(c, "decoder", c.decoder_layers, cross=c.has_encoder)
-    if c.tie_embeddings == "none":
+        yield from _stack(c.of("decoder"), "decoder", c.decoder_layers, cross=c.has_encoder)
+    if c.own_classifier:
         yield "output_proj.weight", (c.vocab_size, c.d_model)
     if c.output_bias:
         yield "output_proj.bias", (c.vocab_size,)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from mlx_transformer.core.precompiled import check_precompiled
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import parse_json
+from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
 from .tokenizer_files import JOINT, join_texts, read_tokenizer, side_texts, tokenizer_path
@@ -121,7 +122,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a `tokenizer.json`, or the one or two in a folder. UserError when it is missing, broken or not ours."""
-        path = Path(path)
+        check_name(path := Path(path))
         if path.is_dir():
             path = tokenizer_path(path) or path / JOINT
         if not path.exists():
@@ -146,12 +147,14 @@ class Tokenizer:
         return self.source is not self
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for lone surrogates."""
+        """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts at once, in parallel."""
         try:
+            if not all(isinstance(text, str) for text in texts):  # of a tuple the library makes a pair
+                raise TypeError
             return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
         except (UnicodeEncodeError, TypeError):
             for _ in unicode_texts(texts):  # says which one it is
@@ -232,10 +235,10 @@ def check_separate(config: "TransformerConfig", where: str) -> None:
     """`UserError` unless a model of this config can have a vocabulary for each language."""
     if config.architecture != "encoder-decoder":
         raise UserError(f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two")
-    if config.tie_embeddings == "all":
+    if config.one_embedding:
         raise UserError(
-            f"{where}: tie_embeddings='all' is one table for both languages, which have a vocabulary each: choose "
-            "target-output or none"
+            f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a "
+            "vocabulary each: choose target-output or none"
         )
 
 
@@ -248,6 +251,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             raise UserError(
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
+    check_precompiled(specification.get("normalizer"), origin)
     for pattern in _patterns(specification):
         if pattern not in TRUSTED_PATTERNS:
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
@@ -281,6 +285,8 @@ def _check(backend: tokenizers.Tokenizer, origin: str) -> None:
 def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
     """The same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
     for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise UserError(f"text {number}: must be text, not {type(line).__name__}")
         try:
             line.encode()
         except UnicodeEncodeError as error:

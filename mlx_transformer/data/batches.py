@@ -1,12 +1,12 @@
-"""Token ids to padded batches: length buckets, a token budget, few distinct shapes, exact resume.
+"""Token ids to padded batches within a token budget, with exact resume: in few distinct shapes, or in tight ones.
 
-Shapes: B rows, S source length, T target length. Every pair belongs to one bucket (S, T), its lengths rounded up;
-a bucket always gives the same B, so a compiled step sees at most `max_shapes` shapes. Buckets that could not fill
-one batch are merged into the cheapest larger one.
+Shapes: B rows, S source length, T target length. In few shapes (`TokenBatches`) every pair belongs to one bucket
+(S, T), its lengths rounded up; a bucket always gives the same B, so a compiled step sees at most `max_shapes` shapes.
+Buckets that could not fill one batch are merged into the cheapest larger one.
 
 Pairs that would leave a bucket's last batch mostly empty move up to the next larger bucket, others in each epoch.
 The rest is dealt evenly over the bucket's batches, so the last batch is no runt; rows that stay free are padding
-only (source, target_in and target_out all `pad_id`) and count no tokens.
+only (source, target_in and target_out all `pad_id`) and count no tokens. Tight shapes are those of `SortedBatches`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Batch:
 
 
 def fitting_batch(target_tokens: int) -> int:
-    """Target tokens a batch for a corpus of so many: 500 batches an epoch, so that a short run takes enough steps,
-    but not below 500 tokens (gradients too noisy) or above 2000 (what the rest of a batch would teach comes too late).
+    """Return the target tokens a batch for a corpus of so many: 500 batches an epoch, so that a short run takes enough
+    steps, but not below 500 tokens (gradients too noisy) or above 2000 (the rest of a batch would teach too late).
     """
     return min(2000, max(500, round(target_tokens / 50_000) * 100))
 
@@ -52,7 +52,7 @@ class TokenBatches(BatchesByEpoch[Batch]):
     """All batches of a corpus, for any epoch.
 
     `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them; or `source` alone
-    is `Examples`. Of them 4 bytes each are kept, beside what they take themselves.
+    is `Examples`. Each example takes 4 bytes more than itself.
     Rows times the longer of S and T stay within `batch_tokens` (None: what `fitting_batch` says); rows are a multiple
     of `row_multiple` (2: a batch is split in halves for two CPU streams). Lengths are rounded up to `length_multiple`,
     at least `min_length`. Pairs with a side of more than `max_length` tokens are dropped and counted in `dropped`,
@@ -107,7 +107,7 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self._cut(length_multiple, min_length, row_multiple, max_shapes)
 
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target lengths of the examples that are used."""
+        """Return the source and target lengths of the examples that are used."""
         return self.examples.source_lengths[self._usable], self.examples.target_lengths[self._usable]
 
     def _cut(self, length_multiple: int, min_length: int, row_multiple: int, max_shapes: int) -> None:
@@ -127,9 +127,9 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self._plan_sizes()
 
     def _plan_sizes(self) -> None:
-        """How many pairs each bucket passes on to which larger one, and how many batches it has: as in every epoch.
+        """Decide how many pairs each bucket passes on to which larger one, and how many batches it has in every epoch.
 
-        A remainder r of a bucket moves when its rows in the larger bucket are fewer slots than a batch of its own.
+        A bucket's remainder moves when its rows in the larger bucket are fewer slots than a batch of its own.
         """
         buckets = range(len(self.shapes))
         self._upward: list[tuple[int, int]] = [(0, 0)] * len(buckets)  # (pairs, bucket they go to)
@@ -149,11 +149,11 @@ class TokenBatches(BatchesByEpoch[Batch]):
             self._parts[bucket] = -(-sizes[bucket] // rows)
 
     def __len__(self) -> int:
-        """Batches an epoch: the same for every epoch."""
+        """Count the batches of an epoch, which are as many in every epoch."""
         return sum(self._parts)
 
     def plan(self, random: np.random.RandomState) -> list[tuple[int, np.ndarray]]:
-        """(bucket, the pairs it takes) of each batch of an epoch."""
+        """Return (bucket, the pairs it takes) for each batch of an epoch."""
         arrived: list[list[np.ndarray]] = [[members] for members in self._members]
         plan = []
         for bucket in self._order:
@@ -165,7 +165,7 @@ class TokenBatches(BatchesByEpoch[Batch]):
         return plan
 
     def build(self, part: tuple[int, np.ndarray], epoch: int, index: int) -> Batch:
-        """The batch of a bucket with some examples (at most B), padded to the bucket's shape."""
+        """Make the batch of a bucket with some examples (at most B), padded to the bucket's shape."""
         bucket, members = part
         return self._padded(self.shapes[bucket], *self.examples.rows(members, epoch))
 
@@ -182,12 +182,63 @@ class TokenBatches(BatchesByEpoch[Batch]):
         return Batch(source, target_in, target_out, int(count.sum()))
 
 
+class SortedBatches(TokenBatches):
+    """Batches with hardly any padding, for machines that compile nothing: shapes are free, so each batch has its own.
+
+    As `TokenBatches`, with B, S and T that fit each batch; `length_multiple` and `min_length` don't apply. Pairs are
+    sorted by (T, S) and cut where the token budget is full. Pairs of equal lengths are shuffled among each other in
+    every epoch, and so are the batches; the cuts depend on the sorted lengths alone, so that every epoch has the same
+    number of batches.
+
+    On 29k real sentence pairs 0.3 % of the target positions are padding; buckets of 2 tokens on either side left 16 %.
+    """
+
+    few_shapes = False
+
+    def _cut(self, length_multiple: int, min_length: int, row_multiple: int, max_shapes: int) -> None:
+        source_lengths, target_lengths = self._lengths()
+        _, rank = cells(target_lengths, source_lengths)  # (n,): equal lengths have equal numbers
+        order = np.argsort(rank, kind="stable").astype(np.int32)
+        self._usable, self._rank = self._usable[order], rank[order]
+        source_lengths, target_lengths = source_lengths[order], target_lengths[order]
+        longer = np.maximum(source_lengths, target_lengths)
+        cuts = [0]
+        while cuts[-1] < len(order):
+            begin = cuts[-1]
+            most = min(len(order) - begin, self.batch_tokens // int(target_lengths[begin]))
+            longest = np.maximum.accumulate(longer[begin : begin + most])
+            padded_rows = -(-np.arange(1, most + 1) // row_multiple) * row_multiple
+            fits = np.flatnonzero(longest * padded_rows <= self.batch_tokens)
+            rows = int(fits[-1]) + 1 if len(fits) else 1
+            full_rows = rows // row_multiple * row_multiple
+            cuts.append(begin + (full_rows if full_rows and begin + rows < len(order) else rows))
+        self._cuts = cuts
+        rows = -(-np.diff(cuts) // row_multiple) * row_multiple
+        longest_source, longest_target = (np.maximum.reduceat(n, cuts[:-1]) for n in (source_lengths, target_lengths))
+        self.shapes = list(zip(rows.tolist(), longest_source.tolist(), longest_target.tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def plan(self, random: np.random.RandomState) -> list[tuple[int, np.ndarray]]:
+        shuffled = random.permutation(len(self._usable)).astype(np.int32)
+        # A stable sort: ties stay shuffled.
+        order = self._usable[shuffled[np.argsort(self._rank[shuffled], kind="stable")]]
+        return [(i, order[self._cuts[i] : self._cuts[i + 1]]) for i in range(len(self))]
+
+    def build(self, part: tuple[int, np.ndarray], epoch: int, index: int) -> Batch:
+        """Make a batch as wide as its examples are in this epoch, which may be less than their bounds."""
+        bucket, members = part
+        source, target = self.examples.rows(members, epoch)
+        return self._padded((self.shapes[bucket][0], max(map(len, source)), max(map(len, target))), source, target)
+
+
 def _rounded_up(length: np.ndarray, multiple: int, least: int) -> np.ndarray:
     return np.maximum(-(-length // multiple) * multiple, least)
 
 
 def _merge(cells: np.ndarray, counts: np.ndarray, rows: np.ndarray, max_shapes: int) -> np.ndarray:
-    """For each cell (S, T) the cell to use as its bucket, so that buckets fill a batch and number at most `max_shapes`.
+    """Choose for each cell (S, T) a cell as its bucket, so that buckets fill a batch and number at most `max_shapes`.
 
     cells (N, 2), counts and rows (N,): pairs in a cell, rows of its batches. The last cell holds all others.
     Greedy: the merge that adds the least padding goes first; a cell only joins one as long on both sides.

@@ -43,7 +43,7 @@ class BpeDropout:
         self._eos, self.dropout = tokenizer.eos_id, dropout
 
     def ids(self, text: str, random: Iterator[float]) -> list[int]:
-        """Of `text`, ending with eos; `random` gives numbers in [0, 1)."""
+        """Return the ids of `text`, ending with eos; `random` gives numbers in [0, 1)."""
         found: list[int] = []
         for word, _ in self._words.pre_tokenize_str(text):
             found += self._segments([self._ids[letter] for letter in word], random)
@@ -64,10 +64,10 @@ class BpeDropout:
 
 
 class DroppedPairs(Examples):
-    """Pairs that are tokenized anew for each epoch; what comes out depends on (seed, epoch, pair) alone.
+    """Pairs that are tokenized anew for each epoch; their tokens depend on (seed, epoch, pair) alone.
 
-    In no epoch has a pair more tokens than its bound, of 1 + 4 p times its own and four more, within `max_length`: what
-    does is drawn again, twice, and then tokenized without dropout.
+    In no epoch has a pair more tokens than its bound, which is 1 + 4 p times its own and four more, within
+    `max_length`: one that has is drawn again, twice, and then tokenized without dropout.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class DroppedPairs(Examples):
 
 
 def _numbers(*seeds: int) -> Iterator[float]:
-    """In [0, 1), without an end; of the generator whose stream NumPy has frozen."""
+    """Yield numbers in [0, 1) without an end, from the generator whose stream NumPy has frozen."""
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds)))
     while True:
         yield from random.random_sample(DRAWN).tolist()

@@ -1,8 +1,6 @@
 """Parallel text: two lists of equal length, from memory or from two files with one sentence a line.
 
-Lines end at `\\n` and nowhere else: U+2028, U+0085, form feeds and a CR inside a line are text. A `\\r` directly
-before the `\\n` belongs to the line end (files from Windows) and is dropped, as is a byte order mark at the start
-of a file. A final newline adds no empty line.
+Lines are those of `line_files`, and so are packed files (.gz, .zst).
 """
 
 import hashlib
@@ -14,16 +12,17 @@ import numpy as np
 
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
 from mlx_transformer.system.machine import check_memory
+
+from .line_files import line_blocks
 
 
 @dataclass(frozen=True)
 class ParallelText:
     """`source[i]` is translated by `target[i]`; `kinds[i]`, where there is one, says what sort of phrase it is.
 
-    `digests` are SHA-256 of both sides for the record of a run: of the files' bytes, or of the lines as
-    `write` would write them. Raises UserError when the sides differ in length.
+    `digests` are SHA-256 of both sides for the record of a run: of the bytes of the files, or of the lines as `write`
+    would write them. `UserError` when the sides differ in length.
     """
 
     source: list[str]
@@ -43,17 +42,17 @@ class ParallelText:
 
     @property
     def lines(self) -> Iterator[str]:
-        """All text that a joint vocabulary is made of."""
+        """All text, for a joint vocabulary."""
         yield from self.source
         yield from self.target
 
     def select(self, indices: list[int]) -> "ParallelText":
-        """The pairs at `indices`, in that order."""
+        """Return the pairs at `indices`, in that order."""
         kinds = None if self.kinds is None else [self.kinds[i] for i in indices]
         return ParallelText([self.source[i] for i in indices], [self.target[i] for i in indices], kinds)
 
     def without_empty(self) -> tuple["ParallelText", int]:
-        """For training: the pairs whose sides both hold more than white space, and how many others there were.
+        """Return, for training, the pairs whose sides both hold more than white space, and the number of the others.
 
         Evaluation keeps every pair, so that output and reference stay aligned.
         """
@@ -81,20 +80,12 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 file by the rules above. UserError as for `read_parallel`."""
+    """Read the lines of a UTF-8 file. `UserError` as for `read_parallel`."""
     return _read(path)[0]
 
 
-def split_lines(data: bytes) -> list[bytes]:
-    """Split at `\\n` only; drops one `\\r` before each `\\n`, and the empty piece after a final newline."""
-    lines = data.split(b"\n")
-    last = lines.pop()  # what follows the last \n: no line unless it holds something
-    lines = [line[:-1] if line.endswith(b"\r") else line for line in lines]
-    return [*lines, last] if last else lines
-
-
 def write_lines(path: str | Path, lines: list[str]) -> None:
-    """One line each, UTF-8, `\\n` line ends. UserError for a line that would not come back as it is."""
+    """Write a UTF-8 file with `\\n` line ends. `UserError` for a line that would not come back as it is."""
     for number, line in enumerate(lines, start=1):
         if "\n" in line or line.endswith("\r"):
             raise UserError(f"{path}: line {number} holds a line end inside; one sentence a line is the format")
@@ -102,32 +93,17 @@ def write_lines(path: str | Path, lines: list[str]) -> None:
 
 
 def _read(path: str | Path) -> tuple[list[str], str]:
-    """Lines and the SHA-256 of the file's bytes."""
-    data = _bytes(path)
-    lines = []
-    for number, line in enumerate(split_lines(without_mark(data, str(path))), start=1):
-        if len(line) > LONGEST_LINE:
-            raise line_without_end(path, number)
-        try:
-            lines.append(line.decode())
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}, byte {error.start + 1}: not UTF-8 (0x{line[error.start]:02x}); "
-                "convert the file, for example with iconv -t UTF-8"
-            ) from None
-    return lines, hashlib.sha256(data).hexdigest()
+    """Read the lines and the SHA-256 of their bytes, unpacked."""
+    digest, size = hashlib.sha256(), 0
 
+    def watch(block: bytes) -> None:
+        nonlocal size
+        digest.update(block)
+        size += len(block)
+        check_memory(3 * size, f"{path}: its text", "give less")
 
-def _bytes(path: str | Path) -> bytes:
-    with open_file(path, hint="give a text file with one sentence a line", pipes=True) as file:
-        parts, size = [], 0
-        while part := file.read(LONGEST_LINE):
-            if len(part) == LONGEST_LINE and b"\n" not in part:  # before the rest, which may be as large as a disk
-                raise line_without_end(path, 1 + sum(part.count(b"\n") for part in parts))
-            parts.append(part)
-            size += len(part)
-            check_memory(3 * size, f"{path}: its text", "give less")
-        return b"".join(parts)
+    lines = [line for block in line_blocks(path, watch=watch, pipes=True) for line in block]
+    return lines, digest.hexdigest()
 
 
 def _digest(lines: list[str]) -> str:
@@ -149,7 +125,7 @@ def _check_counts(source: list[str], target: list[str], source_name: str, target
 
 
 def first_suspect_line(source: list[str], target: list[str]) -> int:
-    """Where two texts of unequal length most likely fall out of step: a line number counted from 1.
+    """Find the line, counted from 1, where two texts of unequal length most likely fall out of step.
 
     Lengths of translations are proportional (Gale and Church 1993), so with d lines too many in the longer side
     the best place k minimises sum_{i<k} cost(i, i) + sum_{i>=k} cost(i, i+d), where cost is the deviation
@@ -159,7 +135,7 @@ def first_suspect_line(source: list[str], target: list[str]) -> int:
 
 
 def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
-    """The same, of the lines' lengths in characters."""
+    """Do as `first_suspect_line`, with the lines' lengths in characters."""
     short, long = sorted((source, target), key=len)
     extra, count = len(long) - len(short), len(short)
     if count == 0:

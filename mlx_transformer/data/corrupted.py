@@ -1,5 +1,5 @@
 """Batches of text that has been corrupted, to be restored: single tokens or words masked for an encoder, spans for an
-encoder-decoder. What is corrupted differs in each epoch and follows from (seed, epoch, batch) alone.
+encoder-decoder. Other tokens are corrupted in each epoch; which ones follows from (seed, epoch, batch) alone.
 
 Shapes: B rows, S tokens, M tokens to be restored a row.
 """
@@ -17,7 +17,7 @@ from .epochs import BatchesByEpoch, Shape, StepArrays, legacy_random
 from .ragged import padded, ragged
 
 MASKED, RANDOM = 0.8, 0.1
-"""Of the tokens that are to be restored, the shares shown as <mask> and as any token; the others are shown as they are
+"""The shares of the tokens to be restored that are shown as <mask> and as any token; the others are shown as they are
 (Devlin et al. 2019, section 3.1)."""
 
 
@@ -36,7 +36,7 @@ class MaskedBatch:
 
 
 class _Corrupted:
-    """What both kinds have of the batches `clean`, whose sides are the same text."""
+    """The common base of both kinds, made of the batches `clean`, whose sides are the same text."""
 
     def __init__(self, clean: TokenBatches, mask_id: int, share: float):
         self.clean, self.mask_id, self.share = clean, mask_id, share

@@ -1,7 +1,7 @@
 """Plain text to learn a language from: documents, each by itself, from files, folders or patterns of file names.
 
 A file is a document a line, or as a whole (`documents`). A `.jsonl` file has an object a line: {"text": ...}, or
-{"prompt": ..., "completion": ...}, of which only the completion is learned.
+{"prompt": ..., "completion": ...}, of which only the completion is learned. Each may be packed, as .gz or .zst.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_bytes, without_mark
 from mlx_transformer.system.machine import check_memory
 
-from .corpus import split_lines
+from .line_files import WatchBytes, line_blocks, unpacked_suffix, whole_text
 
 Cut = Literal["line", "file"]
-LARGEST = 1 << 34  # bytes of one file
+HINT = "restore it from a copy"
 
 
 @dataclass(frozen=True)
 class Documents:
-    """`prompts[i]`, mostly empty, is read before `texts[i]` and not learned. `digests`: SHA-256, for the record."""
+    """Texts to learn; `prompts[i]`, mostly empty, is read before `texts[i]` and not learned.
+
+    `digests` are SHA-256, for the record of a run.
+    """
 
     texts: list[str]
     prompts: list[str]
@@ -44,7 +46,7 @@ class Documents:
 
     @property
     def lines(self) -> Iterator[str]:
-        """All text that a vocabulary is made of."""
+        """All text, for a vocabulary."""
         yield from (prompt for prompt in self.prompts if prompt)
         yield from self.texts
 
@@ -53,26 +55,34 @@ class Documents:
 
 
 def read_documents(where: str, documents: Cut | None = None) -> tuple[Documents, int]:
-    """(documents, how many empty ones were left out) of a file, a folder (all files below it), or a pattern such as
-    "src/**/*.py".
+    """Read (documents, how many empty ones were left out) from a file, a folder (all files below it), or a pattern such
+    as "src/**/*.py".
 
-    `documents`: what one is; None: a line of a single file, or one of several files as a whole. `UserError` names a
-    file that is missing, not UTF-8 or not JSON lines, and what has no text at all.
+    `documents` says whether one is a line or a whole file; None: a line of a single file, a whole file of several.
+    `UserError` names a file that is missing, not UTF-8 or not JSON lines, and a place without any text.
     """
     files = list(_files(where))
     is_single = len(files) == 1 and str(files[0]) == where
     cut = documents or ("line" if is_single else "file")
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     size = 0
-    for path in files:
-        data = read_bytes(path, LARGEST)
-        size += len(data)
+
+    def watch(block: bytes) -> None:
+        nonlocal size
+        size += len(block)
         check_memory(3 * size, f"{where}: its text", "give less")
-        found += _jsonl(path, data) if path.suffix == ".jsonl" else [("", text) for text in _plain(path, data, cut)]
-    kept = [(prompt, text) for prompt, text in found if text.strip()]
-    if not kept:
+
+    for path in files:
+        if unpacked_suffix(path) == ".jsonl":
+            pairs += _jsonl(path, watch)
+        elif cut == "file":
+            pairs.append(("", whole_text(path, watch=watch, hint=HINT)))
+        else:
+            pairs += [("", line) for lines in line_blocks(path, watch=watch, hint=HINT) for line in lines]
+    usable = [(prompt, text) for prompt, text in pairs if text.strip()]
+    if not usable:
         raise UserError(f"{where}: holds no text; give files with text in them")
-    return Documents([text for _, text in kept], [prompt for prompt, _ in kept]), len(found) - len(kept)
+    return Documents([text for _, text in usable], [prompt for prompt, _ in usable]), len(pairs) - len(usable)
 
 
 def _files(where: str) -> Iterator[Path]:
@@ -88,29 +98,13 @@ def _files(where: str) -> Iterator[Path]:
     yield from files
 
 
-def _plain(path: Path, data: bytes, cut: Cut) -> Iterator[str]:
-    data = without_mark(data, str(path))
-    for number, part in enumerate(split_lines(data) if cut == "line" else [data], start=1):
-        yield _decoded(path, number, part)
-
-
-def _decoded(path: Path, number: int, data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = number + data[: error.start].count(b"\n")
-        raise UserError(
-            f"{path}, line {line}: not UTF-8 (0x{data[error.start]:02x}); convert the file, for example with iconv -t "
-            "UTF-8, or name other files"
-        ) from None
-
-
-def _jsonl(path: Path, data: bytes) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(split_lines(without_mark(data, str(path))), start=1):
+def _jsonl(path: Path, watch: WatchBytes) -> Iterator[tuple[str, str]]:
+    blocks = line_blocks(path, watch=watch, hint=HINT)
+    for number, line in enumerate((line for lines in blocks for line in lines), start=1):
         if not line.strip():
             continue
         try:
-            entry: Any = json.loads(_decoded(path, number, line))
+            entry: Any = json.loads(line)
         except (ValueError, RecursionError):
             raise UserError(f"{path}, line {number}: not JSON; each line must be an object") from None
         entry = entry if isinstance(entry, dict) else {}

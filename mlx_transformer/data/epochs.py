@@ -1,4 +1,4 @@
-"""What all kinds of training batches have in common: shuffled anew in each epoch, the same each time, exact resume."""
+"""The base of all kinds of training batches: shuffled anew in each epoch, the same each time, with exact resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Shape = tuple[int, int, int]  # (B, S, T)
 
 StepArrays = tuple[NDArray | None, ...]
-"""What a training step reads of a batch: targets (pad_id where nothing is learned), which positions they are of (None:
+"""The arrays of a batch that a training step reads: targets (pad_id where nothing is learned), their positions (None:
 all in order), then the arguments of `Transformer.hidden`."""
 
 
@@ -21,7 +21,7 @@ class TrainingBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Targets that are learned: the loss's divisor."""
+        """The number of targets that are learned: the loss's divisor."""
         ...
 
     def arrays(self, pad_id: int) -> StepArrays: ...
@@ -31,30 +31,30 @@ B = TypeVar("B", bound=TrainingBatch)
 
 
 class BatchesByEpoch(ABC, Generic[B]):
-    """Batches of a corpus, for any epoch. `part`: whatever `build` makes a batch of."""
+    """Batches of a corpus, for any epoch. A `part` is anything that `build` makes a batch of."""
 
     dropped: int
-    """Pairs or documents that are left out, for they don't fit."""
+    """The number of pairs or documents that are left out, for they don't fit."""
     batch_tokens: int
-    """Target tokens a batch, padding included, at most."""
+    """The most target tokens of a batch, padding included."""
 
     def __init__(self, seed: int):
         self.seed = seed
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches an epoch: the same for every epoch."""
+        """Count the batches of an epoch, which are as many in every epoch."""
 
     @abstractmethod
     def plan(self, random: np.random.RandomState) -> list[Any]:
-        """The parts of an epoch, one a batch."""
+        """Divide an epoch into parts, one a batch."""
 
     @abstractmethod
     def build(self, part: Any, epoch: int, index: int) -> B:
-        """The batch of a part, the `index`-th of its epoch."""
+        """Make the batch of a part, the `index`-th of its epoch."""
 
     def batches(self, epoch: int) -> EpochBatches[B]:
-        """The batches of one epoch as a sequence; each is built only when it is asked for.
+        """Return the batches of one epoch as a sequence; each is built only when it is asked for.
 
         Order and contents follow from (seed, epoch) alone. The legacy generator is used since NumPy freezes its
         stream, so a resumed run sees the same batches under another NumPy.
@@ -64,7 +64,7 @@ class BatchesByEpoch(ABC, Generic[B]):
         return EpochBatches(self, epoch, [parts[i] for i in random.permutation(len(parts))])
 
     def from_step(self, step: int) -> Iterator[B]:
-        """Endless batches from step `step` on, counted over all epochs: what an uninterrupted run would have seen."""
+        """Yield batches without an end from step `step` on, counted over all epochs: those of an uninterrupted run."""
         epoch, index = divmod(step, len(self))
         while True:
             batches = self.batches(epoch)

@@ -1,4 +1,4 @@
-"""What batches are cut from: pairs of sequences, with bounds on their lengths that hold in every epoch."""
+"""Examples, from which batches are cut: pairs of sequences, with bounds on their lengths that hold in every epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Examples:
         return len(self.source_lengths)
 
     def rows(self, members: NDArray, epoch: int) -> tuple[Rows, Rows]:
-        """Source and target ids of the examples `members` in an epoch; each ends with eos."""
+        """Return source and target ids of the examples `members` in an epoch; each ends with eos."""
         raise NotImplementedError
 
 
@@ -45,7 +45,7 @@ class Pairs(Examples):
 
 
 def usable(examples: Examples, max_length: int) -> NDArray:
-    """Which of them have 1 to `max_length` tokens on each side: (n,) int32, ascending."""
+    """Return the indices of those with 1 to `max_length` tokens on each side: (n,) int32, ascending."""
     fits = np.ones(len(examples), dtype=bool)
     for lengths in (examples.source_lengths, examples.target_lengths):
         fits &= (lengths > 0) & (lengths <= max_length)
@@ -53,7 +53,7 @@ def usable(examples: Examples, max_length: int) -> NDArray:
 
 
 def cells(first: NDArray, second: NDArray) -> tuple[NDArray, NDArray]:
-    """The distinct pairs (first[i], second[i]), ascending, as (cells, 2) int64, and for each i which one it is.
+    """Return the distinct pairs (first[i], second[i]), ascending, as (cells, 2) int64, and for each i its pair's index.
 
     Linear in time where the numbers are small, as lengths are.
     """

@@ -1,13 +1,15 @@
-"""Lines of text files, plain or packed (.gz, .zst), a block at a time: a file may be larger than memory.
+"""Text files, plain or packed (.gz, .zst), as lines a block at a time or as a whole: a file may be larger than memory.
 
-Lines are as in `corpus`: they end at `\\n` alone, a `\\r` before it belongs to the end, a byte order mark to nothing.
+Lines end at `\\n` and nowhere else: U+2028, U+0085, form feeds and a CR inside a line are text. A `\\r` directly before
+the `\\n` belongs to the line end (files from Windows) and is dropped, as is a byte order mark at the start of a file. A
+final newline adds no empty line.
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,22 @@ BLOCK = 1 << 20  # bytes
 ZSTANDARD_BLOCK = 1 << 12  # packed bytes; unpacked they are at most 128 MB
 
 
-def line_blocks(path: str | Path) -> Iterator[list[str]]:
-    """All lines, some at a time. `UserError`, naming the line, for what isn't UTF-8 or has no line ends, and for a file
-    that can't be read or is damaged."""
+HINT = "give a text file with one sentence a line"
+
+WatchBytes = Callable[[bytes], object]
+"""Is called with each block of a file's text, unpacked."""
+
+
+def line_blocks(
+    path: str | Path, *, watch: WatchBytes = len, hint: str = HINT, pipes: bool = False
+) -> Iterator[list[str]]:
+    """Read all lines, some at a time; `watch` is called with their bytes. `pipes`: a pipe will do too.
+
+    `UserError`, naming the line, for text that isn't UTF-8 or has no line ends, and for a file that can't be read
+    (which the `hint` ends) or is damaged.
+    """
     rest, number, begun = b"", 1, False
-    for block in _with_end(_bytes(path)):
+    for block in _with_end(_bytes(path, watch, hint, pipes)):
         data = rest + (block or b"")
         cut = data.rfind(b"\n") + 1 if block is not None else len(data)
         if len(data) - cut > LONGEST_LINE:
@@ -32,13 +45,23 @@ def line_blocks(path: str | Path) -> Iterator[list[str]]:
         whole, rest = data[:cut], data[cut:]
         if whole:
             whole, begun = whole if begun else without_mark(whole, str(path)), True
-            lines = _decoded(whole, path, number)
+            lines = _lines(whole, path, number)
             number += len(lines)
             yield lines
 
 
+def whole_text(path: str | Path, *, watch: WatchBytes = len, hint: str = HINT) -> str:
+    """Read all text of a file, its line ends as they are; `UserError` as for `line_blocks`."""
+    return _decoded(without_mark(b"".join(_bytes(path, watch, hint)), str(path)), path, 1)
+
+
+def unpacked_suffix(path: Path) -> str:
+    """Return the ending of the file's name without that of its packing: .jsonl for a.jsonl.gz."""
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+
+
 def needs(package: str, what: str) -> UserError:
-    """The error of an extra that isn't installed."""
+    """Return the error of an extra that isn't installed."""
     return UserError(f"{what} needs {package}: pip install -e '.[data]' in the project's folder")
 
 
@@ -47,14 +70,23 @@ def _with_end(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
     yield None
 
 
-def _decoded(data: bytes, path: str | Path, number: int) -> list[str]:
-    """Lines of whole lines, the last of a file perhaps without its end; `number`: of the first."""
+def _lines(data: bytes, path: str | Path, number: int) -> list[str]:
+    """Split whole lines, the last of a file perhaps without its end; `number` is that of the first."""
     if len(data) > LONGEST_LINE:
         for i, line in enumerate(data.split(b"\n")):
             if len(line) > LONGEST_LINE:
                 raise line_without_end(path, number + i)
+    lines = _decoded(data, path, number).split("\n")
+    last = lines.pop()  # what follows the last \n: no line unless it holds something
+    if b"\r\n" in data:
+        lines = [line[:-1] if line.endswith("\r") else line for line in lines]
+    return [*lines, last] if last else lines
+
+
+def _decoded(data: bytes, path: str | Path, number: int) -> str:
+    """Decode UTF-8; `number` is that of the first line, for the error."""
     try:
-        lines = data.decode().split("\n")
+        return data.decode()
     except UnicodeDecodeError as error:
         begin = data.rfind(b"\n", 0, error.start) + 1
         line = number + data.count(b"\n", 0, begin)
@@ -62,17 +94,15 @@ def _decoded(data: bytes, path: str | Path, number: int) -> list[str]:
             f"{path}, line {line}, byte {error.start - begin + 1}: not UTF-8 "
             f"(0x{data[error.start]:02x}); convert the file, for example with iconv -t UTF-8"
         ) from None
-    last = lines.pop()  # what follows the last \n: no line unless it holds something
-    if b"\r\n" in data:
-        lines = [line[:-1] if line.endswith("\r") else line for line in lines]
-    return [*lines, last] if last else lines
 
 
-def _bytes(path: str | Path) -> Iterator[bytes]:
-    """Of the text, unpacked."""
+def _bytes(path: str | Path, watch: WatchBytes, hint: str, pipes: bool = False) -> Iterator[bytes]:
+    """Read the text's bytes, unpacked, a block at a time."""
     read = {".gz": _gzip, ".zst": _zstandard}.get(Path(path).suffix, _plain)
-    with open_file(path, hint="give a text file with one sentence a line") as file:
-        yield from read(file, path)
+    with open_file(path, hint=hint, pipes=pipes) as file:
+        for block in read(file, path):
+            watch(block)
+            yield block
 
 
 def _plain(file: BufferedReader, path: str | Path) -> Iterator[bytes]:

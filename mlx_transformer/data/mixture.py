@@ -24,8 +24,11 @@ from .examples import Examples, Rows, cells, usable
 
 
 class Mixture(Examples):
-    """Of `pairs`, of which the first sizes[0] are those of the first corpus, and so on. Pairs with more than
-    `max_length` tokens on a side count for nothing and are `dropped`. `UserError` for a corpus that has no others."""
+    """Examples of several corpora; the first sizes[0] of the `pairs` are those of the first corpus, and so on.
+
+    Pairs with more than `max_length` tokens on a side count for nothing and are `dropped`. `UserError` for a corpus
+    that has no others.
+    """
 
     def __init__(self, pairs: Examples, sizes: Sequence[int], weights: Sequence[float], max_length: int, seed: int):
         self._pairs = pairs
@@ -42,7 +45,7 @@ class Mixture(Examples):
         self.source_lengths, self.target_lengths = (np.concatenate(side) for side in zip(*bounds, strict=True))
 
     def members(self, slots: NDArray, epoch: int) -> NDArray:
-        """Which pairs stand in these slots in an epoch."""
+        """Return the pairs that stand in these slots in an epoch."""
         corpora = np.searchsorted(self._ends, slots, side="right")
         found = np.empty(len(slots), np.int64)
         for i in np.unique(corpora).tolist():
@@ -57,7 +60,7 @@ class Mixture(Examples):
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` in parts as the weights, at least one each: rounded down, and the largest remainders up."""
+    """Divide `total` in parts as the weights, at least one each: rounded down, and the largest remainders up."""
     exact = np.array(weights, dtype=np.float64) / np.sum(weights) * total
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(counts - exact, kind="stable")
@@ -66,7 +69,7 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def _sorted(pairs: Examples, members: NDArray, seed: int, corpus: int) -> NDArray:
-    """By (target, source) length; ties as the seed decides."""
+    """Sort the pairs by (target, source) length; the seed decides between equals."""
     if not len(members):
         return members
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, corpus))))
@@ -76,7 +79,7 @@ def _sorted(pairs: Examples, members: NDArray, seed: int, corpus: int) -> NDArra
 
 
 def _bounds(pairs: Examples, ranked: NDArray, count: int) -> tuple[NDArray, NDArray]:
-    """Largest (source, target) length that each of `count` slots ever has."""
+    """Return the largest (source, target) length that each of `count` slots ever has."""
     n, slot = len(ranked), np.arange(count, dtype=np.int64)
     first, last = slot * n // count, -(-(slot + 1) * n // count) - 1
     windows = np.stack([first, last + 1], axis=1).ravel()

@@ -2,7 +2,7 @@
 
 B rows, L tokens a row. No document is cut that fits a row, and none reads another: `segments` says which document of
 its row each token belongs to (attention and positions are those of each document by itself). One that is longer than a
-row is cut into pieces, which learn nothing of each other. What is packed together is decided once; the order of rows
+row is cut into pieces, which learn nothing of each other. Rows are packed once; the order of rows
 changes with every epoch.
 """
 
@@ -21,7 +21,7 @@ from .batches import fitting_batch
 from .epochs import BatchesByEpoch, Shape, StepArrays
 
 Piece = tuple[NDArray, int]
-"""(ids, how many of its first targets are not learned): ids[1:] are the targets, ids[:-1] what is read."""
+"""(ids, how many of its first targets are not learned): ids[1:] are the targets, ids[:-1] the inputs."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         self._batch_rows = self.batch_tokens // row_length // row_multiple * row_multiple
 
     def __len__(self) -> int:
-        """Batches an epoch: the same for every epoch."""
+        """Count the batches of an epoch, which are as many in every epoch."""
         return -(-len(self._rows) // self._batch_rows)
 
     @property
@@ -89,7 +89,7 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         return [(self._batch_rows, 0, self.row_length)]
 
     def plan(self, random: np.random.RandomState) -> list[NDArray]:
-        """Which rows each batch of an epoch has."""
+        """Return the rows of each batch of an epoch."""
         return np.array_split(random.permutation(len(self._rows)), len(self))
 
     def build(self, part: NDArray, epoch: int, index: int) -> PackedBatch:
@@ -110,14 +110,14 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
 
 
 def _pieces(prompt: Sequence[int], document: Sequence[int], length: int, bos_id: int) -> Iterator[Piece]:
-    """A document cut where a row is full."""
+    """Cut a document where a row is full."""
     ids = np.array([bos_id, *prompt, *document], np.int32)
     for start in range(0, len(ids) - 1, length):
         yield ids[start : start + length + 1], max(0, len(prompt) - start)
 
 
 def _pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """Rows of pieces: the longest first, each into the fullest row that has room for it (best fit decreasing)."""
+    """Pack pieces into rows: the longest first, each into the fullest row with room for it (best fit decreasing)."""
     rows: list[list[int]] = []
     with_room: dict[int, list[int]] = {}
     rooms: list[int] = []  # of rows that have room, sorted, each once

@@ -1,4 +1,4 @@
-"""Where the pairs of one corpus stand: two files of lines, or one file of pairs."""
+"""The files of one corpus of pairs: two files of lines, or one file of pairs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,17 @@ class PairFiles:
         return ("source", "target") if self.languages is None else language_pair(self.languages)
 
     def size(self) -> int:
-        """About as many bytes as the text has; 0 for what is no file, such as a pipe."""
+        """Estimate the bytes of the text; 0 for what is no file, such as a pipe."""
         packed = (*PACKED, ".parquet")
         sizes = {file: file.stat().st_size for file in self.files if file.is_file()}
         return sum(size * (UNPACKED if file.suffix in packed else 1) for file, size in sizes.items())
 
     def parts(self) -> Generator[Part, None, None]:
-        """All sources and targets, some at a time, without the tag. `UserError`, naming file and line, for what isn't
-        as it must be; the last of it when all have been read: another number of sources than of targets, or none."""
+        """Read all sources and targets, some at a time, without the tag.
+
+        `UserError`, naming file and line, for what isn't as it must be; when all have been read also for no pairs, or
+        other numbers of sources and targets.
+        """
         empty = True
         for part in self._side_by_side() if self.pairs is None else pair_parts(Path(self.pairs), self.columns):
             empty = empty and not part[0]
@@ -57,13 +60,13 @@ class PairFiles:
             raise UserError(f"{self.name}: no pairs in it; give files with one sentence or pair a line")
 
     def check_beginning(self) -> None:
-        """`UserError` if already the first pairs can't be read: said before a large file is read for its digest."""
+        """Raise `UserError` if the first pairs can't be read, before a large file is read for its digest."""
         parts = self.parts()
         next(parts, None)
         parts.close()
 
     def usable_parts(self) -> Iterator[tuple[list[str], list[str], int]]:
-        """For training: tagged sources and targets, where both hold more than white space, and how many others."""
+        """Read, for training, tagged sources and targets that hold more than white space, and the number of others."""
         for source, target in self.parts():
             pairs = [(s, t) for s, t in zip(source, target, strict=True) if s.strip() and t.strip()]
             yield [self.tag + s for s, _ in pairs], [t for _, t in pairs], len(source) - len(pairs)
@@ -85,7 +88,7 @@ class PairFiles:
             waiting = [lines[count:] for lines in waiting]
 
     def _refuse_counts(self) -> None:
-        """`UserError` with both numbers of lines; read again for it, as two hundred million needn't be kept."""
+        """Raise `UserError` with both numbers of lines. Files are read again: lengths needn't be kept before."""
         names = (str(self.source), str(self.target))
         lengths = [
             np.fromiter((len(line) for lines in line_blocks(name) for line in lines), dtype=np.int32) for name in names
@@ -99,7 +102,7 @@ class PairFiles:
 
 
 def language_pair(text: str) -> Columns:
-    """ "en-de" as two names; also "zh-CN,en". `UserError` for anything else."""
+    """Split "en-de" into two names; also "zh-CN,en". `UserError` for anything else."""
     parts = [part.strip() for part in text.split("," if "," in text else "-")]
     if len(parts) != 2 or not all(parts) or parts[0] == parts[1]:
         raise UserError(f'languages = {text!r}: give two names, such as "en-de" or "zh-CN,en"')

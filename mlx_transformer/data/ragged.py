@@ -33,12 +33,12 @@ class Ragged:
         return self.read(int(self.starts[index]), int(self.lengths[index]))
 
     def select(self, indices: NDArray) -> Ragged:
-        """The sequences at `indices`, in that order, or where a mask is True; nothing is copied but their places."""
+        """Return the sequences at `indices`, in that order, or where a mask is True; only their places are copied."""
         return Ragged(self.lengths[indices], self.starts[indices], self.read)
 
 
 def ragged(sequences: Iterable[Sequence[int]]) -> Ragged:
-    """In memory, 4 bytes a token and 12 a sequence; of an iterator no more than a part is ever a list."""
+    """Hold sequences in memory, 4 bytes a token and 12 a sequence; only a part of an iterator is ever a list."""
     lengths, ids, sequences = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], iter(sequences)
     while part := list(itertools.islice(sequences, PART)):
         lengths.append(np.fromiter(map(len, part), np.int32, len(part)))
@@ -54,10 +54,10 @@ def starts_of(lengths: NDArray) -> NDArray:
 
 
 def ragged_files(files: Sequence[tuple[Path, NDArray]], dtype: np.dtype) -> Ragged:
-    """Of files of ids of this type, each with the lengths of its sequences.
+    """Open sequences in files of ids of this type, each with the lengths of its sequences.
 
-    They are read, not mapped: what is read of a mapped file counts as this process's memory, and one that has become
-    shorter ends the process. Here that is a `UserError`.
+    Files are read, not mapped: pages of a mapped file count as this process's memory, and one that has become shorter
+    ends the process. Here that is a `UserError`.
     """
     opened = [_IdFile(path, dtype) for path, _ in files]
     counts = [lengths for _, lengths in files]
@@ -72,7 +72,7 @@ def ragged_files(files: Sequence[tuple[Path, NDArray]], dtype: np.dtype) -> Ragg
 
 
 class _IdFile:
-    """Open as long as somebody may read of it."""
+    """A file of ids that is open as long as somebody may read it."""
 
     def __init__(self, path: Path, dtype: np.dtype):
         self._path, self._dtype = path, dtype
@@ -95,7 +95,7 @@ class _IdFile:
 
 
 def padded(rows: Sequence[NDArray], height: int, width: int, pad: int) -> NDArray:
-    """(height, width) int32: the rows, then rows of padding."""
+    """Return the rows, then rows of padding: (height, width) int32."""
     out = np.full((height, width), pad, dtype=np.int32)
     if rows:
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))

@@ -1,4 +1,4 @@
-"""Which pairs of a text are for validation, where there is no text for it."""
+"""The choice of pairs for validation, where there is no text for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = 1000  # pairs; one in a hundred of a smaller text
 
 
 def kept_pairs(count: int, seed: int, name: str, noun: str = "pairs") -> NDArray:
-    """(count,) bool: True on those that stay for training. `UserError`, which says the text's name, for one alone."""
+    """Return (count,) bool, True on those that stay for training. `UserError`, with the text's name, for one alone."""
     if count < 2:
         raise UserError(f"{name}: {count} usable {noun}; training needs more, or give validation files")
     order = np.random.default_rng(seed).permutation(count)

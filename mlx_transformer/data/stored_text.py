@@ -1,4 +1,4 @@
-"""Training text that stays on disk, of which only token ids are ever read again."""
+"""Training text that stays on disk: only its token ids are ever read again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .token_cache import TokenCache
 class StoredText:
     """The usable pairs of some corpora, one after another, less those that are set aside for validation.
 
-    `digests`, `valid` and `dropped` are what they would be of the same text in memory. What is read from the files is
-    kept in the cache: the next run with the same files and seed reads nothing.
+    `digests`, `valid` and `dropped` are the same as for text in memory. The cache keeps all that is read from the
+    files: the next run with the same files and seed reads nothing.
     """
 
     def __init__(self, corpora: list[PairFiles], cache: TokenCache, seed: int, set_aside: bool):
@@ -42,7 +42,7 @@ class StoredText:
 
     @property
     def identity(self) -> list:
-        """Equal exactly where the texts are."""
+        """A value that is equal exactly where the texts are."""
         return [self._identity, self._seed if self._set_aside else None]
 
     def __len__(self) -> int:
@@ -50,11 +50,11 @@ class StoredText:
 
     @property
     def kept(self) -> NDArray:
-        """(n,) bool: which of all usable pairs are for training."""
+        """The usable pairs that are for training, as (n,) bool."""
         return self._kept
 
     def lines(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Sources and targets, some at a time."""
+        """Read sources and targets, some at a time."""
         for source, target, kept in self._parts():
             if kept.all():
                 yield source, target
@@ -63,7 +63,7 @@ class StoredText:
                 yield [source[i] for i in indices], [target[i] for i in indices]
 
     def pairs(self, tokenizer: Tokenizer) -> Pairs:
-        """Tokenized once, in the cache."""
+        """Return the pairs as ids, which are made once and kept in the cache."""
         source, target = self.cache.tokens(self.corpora, tokenizer, self.counts)
         if not self._set_aside:
             return Pairs(source, target)
@@ -80,7 +80,7 @@ class StoredText:
                     report(begin / max(1, len(self._kept)), f"{begin:,} pairs")
 
     def _count(self) -> list[tuple[int, int]]:
-        """Usable and other pairs of each corpus."""
+        """Count the usable and the other pairs of each corpus."""
         found, read = [], 0
         with quiet_progress("text") as report:
             for corpus in self.corpora:
@@ -93,7 +93,7 @@ class StoredText:
         return found
 
     def _facts(self) -> dict:
-        """Digests of what is trained on, as `ParallelText` has them, and the pairs that are set aside."""
+        """Return the digests of the training text, as `ParallelText` has them, and the pairs that are set aside."""
         (corpus, *others), files = self.corpora, self._identity[0][0]
         plain = corpus.pairs is None and not corpus.tag and all(path.suffix not in PACKED for path in corpus.files)
         if not others and plain and not self.dropped and not self._set_aside:

@@ -25,12 +25,12 @@ KINDS = ".tsv, .jsonl (both also as .gz or .zst), .parquet, .arrow, or a folder 
 
 
 def pair_parts(path: Path, columns: Columns) -> Iterator[Part]:
-    """Sources and targets, some at a time. `UserError`, naming the line or row, for what the file lacks."""
+    """Read sources and targets, some at a time. `UserError`, naming the line or row, for what the file lacks."""
     return _reader(path)(path, columns)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that hold the pairs: `path` itself, or those of a folder of `datasets`, in order."""
+    """Return the files that hold the pairs: `path` itself, or those of a folder of `datasets`, in order."""
     if not path.is_dir():
         return [path]
     state = path / "state.json"
@@ -65,7 +65,7 @@ def _reader(path: Path) -> Callable[[Path, Columns], Iterator[Part]]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Blocks of lines, each with the number of its first."""
+    """Read blocks of lines, each with the number of its first."""
     number = 1
     for lines in line_blocks(path):
         yield number, lines

@@ -1,19 +1,18 @@
-"""What was once found out about large files, kept in a folder: their digests, their tokens, a vocabulary.
+"""A cache of what large files hold: their digests, their tokens, a vocabulary.
 
 FOLDER/digests/*.json     SHA-256 of a file, with the size, time and number by which it is known to be the same
 FOLDER/facts/*.json       a value, under the digest of all that it depends on
 FOLDER/tokens-*/          the token ids of a corpus: for each side .ids (uint16; int32 if the vocabulary is larger) and
                           .lengths (int32, one a pair); meta.json
 
-All appear whole or not at all, and what isn't whole any more is made anew. Nothing but time is lost with the folder.
+All appear whole or not at all, and a file that isn't whole any more is made anew. Nothing but time is lost with the
+folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,22 +32,11 @@ from mlx_transformer.system.progress import quiet_progress
 from .pair_files import PairFiles
 from .ragged import PART, Ragged, ragged, ragged_files
 
-VERSION = 1  # of what is kept; another one begins anew
+VERSION = 1  # of the files' contents; another one begins anew
 SIDES = ("source", "target")
 WIDE = 1 << 16  # tokens of a vocabulary whose ids need more than 16 bits
 
 T = TypeVar("T")
-
-
-def default_folder() -> Path:
-    """Where a user's programs keep what they can make again. `UserError` for a user without a home."""
-    if sys.platform != "darwin" and (named := os.environ.get("XDG_CACHE_HOME")):
-        return Path(named) / "mlx-transformer"
-    try:
-        home = Path.home()
-    except RuntimeError:
-        raise UserError("large text needs a cache, and this user has no home: name a folder by cache") from None
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "mlx-transformer"
 
 
 class TokenCache:
@@ -56,7 +44,7 @@ class TokenCache:
         self.folder = folder
 
     def digest(self, file: Path) -> str:
-        """SHA-256 of a file, read again only if it has changed since. `UserError` if it can't be read."""
+        """Return the SHA-256 of a file, read again only if it has changed since. `UserError` if it can't be read."""
         try:
             status = file.stat()
         except OSError as error:
@@ -73,11 +61,11 @@ class TokenCache:
         return digest
 
     def identity(self, corpus: PairFiles) -> list[Any]:
-        """Equal exactly where the usable pairs of two corpora are: for `fact`."""
+        """Return a value for `fact` that is equal exactly where the usable pairs of two corpora are."""
         return [[self.digest(file) for file in corpus.files], corpus.pairs is None, corpus.columns, corpus.tag]
 
     def fact(self, depends_on: dict[str, Any], make: Callable[[], T]) -> T:
-        """What `make` returns, a JSON value; made once for all that it depends on."""
+        """Return the JSON value that `make` returns; it is made once for all that it depends on."""
         key = json.loads(json.dumps([VERSION, depends_on]))
         path = self.folder / "facts" / f"{_key(key)}.json"
         kept = _kept(path)
@@ -88,7 +76,8 @@ class TokenCache:
         return value
 
     def tokens(self, corpora: list[PairFiles], tokenizer: Tokenizer, counts: list[int]) -> list[Ragged]:
-        """Source and target ids of the usable pairs of all corpora, one after another. counts: of these pairs."""
+        """Return source and target ids of the usable pairs of all corpora, one after another; `counts` are their
+        numbers of pairs."""
         largest = max(tokenizer.source.vocab_size, tokenizer.vocab_size)
         dtype = np.dtype(np.uint16 if largest <= WIDE else np.int32)
         folders = [self._tokens(*each, tokenizer, dtype) for each in zip(corpora, counts, strict=True)]
@@ -111,7 +100,7 @@ class TokenCache:
 
 
 def encoded(tokenizer: Tokenizer, texts: list[str]) -> Ragged:
-    """The ids of texts in memory, of which only a part is ever a list."""
+    """Encode texts in memory, of which only a part is ever a list."""
     parts = (tokenizer.encode_batch(texts[i : i + PART]) for i in range(0, len(texts), PART))
     return ragged(ids for part in parts for ids in part)
 
@@ -136,7 +125,7 @@ def _write(folder: Path, corpus: PairFiles, count: int, tokenizer: Tokenizer, dt
 
 
 def _lengths(folder: Path, dtype: np.dtype) -> dict[str, NDArray] | None:
-    """Of both sides; None for what isn't there, or isn't whole."""
+    """Read the lengths of both sides; None if they aren't there, or not whole."""
     try:
         meta = read_json(folder / "meta.json")
         lengths = {side: np.fromfile(folder / f"{side}.lengths", np.int32) for side in SIDES}

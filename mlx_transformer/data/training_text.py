@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.files import default_folder
 from mlx_transformer.system.machine import check_memory
 
 from .bpe_dropout import DroppedPairs
@@ -20,7 +21,7 @@ from .mixture import Mixture
 from .pair_files import PairFiles
 from .set_aside import kept_pairs
 from .stored_text import StoredText
-from .token_cache import TokenCache, default_folder, encoded
+from .token_cache import TokenCache, encoded
 
 LARGE = 64 << 20
 """Bytes of text that are read into memory; more stay on disk, and their tokens in a cache."""
@@ -28,8 +29,10 @@ LARGE = 64 << 20
 
 @dataclass(frozen=True)
 class TrainingText:
-    """Pairs of one or more corpora, one after another. `sizes`: how many of each; `weights`: their shares, None for
-    each pair once an epoch."""
+    """Pairs of one or more corpora, one after another.
+
+    `sizes`: the number of pairs of each; `weights`: their shares, None for each pair once an epoch.
+    """
 
     text: ParallelText | StoredText
     sizes: Sequence[int]
@@ -45,7 +48,7 @@ class TrainingText:
         return self.text.digests
 
     def lines(self, sides: Sequence[int], count: int | None = None) -> Iterator[str]:
-        """Of sources (0), targets (1) or both; of so many pairs at random, or of all."""
+        """Read lines of sources (0), targets (1) or both, from `count` pairs at random or from all."""
         if count is not None:
             return (pair[side] for pair in self.some_pairs(count) for side in sides)
         if isinstance(self.text, ParallelText):
@@ -53,7 +56,7 @@ class TrainingText:
         return (line for part in self.text.lines() for side in sides for line in part[side])
 
     def some_pairs(self, count: int) -> Iterator[tuple[str, str]]:
-        """`count` pairs at random."""
+        """Read `count` pairs at random."""
         chosen = np.zeros(len(self), dtype=bool)
         random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, 2))))
         chosen[random.permutation(len(self))[:count]] = True
@@ -65,8 +68,10 @@ class TrainingText:
             begin += len(source)
 
     def tokenizer(self, vocab_size: int, count: int | None, separate: bool = False) -> Tokenizer:
-        """One joint vocabulary of all lines, or of those of `count` pairs, or `separate` ones of the two languages; of
-        text on disk it is learned once."""
+        """Learn one joint vocabulary, or `separate` ones of both languages, from all lines or those of `count` pairs.
+
+        For text on disk it is learned once.
+        """
 
         def learned() -> Tokenizer:
             if separate:
@@ -80,7 +85,7 @@ class TrainingText:
         return Tokenizer(self.text.cache.fact(depends_on, lambda: learned().to_json()), "tokenizer of the cache")
 
     def examples(self, tokenizer: Tokenizer, max_length: int) -> Examples:
-        """What batches are cut from."""
+        """Return the examples, from which batches are cut."""
         if isinstance(self.text, StoredText):
             pairs: Examples = self.text.pairs(tokenizer)
         elif self.bpe_dropout:
@@ -106,10 +111,10 @@ def load_training(
     bpe_dropout: float = 0.0,
     cache: Path | None = None,
 ) -> tuple[TrainingText, ParallelText | None, int]:
-    """(text for training, what of it is set aside for validation, pairs left out because a side is empty).
+    """Load (text for training, the part set aside for validation, the number of pairs left out for an empty side).
 
-    On disk where a `cache` is named, or there is more than `LARGE`; with BPE dropout always in memory, as there are
-    other tokens in every epoch.
+    The text stays on disk where a `cache` is named, or there is more than `LARGE`; with BPE dropout it is always in
+    memory, as it has other tokens in every epoch.
     """
     corpora = list(corpora)
     sizes = [corpus.size() for corpus in corpora]
@@ -125,7 +130,7 @@ def load_training(
 
 
 def read_pairs(corpus: PairFiles) -> ParallelText:
-    """All pairs, empty ones too, in memory: for validation. `UserError` as `PairFiles.parts` and `read_parallel`."""
+    """Read all pairs for validation, empty ones too. `UserError` as for `PairFiles.parts` and `read_parallel`."""
     if _is_plain(corpus):
         return read_parallel(str(corpus.source), str(corpus.target))
     source, target = _joined((part[0], part[1]) for part in corpus.parts())
@@ -133,7 +138,7 @@ def read_pairs(corpus: PairFiles) -> ParallelText:
 
 
 def _is_plain(corpus: PairFiles) -> bool:
-    """Two files of lines, or pipes, that are read at once."""
+    """Say whether these are two files of lines, or pipes, that are read at once."""
     return corpus.pairs is None and not corpus.tag and all(path.suffix not in PACKED for path in corpus.files)
 
 
@@ -168,5 +173,5 @@ def _on_disk(
 
 
 def _split(kept: np.ndarray, counts: list[int]) -> list[int]:
-    """How many pairs of each corpus are kept."""
+    """Count the pairs of each corpus that are kept."""
     return [int(part.sum()) for part in np.split(kept, np.cumsum(counts)[:-1])]

@@ -1,24 +1,18 @@
-"""Published checkpoints to this project's and back: one module a model family, with tables of names and fields.
-
-A family's module has its `Family`: `model_type` of config.json, `read(folder) -> (config, weights, notes)` and
-`write(checkpoint) -> (config.json, weights)`, which writes what `read` would read back equal and refuses the rest;
-`folder.py` knows the folders they are kept in. NumPy alone.
-"""
+"""Published models to checkpoints of ours and back: folders read, converted by their family's tables, and written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mlx_transformer.core.checkpoint import holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
+from .engine import Published, exported, imported
 from .folder import read_folder, read_tokenizer, write_folder
-from .marian import MARIAN
-from .pegasus import PEGASUS
-
-FAMILIES = {family.model_type: family for family in (MARIAN, PEGASUS)}
+from .table import FAMILIES, family_of
 
 
 def import_huggingface(folder: str | Path, out: str | Path, force: bool = False) -> list[str]:
@@ -34,17 +28,16 @@ def import_huggingface(folder: str | Path, out: str | Path, force: bool = False)
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
-    config, weights, notes = FAMILIES[model_type].read(source)
+    config, weights = imported(FAMILIES[model_type], source)
     tokenizer, note = read_tokenizer(folder, config)
     save_checkpoint(out, config, weights, tokenizer)
-    return [*notes, *note]
+    return [*_left_behind(source, config), *note]
 
 
 def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None = None, force: bool = False) -> Path:
     """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads.
 
-    `family` is a key of `FAMILIES`; by default the one whose norms stand where the model's do: "marian" behind each
-    sub-layer, "pegasus" before it.
+    `family` is a key of `FAMILIES`; by default the first that has such a model.
 
     `out` is new or empty, or with `force` such a folder that is replaced. Raises `UserError` with every reason why the
     family has no such model.
@@ -56,7 +49,17 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
         raise UserError(
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
         )
-    if family is None:
-        family = next(f.model_type for f in FAMILIES.values() if f.norm_placement == opened.config.norm_placement)
-    config, weights = FAMILIES[family].write(opened)
+    chosen = family_of(opened.config) if family is None else FAMILIES[family]
+    config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
     return write_folder(Path(out), opened.config, config, weights, tokenizer)
+
+
+def _left_behind(source: Published, c: TransformerConfig) -> list[str]:
+    """Rules of its generation that our search doesn't have by itself: pad and the start token are never generated."""
+    settings = {**source.config, **source.generation}
+    banned = []
+    for key in ("bad_words_ids", "suppress_tokens"):
+        value = settings.get(key)
+        never_generated = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
+        banned += [ids for ids in value if ids not in never_generated] if isinstance(value, list) else []
+    return [f"banned tokens left behind: {banned}"] if banned else []

@@ -1,262 +1,268 @@
-"""A family of models that `transformers` keeps like the paper's, with biases everywhere: what Marian and Pegasus share.
+"""Published models to ours and back, by the tables of a family: keys of config.json, and where each tensor is stored.
 
-A family is a table (`Family`); reading and writing are the same for all. What config.json has no key for is as in the
-paper, and as in our defaults. What `write` can write is what `read` would read back equal: nothing here lists what a
-family lacks.
-
-Two things differ beyond names. Their position vector holds all sines before all cosines, with the paper's own
-frequencies, so its channels are a permutation of ours: `theirs[j] = ours[CHANNELS[j]]`, applied to every axis of width
-d_model. And their decoder may start with the padding token. Padding belongs on the right: positions are counted from
-the first column, padding included.
+Reading lists everything that is wrong at once. What a family can write is what it reads back equal: nothing else says
+what it lacks, so that a new field of our config is refused by itself where a family has no key for it. NumPy alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.families.huggingface import ACTIVATIONS
 from mlx_transformer.system.errors import UserError
 
-from .folder import Folder, check_read_back
-from .names import BIAS, LAYER, TIES, Ties, channels, permuted, their_names
+from .channels import channels, reordered
+from .keys import Given, Line, Values
 
-# Our field: its key in config.json. These have the same meaning on both sides.
-FIELDS = {
-    "source_vocab_size": "vocab_size",
-    "d_model": "d_model",
-    "encoder_layers": "encoder_layers",
-    "decoder_layers": "decoder_layers",
-    "heads": "encoder_attention_heads",
-    "d_ff": "encoder_ffn_dim",
-    "max_positions": "max_position_embeddings",
-    "scale_embeddings": "scale_embedding",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "activation_dropout",
-    "pad_id": "pad_token_id",
-    "bos_id": "decoder_start_token_id",
-    "eos_id": "eos_token_id",
-}
-# Sizes that they have twice and we once.
-TWINS = {"encoder_attention_heads": "decoder_attention_heads", "encoder_ffn_dim": "decoder_ffn_dim"}
-# They have them all; zeros compute what a model without them does.
-BIASES = dict(attention_bias=True, feed_forward_bias=True, output_bias=True)
-# What else is read of config.json, or means something to who reads it after us.
-TYPES: dict[type, tuple[str, ...]] = {
-    bool: ("share_encoder_decoder_embeddings", "tie_word_embeddings", "is_encoder_decoder", "use_cache"),
-    int: ("decoder_vocab_size", "bos_token_id", "num_hidden_layers", "num_beams", "max_length"),
-}
-THEIR_ACTIVATIONS = {
-    **{their_name: name for name, their_name in ACTIVATIONS.items()},
-    "swish": "silu",
-    "gelu_new": "gelu_tanh",
-}
+Tensors = Mapping[str, NDArray]
+MOST_SHOWN = 8  # problems of one message
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model's folder, parsed but not judged."""
+
+    path: Path
+    config: Values
+    """The contents of config.json."""
+    generation: Values
+    """The contents of generation_config.json, {} if there is none."""
+    tensors: dict[str, NDArray]
+    """bfloat16 is widened to float32, which is exact."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a tensor is stored, and how."""
+
+    name: str
+    copies: tuple[str, ...] = ()
+    """Other names of the same tensor: any one of them will do, and those that are there are equal."""
+    leading: bool = False
+    """(1, V) in place of (V,)."""
+    optional: bool = False
+    """Where it isn't there it is zeros."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What one family's config.json says, and means where it says nothing."""
+    """What one family's files say, and mean where they say nothing.
 
+    In names `*` is a layer's number; the choice that our `(a|b)` makes is that of their `(x|y)`, from left to right,
+    and their further ones repeat our last.
+    """
+
+    name: str
+    """As people call it."""
     model_type: str
     """As config.json names it."""
-    name: str
-    architectures: str
+    architecture: str
     """The class of `transformers`."""
-    norm_placement: Literal["post", "pre"]
-    defaults: Mapping[str, Any]
-    """{key of config.json: what `transformers` takes where it is missing}."""
-    vocabularies: Literal["one", "two"]
-    """Whether encoder and decoder may have embeddings, and vocabularies, of their own."""
-    meaningless: Mapping[str, bool]
-    """Keys of older config.json files that `transformers` ignores; with another value they mean another network."""
+    ours: Mapping[str, Any]
+    """The fields of our config that are the same in all its models. Where a bias is among them, a model of ours
+    without it is written with zeros."""
+    keys: Sequence[Line]
+    """The lines of config.json, in the order in which they are written."""
+    names: Callable[[Any], Mapping[str, str | At]]
+    """{parameter of ours, or module: where it is stored}, by our config."""
+    derived: Callable[[Values], Values] = dict
+    """The fields once more, with those that follow from several keys."""
+    halves: bool = False
+    """Whether its position vectors hold all sines before all cosines: its channels are a permutation of ours."""
+    sinusoids: tuple[str, ...] = ()
+    """Tensors that hold these vectors: read, compared and left behind."""
+    ignored: tuple[str, ...] = ()
+    """Tensors that mean nothing."""
 
-    def read(self, folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[str]]:
-        """Config and weights of a folder. The attention's biases, or the logits', are left out if all are zero."""
-        return _read(self, folder)
+    def read_config(self, config: Values, generation: Values) -> tuple[Values, list[str]]:
+        """Fields of our config from config.json and generation_config.json, and everything that is wrong with them."""
+        defaults = {key: default for line in self.keys for key, default in line.defaults.items()}
+        given, fields = Given(config, generation, defaults), dict(self.ours)
+        problems = [problem for line in self.keys for problem in line.read(given, fields)]
+        if config.get("quantization_config") is not None:
+            problems.append("its weights are quantised")
+        own = {name.partition(".")[2]: fields.pop(name) for name in list(fields) if name.startswith("decoder.")}
+        if different := {name: value for name, value in own.items() if fields.get(name) != value}:
+            fields["decoder"] = different
+        return (fields if problems else self.derived(fields)), problems
 
-    def write(self, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, NDArray]]:
-        """config.json and weights of the model that computes what `checkpoint` does. Biases we lack become zeros."""
-        return _write(self, checkpoint)
+    def write_config(self, config: Any) -> Values:
+        """config.json, but for the type of the weights."""
+        named = {"architectures": [self.architecture], "model_type": self.model_type}
+        return named | {key: value for line in self.keys for key, value in line.write(config).items()}
+
+    def read(self, config: TransformerConfig, tensors: Tensors) -> tuple[dict[str, NDArray], list[str]]:
+        """Our parameters, and everything that is wrong with theirs."""
+        weights: dict[str, NDArray] = {}
+        problems: list[str] = []
+        used: set[str] = set()
+        places = self.places(config)
+        for name, shape in parameter_shapes(config).items():
+            names, at = places[name]
+            present = [n for n in names if n in tensors]
+            used.update(present)
+            if not present:
+                weights[name] = np.zeros(shape, np.float32)
+                problems += [] if at.optional else [f"missing {names[0]} {shape}"]
+                continue
+            array = tensors[present[0]]
+            array = array[0] if at.leading and array.shape[:1] == (1,) else array
+            if array.shape != shape:
+                problems.append(f"{present[0]} is {array.shape}, expected {shape}")
+            problems += [
+                f"{n} differs from {present[0]}, which config.json ties it to"
+                for n in present[1:]
+                if not np.array_equal(tensors[n], tensors[present[0]])
+            ]
+            weights[name] = array
+        for name, array in tensors.items():
+            if name in used or _is_any(name, self.ignored):
+                continue
+            if not _is_any(name, self.sinusoids):
+                problems.append(f"unknown {name} {array.shape}")
+            elif not _holds_sinusoids(array, config.d_model):
+                problems.append(f"{name} holds no sinusoids: its positions are not {self.name}'s")
+        if self.halves and not problems:
+            weights = reordered(weights, np.argsort(channels(config.d_model)))
+        return weights, problems
+
+    def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
+        """Their tensors of our parameters, each under the first of its names."""
+        ours = reordered(weights, channels(config.d_model)) if self.halves else weights
+        places = self.places(config)
+        return {places[name][0][0]: array[None] if places[name][1].leading else array for name, array in ours.items()}
+
+    def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
+        """{parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
+        table = [(_regex(ours), ours, _at(theirs)) for ours, theirs in self.names(config).items()]
+        places = {}
+        for name in parameter_shapes(config):
+            matches = ((ours, at, match) for regex, ours, at in table if (match := regex.fullmatch(name)))
+            ours, at, match = next(matches)  # a gap in a family's table
+            places[name] = [_filled(theirs, ours, match) for theirs in (at.name, *at.copies)], at
+        return places
 
 
-def _read(family: Family, folder: Folder) -> tuple[TransformerConfig, dict[str, NDArray], list[str]]:
-    config, ties = _config(family, folder)
-    used: set[str] = set()
-    stored: dict[str, NDArray] = {}
-    problems: list[str] = []
-    for name, shape in parameter_shapes(config).items():
-        found_as, _ = their_names(name, ties)
-        present = [other for other in found_as if other in folder.tensors]
-        used.update(present)
-        if found_as == (BIAS,) and not present:  # which transformers makes zeros of
-            stored[name] = np.zeros(shape, np.float32)
-            continue
-        if not present:
-            problems.append(f"missing {found_as[0]} {shape}")
-            continue
-        array = folder.tensors[present[0]]
-        if name == "output_proj.bias" and array.shape[:1] == (1,):
-            array = array[0]
-        if array.shape != shape:
-            problems.append(f"{present[0]} is {array.shape}, expected {shape}")
-            continue
-        copies = [
-            other for other in present[1:] if not np.array_equal(folder.tensors[other], folder.tensors[present[0]])
-        ]
-        problems += [f"{other} differs from {present[0]}, which config.json ties it to" for other in copies]
-        stored[name] = array
-    for side in ("encoder", "decoder"):
-        table = f"model.{side}.embed_positions.weight"
-        used.add(table)
-        if table in folder.tensors and not _is_sinusoidal(folder.tensors[table], config):
-            problems.append(f"{table} holds no sinusoids: its positions are not {family.name}'s")
-    problems += [f"unknown {name} {array.shape}" for name, array in folder.tensors.items() if name not in used]
+def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, NDArray]]:
+    """Our config and weights of a published model; biases that are zero everywhere are left out where our models have
+    none unless told. Raises `UserError` with everything that is wrong."""
+    config = config_of(family, published.config, published.generation, published.path / "config.json")
+    weights, problems = family.read(config, published.tensors)
     if problems:
-        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise UserError(f"{folder.path}: weights don't fit config.json: {'; '.join(problems[:8])}{more}")
-    order = np.argsort(channels(config.d_model))
-    weights = {name: permuted(array, their_names(name, ties)[1], order) for name, array in stored.items()}
-    return *_without_zero_biases(config, weights), _left_behind(folder, config)
+        more = f"; and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
+        shown = "; ".join(problems[:MOST_SHOWN])
+        raise UserError(f"{published.path}: weights don't fit config.json: {shown}{more}")
+    for name in _biases(family):
+        without = dataclasses.replace(config, **{name: False})
+        shapes = parameter_shapes(without)
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        if not defaults[name] and not any(array.any() for n, array in weights.items() if n not in shapes):
+            config, weights = without, {n: weights[n] for n in shapes}
+    return config, weights
 
 
-def _write(family: Family, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    c = dataclasses.replace(checkpoint.config, **BIASES)
-    shared = (True, True)  # all that a family of one vocabulary can say: the rest is refused as it is read back
-    possible = TIES if family.vocabularies == "two" else {shared: TIES[shared]}
-    ties = next((theirs for theirs, ours in possible.items() if ours == c.tie_embeddings), shared)
-    values = _values(family, c, ties)
-    fields, _, problems = _fields(family, values, {})
-    check_read_back(c, fields, problems, family.name, checkpoint.folder)
-    order = channels(c.d_model)
-    weights = {}
-    tensors = dict(checkpoint.tensors())
-    dtype = tensors[f"encoder.layers.0.{next(iter(LAYER))}.weight"].dtype
-    for name, shape in parameter_shapes(c).items():
-        (their_name, *_), side = their_names(name, ties)
-        array = permuted(tensors[name] if name in tensors else np.zeros(shape, dtype), side, order)
-        weights[their_name] = array[None] if their_name == BIAS else array
-    return {**values, "torch_dtype": str(dtype)}, weights
-
-
-def _values(family: Family, c: TransformerConfig, ties: Ties) -> dict[str, Any]:
-    """config.json, but for the type of the weights."""
-    share, tie = ties
-    values = {key: getattr(c, name) for name, key in FIELDS.items()}
-    values |= {second: values[first] for first, second in TWINS.items()}
-    # Version 4 of transformers makes both embeddings of one size.
-    sides = {"decoder_vocab_size": c.source_vocab_size, "share_encoder_decoder_embeddings": share}
-    return {
-        "architectures": [family.architectures],
-        "model_type": family.model_type,
-        "is_encoder_decoder": True,
-        **values,
-        **(sides if family.vocabularies == "two" else {}),
-        "num_hidden_layers": c.encoder_layers,
-        "activation_function": ACTIVATIONS.get(c.activation, c.activation),
-        "tie_word_embeddings": tie,
-        "bos_token_id": c.bos_id,
-        "forced_eos_token_id": None,
-        "use_cache": True,
-    }
-
-
-def _config(family: Family, folder: Folder) -> tuple[TransformerConfig, Ties]:
-    """Our config, with every bias that the family has, and what is tied."""
-    fields, ties, problems = _fields(family, folder.config, folder.generation)
+def config_of(family: Family, config: Values, generation: Values, where: Path) -> TransformerConfig:
+    """Our config of their files; `UserError` with everything that is wrong, and `where` it stands."""
+    fields, problems = family.read_config(config, generation)
     if problems:
-        raise UserError(f"{folder.path / 'config.json'}: {'; '.join(problems)}")
+        raise UserError(f"{where}: {'; '.join(problems)}")
     try:
-        return TransformerConfig.from_dict(fields), ties
+        return TransformerConfig.from_dict(fields)
     except UserError as error:
-        raise UserError(f"{folder.path / 'config.json'}: {error}") from error
+        raise UserError(f"{where}: {error}") from error
 
 
-def _fields(
-    family: Family, config: dict[str, Any], generation: dict[str, Any]
-) -> tuple[dict[str, Any], Ties, list[str]]:
-    """Fields of our config from config.json and generation_config.json, what is tied, and what isn't the family's."""
-
-    def value(key: str, default: Any = None) -> Any:
-        found = (source[key] for source in (config, generation) if source.get(key) is not None)
-        return next(found, family.defaults.get(key, default))
-
-    fields = {name: value(key) for name, key in FIELDS.items()}
-    booleans = (*TYPES[bool], *family.meaningless)
-    problems = [
-        f"{key}={config[key]!r:.60} must be {'true or false' if expected is bool else 'a whole number'}"
-        for expected, keys in {**TYPES, bool: booleans}.items()
-        for key in keys
-        if config.get(key) is not None and type(config[key]) is not expected
+def differences(family: Family, config: TransformerConfig) -> list[str]:
+    """Why the family has no such model: what its reader makes of the config.json to be written, field by field."""
+    c = _with_biases(family, config)
+    fields, problems = family.read_config(family.write_config(c), {})
+    refused: list[str] = []
+    try:
+        read: Any = TransformerConfig.from_dict(fields)
+        back = {field.name: getattr(read, field.name) for field in dataclasses.fields(read)}
+    except UserError as error:  # what can't be is compared as far as it is known
+        known = {field.name: field.default for field in dataclasses.fields(TransformerConfig)} | fields
+        back = {name: value for name, value in known.items() if value is not None}
+        refused = [str(error)]
+    ours = {field.name: getattr(c, field.name) for field in dataclasses.fields(c)}
+    differing = [
+        f"{name}={value!r}, {family.name} has {back[name]!r}"
+        for name, value in ours.items()
+        if name in back and back[name] != value
     ]
-    problems += [
-        f"{key} is {'off' if expected else 'on'}"
-        for key, expected in family.meaningless.items()
-        if config.get(key) is not None and bool(config[key]) is not expected
-    ]
-    for first, second in TWINS.items():
-        if value(first) != value(second, family.defaults[first]):
-            problems.append(f"{first}={value(first)} and {second}={value(second)} are not equal")
-    heads, width = fields["heads"], fields["d_model"]
-    if isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads:
-        problems.append(f"d_model={width} is not a multiple of encoder_attention_heads={heads}")
-    activation = value("activation_function", "gelu")
-    if activation in list(THEIR_ACTIVATIONS):
-        activation = THEIR_ACTIVATIONS[activation]
-    else:
-        problems.append(f"activation_function={activation!r} is not one of {', '.join(THEIR_ACTIVATIONS)}")
-    if config.get("is_encoder_decoder") is False:
-        problems.append("is_encoder_decoder is off")
-    if "quantization_config" in config:
-        problems.append("its weights are quantised")
-    size = fields["vocab_size"] = fields["source_vocab_size"]
-    share = True
-    if family.vocabularies == "two":
-        share = bool(value("share_encoder_decoder_embeddings", True))
-        fields["vocab_size"] = value("decoder_vocab_size", size)
-    ties = share, bool(value("tie_word_embeddings", True))
-    if share and fields["vocab_size"] != size:
-        problems.append(
-            f"decoder_vocab_size={fields['vocab_size']!r:.60} is not vocab_size={size!r:.60}, but both share"
-        )
-        fields["vocab_size"] = size
-    ours = {"activation": activation, "norm_placement": family.norm_placement, "tie_embeddings": TIES[ties]}
-    return {**fields, **BIASES, **ours}, ties, problems
+    return [*differing, *problems] or refused
 
 
-def _without_zero_biases(
-    config: TransformerConfig, weights: dict[str, NDArray]
-) -> tuple[TransformerConfig, dict[str, NDArray]]:
-    def has(part: str) -> bool:
-        return any(array.any() for name, array in weights.items() if part in name and name.endswith("_proj.bias"))
+def exported(
+    family: Family, config: TransformerConfig, tensors: Iterable[tuple[str, NDArray]], where: Path
+) -> tuple[Values, dict[str, NDArray]]:
+    """config.json and tensors of the family's model that computes what ours does. Raises `UserError` with every reason
+    why it has none, and `where` ours is."""
+    if reasons := differences(family, config):
+        raise UserError(f"{where}: {family.name} has no such model: {'; '.join(reasons)}")
+    c, ours = _with_biases(family, config), dict(tensors)
+    dtype = next(iter(ours.values())).dtype
+    weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
+    return {**family.write_config(c), "torch_dtype": str(dtype)}, family.write(c, weights)
 
-    used = {"attention_bias": has("_attention."), "output_bias": bool(weights["output_proj.bias"].any())}
-    config = dataclasses.replace(config, **used)
-    return config, {name: weights[name] for name in parameter_shapes(config)}
+
+def _biases(family: Family) -> Iterator[str]:
+    """The fields of biases that all models of the family have."""
+    return (name for name, value in family.ours.items() if name.endswith("_bias") and value is True)
 
 
-def _is_sinusoidal(table: NDArray, c: TransformerConfig) -> bool:
-    if table.ndim != 2 or table.shape[1] != c.d_model:
+def _with_biases(family: Family, config: TransformerConfig) -> TransformerConfig:
+    """Zeros compute what a model without them does."""
+    return dataclasses.replace(config, **dict.fromkeys(_biases(family), True))
+
+
+def _holds_sinusoids(table: NDArray, d_model: int) -> bool:
+    if table.ndim != 2 or table.shape[1] != d_model:
         return False
-    expected = sinusoids(len(table), c.d_model)[:, channels(c.d_model)]
+    expected = sinusoids(len(table), d_model)[:, channels(d_model)]
     return bool(np.abs(table - expected).max(initial=0) <= (1e-3 if table.dtype == np.float16 else 1e-6))
 
 
-def _left_behind(folder: Folder, c: TransformerConfig) -> list[str]:
-    """Rules of its generation that our search doesn't have by itself: pad and the start token are never generated."""
-    settings = {**folder.config, **folder.generation}
-    banned = []
-    for key in ("bad_words_ids", "suppress_tokens"):
-        value = settings.get(key)
-        never_generated = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
-        banned += [ids for ids in value if ids not in never_generated] if isinstance(value, list) else []
-    return [f"banned tokens left behind: {banned}"] if banned else []
+def _at(theirs: str | At) -> At:
+    return theirs if isinstance(theirs, At) else At(theirs)
+
+
+HOLE = re.compile(r"\(([^)]*)\)|\*")
+"""A choice, or a layer's number."""
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """Matches a parameter, or a module and whatever parameter it has."""
+    parts, end = [], 0
+    for hole in HOLE.finditer(pattern):
+        parts += [re.escape(pattern[end : hole.start()]), hole[0] if hole[1] else r"(\d+)"]
+        end = hole.end()
+    return re.compile("".join([*parts, re.escape(pattern[end:])]) + r"(\.weight|\.bias|)")
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(_regex(pattern).fullmatch(name) for pattern in patterns)
+
+
+def _filled(theirs: str, ours: str, match: re.Match[str]) -> str:
+    """Their name with the choices and numbers that the match of ours has."""
+    holes = list(zip(HOLE.finditer(ours), match.groups(), strict=False))
+    choices = [hole[1].split("|").index(value) for hole, value in holes if hole[1]]
+    numbers = iter([value for hole, value in holes if not hole[1]])
+    chosen = chain(choices, repeat(choices[-1])) if choices else iter(())
+
+    def fill(hole: re.Match[str]) -> str:
+        return hole[1].split("|")[next(chosen)] if hole[1] else next(numbers)
+
+    return HOLE.sub(fill, theirs) + match.groups()[-1]

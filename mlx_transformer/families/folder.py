@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +14,20 @@ from safetensors.numpy import save_file
 
 from mlx_transformer.core.checkpoint import CONFIG, FLOATS, HALVES, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
-from mlx_transformer.families.huggingface import generation_config, tokenizer_config
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import open_file, read_json, read_text
+from mlx_transformer.system.files import open_file, parse_json, read_json, read_text
 from mlx_transformer.system.tensors import read_tensors
+
+from .engine import Published
 
 GENERATION = "generation_config.json"
 
 
-@dataclass(frozen=True)
-class Folder:
-    """What a Hugging Face folder holds, parsed but not judged."""
-
-    path: Path
-    config: dict[str, Any]
-    generation: dict[str, Any]
-    """Contents of generation_config.json, {} if there is none."""
-    tensors: dict[str, NDArray]
-    """bfloat16 is widened to float32, which is exact."""
-
-
-def read_folder(path: Path) -> Folder:
+def read_folder(path: Path) -> Published:
     """Raises `UserError` for missing and damaged files and for weights in another form than one safetensors file."""
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
@@ -58,16 +46,20 @@ def read_folder(path: Path) -> Folder:
         name: array.astype(np.float32) if array.dtype.name == "bfloat16" else array
         for name, array in read_tensors(path / WEIGHTS).items()
     }
-    return Folder(path, config, generation, tensors)
+    return Published(path, config, generation, tensors)
 
 
 def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, list[str]]:
-    """The text of tokenizer.json if `Tokenizer` reads it and it fits the model; else None and a note of the reason."""
+    """The text of tokenizer.json if `Tokenizer` reads it and it fits the model; else None and a note of the reason.
+
+    `UserError` for a damaged one: it may be the model's.
+    """
     file = path / TOKENIZER
     if not file.is_file():
         return None, [f"no tokenizer ({path} has no {TOKENIZER})"]
+    text = read_text(file)
+    parse_json(text, f"{file}: damaged, or not JSON", "restore it from a copy, or remove it: the model takes ids then")
     try:
-        text = read_text(file)
         tokenizer = Tokenizer(text, str(file))
     except UserError as error:
         return None, [f"no tokenizer ({error})"]
@@ -82,27 +74,41 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
     return (None, [f"no tokenizer ({file}: {'; '.join(wrong)})"]) if wrong else (text, [])
 
 
-def check_read_back(
-    expected: TransformerConfig, fields: Mapping[str, Any], problems: Sequence[str], family: str, where: Path
-) -> None:
-    """`UserError` unless what a family's reader makes of the config.json to be written is `expected`, field by field.
+def generation_config(c: TransformerConfig) -> dict[str, Any]:
+    """Greedy as ours: pad and bos are never chosen, nothing is forced."""
+    return {
+        "pad_token_id": c.pad_id,
+        "bos_token_id": c.bos_id,
+        "eos_token_id": c.eos_id,
+        **({"decoder_start_token_id": c.bos_id} if c.has_encoder else {}),
+        "bad_words_ids": [[id] for id in sorted({c.pad_id, c.bos_id})],
+        "max_length": c.max_positions,
+        "do_sample": False,
+        "num_beams": 1,
+        "use_cache": True,
+    }
 
-    `fields` of a config and `problems`: what the reader makes of it. A new field of the config needs no change here.
-    """
-    refused: list[str] = []
-    try:
-        back = TransformerConfig.from_dict(fields).to_dict()
-    except UserError as error:  # of what can't be, as much as is known
-        known = {field.name: field.default for field in dataclasses.fields(TransformerConfig)} | dict(fields)
-        back = {name: value for name, value in known.items() if value is not None}
-        refused = [str(error)]
-    differing = [
-        f"{name}={value!r}, {family} has {back[name]!r}"
-        for name, value in expected.to_dict().items()
-        if name in back and back[name] != value
-    ]
-    if reasons := [*differing, *problems] or refused:
-        raise UserError(f"{where}: {family} has no such model: {'; '.join(reasons)}")
+
+def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any]:
+    """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is."""
+    contents = {entry["id"]: entry["content"] for entry in json.loads(tokenizer).get("added_tokens", [])}
+    roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
+    special = {role: contents[id] for role, id in roles.items() if id in contents}
+    if "<unk>" in contents.values():
+        special["unk_token"] = "<unk>"
+    masks = "<mask>" in contents.values()
+    if masks:
+        special["mask_token"] = "<mask>"
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "model_input_names": [SOURCE_IDS.published, *(entry.published for entry in companions(config)), MASK],
+        "model_max_length": config.max_positions,
+        "padding_side": "left" if config.architecture == "decoder" else "right",
+        "clean_up_tokenization_spaces": False,
+        # "</s>" in a text is text, but <mask> is what an encoder is to fill in.
+        "split_special_tokens": not (masks and config.architecture == "encoder"),
+    }
 
 
 def write_folder(

@@ -1,35 +1,80 @@
-"""Marian (Junczys-Dowmunt et al. 2018) as `transformers` keeps it: the paper's model, norms behind each sub-layer."""
+"""Marian (Junczys-Dowmunt et al. 2018) as `transformers` keeps it: the paper's model, norms behind each sub-layer.
+
+Padding belongs on the right: positions are counted from the first column, padding included. The decoder may start with
+the padding token.
+"""
 
 from __future__ import annotations
 
-from .engine import Family
+from typing import Any
 
+from .engine import At, Family
+from .forms import ACTIVATIONS, Heads, TargetVocabulary
+from .keys import Also, Fixed, Key
+
+TIES = {(True, True): "all", (False, True): "target-output", (False, False): "none", (True, False): "source-target"}
+LAYERS, QKVO = "(encoder|decoder).layers.*", "(query|key|value|output)_proj"
+OTHERS = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits")
+"""Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; switched on they mean
+another network."""
+
+
+def names(config: Any) -> dict[str, str | At]:
+    layer, cross = f"model.{LAYERS}", "model.decoder.layers.*.encoder_attn"
+    encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
+    head = () if config.own_classifier else ("lm_head",)
+    return {
+        "embedding": At("model.shared", copies=(encoder, decoder, *head)),
+        "source_embedding": encoder,
+        "target_embedding": At(decoder, copies=head),
+        f"{LAYERS}.self_attention.{QKVO}": f"{layer}.self_attn.(q|k|v|out)_proj",
+        f"{LAYERS}.self_attention_norm": f"{layer}.self_attn_layer_norm",
+        f"decoder.layers.*.cross_attention.{QKVO}": f"{cross}.(q|k|v|out)_proj",
+        "decoder.layers.*.cross_attention_norm": f"{cross}_layer_norm",
+        f"{LAYERS}.feed_forward.(up|down)_proj": f"{layer}.(fc1|fc2)",
+        f"{LAYERS}.feed_forward_norm": f"{layer}.final_layer_norm",
+        "(encoder|decoder).norm": "model.(encoder|decoder).layer_norm",
+        "output_proj.weight": "lm_head.weight",
+        "output_proj.bias": At("final_logits_bias", leading=True, optional=True),
+    }
+
+
+SIZES = (
+    Key("d_model", "d_model", 1024),
+    Key("encoder_layers", "encoder_layers", 12),
+    Key("decoder_layers", "decoder_layers", 12),
+    Heads("encoder_attention_heads", "heads", 16),
+    Heads("decoder_attention_heads", "decoder.heads", 16),
+    Key("encoder_ffn_dim", "d_ff", 4096),
+    Key("decoder_ffn_dim", "decoder.d_ff", 4096),
+    Key("max_position_embeddings", "max_positions", 1024),
+    Key("scale_embedding", "scale_embeddings", False),
+    Key("dropout", "dropout", 0.1),
+    Key("attention_dropout", "attention_dropout", 0.0),
+    Key("activation_dropout", "activation_dropout", 0.0),
+    Key("activation_function", "activation", "gelu", ACTIVATIONS),
+    Also("num_hidden_layers", "encoder_layers"),
+    Also("bos_token_id", "bos_id"),
+    Fixed("is_encoder_decoder", True),
+    Fixed("forced_eos_token_id", None, checked=False),
+    Fixed("use_cache", True, checked=False),
+)
 MARIAN = Family(
-    model_type="marian",
     name="Marian",
-    architectures="MarianMTModel",
-    norm_placement="post",
-    defaults={
-        "vocab_size": 58101,
-        "d_model": 1024,
-        "encoder_layers": 12,
-        "decoder_layers": 12,
-        "encoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "max_position_embeddings": 1024,
-        "scale_embedding": False,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "pad_token_id": 58100,
-        "decoder_start_token_id": 58100,
-        "eos_token_id": 0,
-    },
-    vocabularies="two",
-    meaningless={
-        "normalize_before": False,
-        "normalize_embedding": False,
-        "add_final_layer_norm": False,
-        "add_bias_logits": False,
-    },
+    model_type="marian",
+    architecture="MarianMTModel",
+    ours=dict(norm_placement="post", attention_bias=True, feed_forward_bias=True, output_bias=True),
+    keys=(
+        Key("vocab_size", "source_vocab_size", 58101),
+        Key(("share_encoder_decoder_embeddings", "tie_word_embeddings"), "tie_embeddings", (True, True), TIES),
+        TargetVocabulary("decoder_vocab_size", "vocab_size", "@vocab_size"),
+        *SIZES,
+        Key("pad_token_id", "pad_id", 58100),
+        Key("decoder_start_token_id", "bos_id", 58100),
+        Key("eos_token_id", "eos_id", 0),
+        *(Fixed(key, False) for key in OTHERS),
+    ),
+    names=names,
+    halves=True,
+    sinusoids=("model.(encoder|decoder).embed_positions",),
 )

@@ -6,34 +6,29 @@ One more norm stands behind each stack, and encoder and decoder share one table 
 from __future__ import annotations
 
 from .engine import Family
+from .keys import Fixed, Key
+from .marian import SIZES, names
+
+OTHERS = dict(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True, add_bias_logits=False)
+OTHERS |= dict(static_position_embeddings=True)
+"""Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; with another value they
+mean another network."""
 
 PEGASUS = Family(
-    model_type="pegasus",
     name="Pegasus",
-    architectures="PegasusForConditionalGeneration",
-    norm_placement="pre",
-    defaults={
-        "vocab_size": 50265,
-        "d_model": 1024,
-        "encoder_layers": 12,
-        "decoder_layers": 12,
-        "encoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "max_position_embeddings": 1024,
-        "scale_embedding": False,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "pad_token_id": 0,
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-    },
-    vocabularies="one",
-    meaningless={
-        "normalize_before": True,
-        "normalize_embedding": False,
-        "add_final_layer_norm": True,
-        "add_bias_logits": False,
-        "static_position_embeddings": True,
-    },
+    model_type="pegasus",
+    architecture="PegasusForConditionalGeneration",
+    ours=dict(norm_placement="pre", attention_bias=True, feed_forward_bias=True, output_bias=True),
+    keys=(
+        Key("vocab_size", "vocab_size", 50265),
+        Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "source-target"}),
+        *SIZES,
+        Key("pad_token_id", "pad_id", 0),
+        Key("decoder_start_token_id", "bos_id", 0),
+        Key("eos_token_id", "eos_id", 1),
+        *(Fixed(key, value) for key, value in OTHERS.items()),
+    ),
+    names=names,
+    halves=True,
+    sinusoids=("model.(encoder|decoder).embed_positions",),
 )

@@ -14,8 +14,9 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .fitting import fitting_tokenizer
+from .options import check_single
 from .stream import pieces
-from .translate import as_lines, check_single
+from .translate import as_lines
 
 
 class Completer:

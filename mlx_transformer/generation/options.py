@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,3 +158,10 @@ def expected_tokens(
     must and may have. A batch is planned by them, as a limit is seldom reached: it would be a third of the size."""
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)
     return np.minimum(np.maximum(lengths, np.maximum(least, options.min_new_tokens)), limits)
+
+
+def check_single(options: Mapping[str, Any], name: str = "translate", several: str = "n_best") -> None:
+    """`UserError` if several outputs of an input are asked for where `name` returns one; those are what `several`
+    returns."""
+    if options.get("n_best", 1) != 1:
+        raise UserError(f"n_best={options['n_best']!r:.60}: {name} returns the best alone; {several} returns several")

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from mlx_transformer.spec.locks import open_locked
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.locks import open_locked
 
 FORMAT = 1
 WINDOWS = sys.platform == "win32"  # where no open file can be renamed or removed

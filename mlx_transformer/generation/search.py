@@ -23,6 +23,7 @@ from .options import (
     Options,
     check_beam,
     check_prefix,
+    check_single,
     expected_tokens,
     length_limits,
 )
@@ -67,6 +68,7 @@ def generate(
     **options: Any,
 ) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
+    check_single(options, "generate", "search")
     found = _search(model, *_parted(ids, options), prefix, share, done, False)
     return [hypotheses[0].ids for hypotheses in found]
 
@@ -120,7 +122,8 @@ def checked(
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
     """`UserError` if the machine has not even the memory for one sentence: its caches, twice while hypotheses change
     places, and the logits of a step."""
-    position = 4 * c.key_value_heads * (c.d_k + c.d_v) * c.decoder_layers
+    stack = c.of("decoder")
+    position = 4 * stack.key_value_heads * (stack.d_k + stack.d_v) * c.decoder_layers
     needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
     check_memory(needed, f"decoding {target} tokens with beam={beam}", "lower beam or max_new_tokens")
 

@@ -6,7 +6,7 @@ lines -> pieces that the model can take -> ids -> search -> text -> one translat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from mlx_transformer.system.errors import UserError
 
 from .alignment import Alignment, CrossWeights, align
 from .fitting import fitting_tokenizer
-from .options import Hypothesis
+from .options import Hypothesis, check_single
 
 Overlong = Literal["error", "truncate", "split", "skip"]
 """What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
@@ -189,12 +189,6 @@ def as_lines(lines: Iterable[str]) -> list[str]:
         if not isinstance(line, str):
             raise UserError(f"line {number}: must be text, not {type(line).__name__}")
     return found
-
-
-def check_single(options: Mapping[str, Any]) -> None:
-    """`UserError` if several translations of a line are asked for where one is returned."""
-    if options.get("n_best", 1) != 1:
-        raise UserError(f"n_best={options['n_best']!r:.60}: translate returns the best alone; n_best returns several")
 
 
 def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]]) -> list[list[Translation]]:

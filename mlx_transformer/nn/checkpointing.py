@@ -1,5 +1,5 @@
-"""Gradient checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): of a layer only its input
-is kept for the gradient, and the rest is computed again there. Less memory, for the time of one more forward pass."""
+"""Gradient checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): only a layer's input is
+kept for the gradient, and the rest is computed again there. Less memory, for the time of one more forward pass."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ from .model import Transformer
 
 
 def checkpoint_layers(model: Transformer) -> None:
-    """Compute the layers of both stacks so, in training; nothing else about them changes."""
+    """Give both stacks checkpointing layers, with the parts of those that they have; elsewhere nothing changes."""
     for stack in ("encoder", "decoder"):
-        for layer in model[stack].layers if stack in model else ():
-            layer.__class__ = _checkpointing(type(layer))
+        if stack in model:
+            model[stack].layers = [checkpointing_layer(layer) for layer in model[stack].layers]
+
+
+def checkpointing_layer(layer: nn.Module) -> nn.Module:
+    """Return a layer with the parts of this one, which in training is computed again for its gradient."""
+    return _checkpointing(type(layer))(layer)
 
 
 @cache
-def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
+def _checkpointing(kind: type[nn.Module]) -> Callable[[nn.Module], nn.Module]:
     class Checkpointing(kind):
+        def __init__(self, layer: nn.Module):
+            nn.Module.__init__(self)
+            dict.update(self, layer)  # the parts themselves, with the same names
+            vars(self).update(vars(layer))  # and what MLX knows of the layer: whether it trains, what is frozen
+
         def __call__(self, *inputs: Any) -> mx.array:
             return checkpointed(self, super().__call__, *inputs) if self.training else super().__call__(*inputs)
 
@@ -32,22 +42,22 @@ def _checkpointing(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def checkpointed(layer: nn.Module, call: Callable[..., mx.array], *inputs: Any) -> mx.array:
-    """call(*inputs), a method of the layer. Arrays that need a gradient must be parameters of the layer or among the
-    inputs, alone or in tuples.
+    """Call `call`, a method of the layer, so that its gradient computes it again.
 
-    `mx.checkpoint` leaves it to MLX when what is computed: of all layers again, before the first gradient is taken.
+    Arrays that need a gradient must be parameters of the layer or among the inputs, alone or in tuples. `mx.checkpoint`
+    leaves the order to MLX, which computes all layers again before it takes the first gradient.
     """
     key = mx.random.randint(0, 2**31 - 1, (2,), dtype=mx.uint32)
-    parameters, given = _flat(layer.trainable_parameters()), _flat(list(inputs))
-    arrays = [(name, value) for name, value in given if isinstance(value, mx.array)]
-    others = [(name, value) for name, value in given if not isinstance(value, mx.array)]
+    parameters, flat_inputs = _flat(layer.trainable_parameters()), _flat(list(inputs))
+    arrays = [(name, value) for name, value in flat_inputs if isinstance(value, mx.array)]
+    others = [(name, value) for name, value in flat_inputs if not isinstance(value, mx.array)]
 
     def run(*values: mx.array) -> mx.array:
         names = [name for name, _ in (*parameters, *arrays)]
         named, count = list(zip(names, values, strict=True)), len(parameters)
         if count:
             layer.update(cast(Any, tree_unflatten(named[:count])))
-        with drawing_from(key):  # no input: of those a gradient is asked for
+        with drawing_from(key):  # which is no input: for those a gradient is asked
             return call(*tree_unflatten([*named[count:], *others]))
 
     @mx.custom_function

@@ -123,7 +123,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config
+        self.config = config = config.of("encoder")
         self.positions = Positions(config, causal=False)
         self.dropout = Dropout(config.dropout)
         self.layers = [EncoderLayer(config, attention) for _ in range(config.encoder_layers)]
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
-        self.config = config
+        self.config = config = config.of("decoder")
         self.positions = Positions(config, causal=True)
         self.dropout = Dropout(config.dropout)
         self.layers = [DecoderLayer(config, attention) for _ in range(config.decoder_layers)]

@@ -4,7 +4,7 @@
     DoRA    y = m / ||W + f B A|| (x W^T + f (x A^T) B^T) + b        norms of rows; equation 5
 
 f = alpha / R. The weight stays what it is, and where it is, so that a module keeps its parameters' names; integers stay
-integers. A trained adapter is merged into the weight (`spec/adapter.py`), or kept beside integers.
+integers. A trained adapter is merged into the weight (`core/adapter.py`), or kept beside integers.
 
 Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 """

@@ -57,7 +57,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
-        if config.tie_embeddings == "all":
+        if config.one_embedding:
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         else:
             if config.has_encoder:
@@ -70,7 +70,7 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
             self.decoder = Decoder(config, attention)
-        if config.tie_embeddings == "none":
+        if config.own_classifier:
             self.output_proj = nn.Linear(config.d_model, config.vocab_size, config.output_bias)
         elif config.output_bias:
             self.output_proj = OutputBias(config)
@@ -200,7 +200,7 @@ class Transformer(nn.Module):
             return Cache(c.decoder_layers, starts=starts)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         cross = self.decoder.cross_keys_values(memory)
-        return Cache(c.decoder_layers, cross, tokens, c.heads, starts)
+        return Cache(c.decoder_layers, cross, tokens, c.of("decoder").heads, starts)
 
     def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
         """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
         x = self.embed_target(ids)
-        mask = cache.self_mask(length, self.config.heads)
+        mask = cache.self_mask(length, self.config.of("decoder").heads)
         position_ids = positions_after(cache.offset, length, cache.starts)
         scope = within(tap or no_tap, "decoder")
         x = self.decoder(x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
@@ -219,7 +219,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V)."""
-        if self.config.tie_embeddings == "none":
+        hidden = self._scaled(hidden)
+        if self.config.own_classifier:
             y = cast(nn.Linear, self._output())(hidden)
         else:
             y = cast(nn.Embedding, self._output()).as_linear(hidden)
@@ -227,6 +228,10 @@ class Transformer(nn.Module):
         if tap is not None:
             tap("logits", y)
         return y
+
+    def _scaled(self, x: mx.array) -> mx.array:
+        """(..., D), times logit_scale."""
+        return x if self.config.logit_scale is None else x * self.config.logit_scale
 
     def embed_source(self, ids: mx.array) -> mx.array:
         """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""
@@ -240,8 +245,8 @@ class Transformer(nn.Module):
         return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
 
     def output_matrix(self) -> mx.array:
-        """(V, D), tied or not."""
-        return matrix(self._output())
+        """(V, D), tied or not, times logit_scale."""
+        return self._scaled(matrix(self._output()))
 
     def output_bias(self) -> mx.array | None:
         """(V,), or None."""

@@ -1,7 +1,7 @@
 """Quantised layers: linear maps and embeddings as integers with a scale and a bias a group (`mlx.nn.quantize`).
 
 The modules keep their names; of each quantised one `weight` (uint32), `scales` and `biases` are stored
-(`spec/quantization.py`). Nothing here is trained: quantised weights are frozen.
+(`core/quantization.py`). Nothing here is trained: quantised weights are frozen.
 
 Shapes: V vocabulary, D model.
 """

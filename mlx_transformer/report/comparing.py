@@ -18,7 +18,7 @@ from .significance import measures, sentence_scores
 from .worker import Served, Worker
 
 BATCH = 32  # lines
-TRANSLATED = 0.7  # of the work, where probabilities are computed too
+TRANSLATED = 0.7  # share of the work, where probabilities are computed too
 
 Opener = Callable[[], Served]
 
@@ -34,11 +34,12 @@ def compare(
     watch: Watch = unwatched,
     **options: Any,
 ) -> Comparison:
-    """a, b: name and a function that can be pickled, which opens the model in a process of its own.
+    """Compare two models on the same lines.
 
-    Both translate every batch of so many lines, so that what else the machine does slows both; the first batch is
-    translated once more before, unmeasured. overlong and options: as `Translator.n_best` has them. Without reference
-    each says how likely it finds its own outputs and the other's. `UserError` of either model.
+    a, b: name and a function that can be pickled, which opens the model in a process of its own. Both translate every
+    batch of so many lines, so that other work of the machine slows both; the first batch is translated once more
+    before, unmeasured. overlong and options: as `Translator.n_best` has them. Without reference each model computes the
+    probabilities of its own outputs and of the other's. `UserError` of either model.
     """
     if not source:
         raise UserError("no lines to translate")
@@ -68,7 +69,7 @@ def compare(
 
 
 class _Turns:
-    """What both have said so far, and how long it took."""
+    """The translations of both so far, and how long they took."""
 
     def __init__(self, workers: Sequence[Worker], source: Sequence[str], overlong: str, options: dict[str, Any]):
         self.workers, self.source, self.overlong, self.options = workers, source, overlong, options
@@ -88,7 +89,7 @@ class _Turns:
             self._ask(worker, indices)
 
     def take(self, indices: Sequence[int], reverse: bool) -> None:
-        """A batch by both; `reverse`: the second begins."""
+        """Translate a batch by both; `reverse`: the second begins."""
         for number in (1, 0) if reverse else (0, 1):
             texts, seconds, tokens = self._ask(self.workers[number], indices)
             self.seconds[number].append(seconds)
@@ -97,7 +98,7 @@ class _Turns:
                 self.outputs[number][i] = text
 
     def side(self, i: int) -> Side:
-        """To be asked when the last batch is done, and nothing else: of the memory it took."""
+        """Return one side's results, once the last batch is done: anything asked before would count in its memory."""
         worker, (facts, size) = self.workers[i], self.facts[i]
         memory, arrays = worker.ask("memory")
         took = self.seconds[i], self.tokens[i] or None, memory, arrays, self.long[i]
@@ -152,7 +153,7 @@ def _without_reference(
 def _likelihood(
     own: list[float | None] | None, other: list[float | None] | None, differing: Sequence[int]
 ) -> Likelihood | None:
-    """Over the lines of which both outputs have a probability."""
+    """Compare log p over the lines of which both outputs have one."""
     if own is None or other is None:
         return None
     of_other = {**dict(enumerate(own)), **dict(zip(differing, other, strict=True))}

@@ -117,9 +117,9 @@ def _score(value: float | None) -> str:
 
 
 def _log_p(s: Sentence, of: str) -> str:
-    """What both models say of one output."""
-    said = [f"{name.upper()} {value:.2f}" for name in "ab" if (value := s.log_p.get(f"{name} of {of}")) is not None]
-    return f'\n<span class="score">log p by {", by ".join(said)}</span>' if said else ""
+    """Say which log p both models give one output."""
+    parts = [f"{name.upper()} {value:.2f}" for name in "ab" if (value := s.log_p.get(f"{name} of {of}")) is not None]
+    return f'\n<span class="score">log p by {", by ".join(parts)}</span>' if parts else ""
 
 
 def _html(pieces: Marked, name: str) -> str:

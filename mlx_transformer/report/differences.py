@@ -1,4 +1,4 @@
-"""Which words two sentences do not share."""
+"""The words that two sentences do not share."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from itertools import groupby
 _SIGNS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _PARTS = re.compile(rf"[{_SIGNS}]|[^\W{_SIGNS}]+|\s+|[^\w\s]")
 
-LARGEST = 4_000_000
-"""Pairs of words that are looked at; sentences with more differ as a whole."""
+MAX_WORD_PAIRS = 4_000_000
+"""The most pairs of words that are compared; sentences with more differ as a whole."""
 
 Marked = list[tuple[str, bool]]
 """A sentence in pieces: (text, whether the other one lacks it)."""
 
 
 def marked(a: str, b: str) -> tuple[Marked, Marked]:
-    """Both sentences; joined, the pieces of each are the sentence."""
+    """Mark the words of both sentences; joined, the pieces of each are the sentence."""
     if a == b:
         return [(a, False)], [(b, False)]
     words = _PARTS.findall(a), _PARTS.findall(b)
-    if len(words[0]) * len(words[1]) > LARGEST:
+    if len(words[0]) * len(words[1]) > MAX_WORD_PAIRS:
         return [(a, True)], [(b, True)]
     codes = SequenceMatcher(None, *words, autojunk=False).get_opcodes()
     first = ((words[0][i:j], tag != "equal") for tag, i, j, _, _ in codes)

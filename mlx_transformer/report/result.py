@@ -1,4 +1,4 @@
-"""What a comparison found: plain data, its JSON, and the rows that page, terminal and notebook show."""
+"""The result of a comparison: plain data, its JSON, and the rows that page, terminal and notebook show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LIKELY = 0.05
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two. Of each batch the seconds, and the tokens it wrote by its own tokenizer (None without one)."""
+    """One of the two models, with the seconds of each batch, and the tokens it wrote by its own tokenizer (None without
+    one)."""
 
     name: str
     facts: dict[str, str]
@@ -27,7 +28,7 @@ class Side:
     """The most bytes that its process has had while it translated, Python and libraries counted."""
     array_memory: int | None
     overlong: int = 0
-    """Lines that were longer than it takes."""
+    """The number of lines that were longer than it takes."""
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -52,8 +53,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log p, a line on average, that a model gives its own output and the other's. prefers_own: in how many of the
-    lines that differ its own is likelier to it. A model may find the other's likelier: its search missed it."""
+    """The mean log p of a line that a model gives its own output and the other's. prefers_own: the number of lines that
+    differ in which it prefers its own. A model may find the other's likelier: its search missed it."""
 
     own: float
     other: float
@@ -75,11 +76,11 @@ class Sentence:
     score_b: float | None = None
     similarity: float | None = None
     log_p: dict[str, float | None] = field(default_factory=dict)
-    """"a of a" is what the first model says of its own output, "a of b" of the other's, and so on."""
+    """The log p by "a of a", the first model's of its own output, "a of b", of the other's, and so on."""
 
     @property
     def difference(self) -> float:
-        """Of the scores, b - a; without a reference how unlike the two are. In percent."""
+        """The difference of the scores, b - a; without a reference how unlike the two are. In percent."""
         if self.score_a is None or self.score_b is None:
             return 100 - (self.similarity or 0)
         return self.score_b - self.score_a
@@ -101,7 +102,7 @@ class Comparison:
 
     @property
     def agreement(self) -> float:
-        """Share of the lines with the same output, in percent."""
+        """The share of the lines with the same output, in percent."""
         return 100 * (1 - len(self.sentences) / self.lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Comparison:
         }
 
     def _repr_html_(self) -> str:
-        """For notebooks: the figures; the sentences are on the page."""
+        """Show the figures in a notebook; the sentences are on the page."""
         from mlx_transformer.system.page import table
 
         heads = ("", self.a.name, self.b.name, "")
@@ -148,7 +149,7 @@ class Row:
 
 
 def sentence_of(c: Comparison) -> str:
-    """The result in one line."""
+    """Say the result in one line."""
     differ = len(c.sentences)
     if not differ:
         return f"All {c.lines:,} outputs are the same."
@@ -163,7 +164,7 @@ def sentence_of(c: Comparison) -> str:
 
 
 def rows(c: Comparison) -> list[Row]:
-    """Scores, speed, memory, sizes."""
+    """List scores, speed, memory and sizes."""
     return [*map(_score_row, c.measures), *_likelihood_rows(c), *_cost_rows(c.a, c.b)]
 
 

@@ -1,4 +1,4 @@
-"""What a run's folder says: its record and its curves."""
+"""The record and the curves of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.system.chart import Curve
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
-from mlx_transformer.training.record import RECORD
-from mlx_transformer.training.run import METRICS
+from mlx_transformer.training.run_folder import METRICS, RECORD
 
-LARGEST = 1 << 30  # bytes
+MAX_LOG_BYTES = 1 << 30
 DRAWN = 1e100
-"""What is larger is the mark of a damaged line, and no axis of floats is long enough for twice the largest of them."""
+"""The largest number that is drawn: one above marks a damaged line, and no axis of floats holds twice the largest."""
 
 
 @dataclass
@@ -32,7 +31,7 @@ class RunLog:
     samples: list[tuple[int, list[dict[str, str]]]] = field(default_factory=list)
     """(step, outputs for the first sentences of the validation text)."""
     skipped: int = 0
-    """Steps whose gradient was not finite."""
+    """The number of steps whose gradient was not finite."""
 
     @property
     def steps(self) -> int:
@@ -40,7 +39,7 @@ class RunLog:
 
 
 def read_run(folder: Path) -> RunLog:
-    """`UserError` for a folder that is no run, or a damaged one."""
+    """Read a run; `UserError` for a folder that is no run, or a damaged one."""
     if not (folder / RECORD).is_file():
         raise UserError(f"{folder}: no run (no {RECORD} in it); give the folder of a training run")
     record = read_json(folder / RECORD)
@@ -54,14 +53,14 @@ def read_run(folder: Path) -> RunLog:
         raise UserError(f"{folder / RECORD}: damaged (no recipe in it); restore it from a copy")
     log = RunLog(folder.resolve().name, record, parameters)
     if (folder / METRICS).exists():
-        with open_regular(folder / METRICS, LARGEST) as file:
+        with open_regular(folder / METRICS, MAX_LOG_BYTES) as file:
             for line in file:
                 _add(log, line)
     return log
 
 
 def _add(log: RunLog, line: bytes) -> None:
-    """A line; one that a kill cut short says nothing."""
+    """Add a line to the log, unless a kill cut it short."""
     try:
         entry = json.loads(line)
         kind, step = entry.pop("kind"), int(entry.pop("step"))

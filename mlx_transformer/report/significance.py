@@ -34,7 +34,7 @@ class Measure:
     interval_a: Interval
     interval_b: Interval
     interval: Interval
-    """Of b - a."""
+    """The interval of b - a."""
     p: float
 
     @property
@@ -44,7 +44,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class _Statistics:
-    """What a score is computed from: a row for each sentence, whose sums count. `score(sums)` is a percentage."""
+    """The statistics of a score: a row for each sentence, whose sums count. `score(sums)` is a percentage."""
 
     name: str
     signature: str
@@ -54,7 +54,7 @@ class _Statistics:
 
 
 def measures(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -> list[Measure]:
-    """BLEU, chrF and exact match of two translations of the same sentences, with the same resamples for all."""
+    """Compute BLEU, chrF and exact match of two translations of the same sentences, with the same resamples for all."""
     statistics = _statistics(a, b, references)
     count = len(references)
     rng = np.random.default_rng(SEED)
@@ -67,7 +67,7 @@ def measures(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -> l
 
 
 def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """chrF of each sentence by itself, in percent: steadier on one sentence than BLEU."""
+    """Compute chrF of each sentence by itself, in percent: steadier on one sentence than BLEU."""
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
@@ -80,7 +80,7 @@ def _statistics(a: Sequence[str], b: Sequence[str], references: Sequence[str]) -
 
     found = []
     for name, metric in (("BLEU", BLEU()), ("chrF", CHRF())):
-        # What sacreBLEU's own tests of significance take.
+        # As sacreBLEU's own tests of significance do.
         of_a, of_b = (np.array(metric._extract_corpus_statistics(h, [references]), np.float64) for h in (a, b))
         found.append(_Statistics(name, str(metric.get_signature()), of_a, of_b, _scorer(metric)))
     of_a, of_b = (np.array([[h == r] for h, r in zip(side, references, strict=True)], np.float64) for side in (a, b))

@@ -1,4 +1,4 @@
-"""A model in a process of its own: what it says, how long that takes, and the most memory it has had."""
+"""A model in a process of its own: its translations, how long they take, and the most memory it has had."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_transformer.system.errors import UserError
 
-PATIENCE = 10.0  # seconds that a process has to end
+KILL_AFTER_SECONDS = 10.0  # that a process has to end
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Worker:
     """The process, from outside. Its errors are raised here."""
 
     def __init__(self, name: str, opened: Callable[[], Served]):
-        """opened: opens the model, there; it is pickled."""
+        """Start the process; `opened`, which is pickled, opens the model there."""
         context = multiprocessing.get_context("spawn")  # a fork would share this process's memory and threads
         self.name = name
         self.connection, theirs = context.Pipe()
@@ -48,12 +48,12 @@ class Worker:
         theirs.close()
 
     def ask(self, what: str, *arguments: Any, **named: Any) -> Any:
-        """The answer of a function below by that name."""
+        """Return the answer of a function below by that name."""
         try:
             self.connection.send((what, arguments, named))
             value, error = self.connection.recv()
         except (EOFError, OSError) as gone:
-            self.process.join(PATIENCE)
+            self.process.join(KILL_AFTER_SECONDS)
             raise self._ended() from gone
         if error is not None:
             raise error
@@ -70,12 +70,12 @@ class Worker:
         """End the process, whatever it does."""
         self.connection.close()
         self.process.kill()
-        self.process.join(PATIENCE)
+        self.process.join(KILL_AFTER_SECONDS)
 
 
 @contextmanager
 def _held() -> Iterator[None]:
-    """A process that starts now gets no Ctrl-C: it is this one that is interrupted, and that ends the other."""
+    """Keep Ctrl-C from a process that starts now: this one is interrupted, and ends the other."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -88,7 +88,7 @@ def _held() -> Iterator[None]:
 
 
 def _serve(connection: Connection, opened: Callable[[], Served]) -> None:
-    """What the process does: open the model, answer until nobody asks any more."""
+    """Run in the process: open the model, and answer until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     served: Served | None = None
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -107,12 +107,12 @@ def _serve(connection: Connection, opened: Callable[[], Served]) -> None:
 
 
 def describe(served: Served) -> tuple[dict[str, str], int]:
-    """Its facts, and the bytes of its files."""
+    """Return the model's facts, and the bytes of its files."""
     return served.facts, served.size
 
 
 def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
-    """Numbers of the lines that are longer than it takes; `UserError` for the first of them under "error"."""
+    """Return the numbers of the lines that are too long for the model; `UserError` for the first under "error"."""
     long: list[int] = []
     rows = getattr(served.translator, "rows", None) or served.translator.translator.rows
     rows(lines, overlong)
@@ -128,7 +128,7 @@ def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
 
 
 def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[list[str], float, list[int] | None]:
-    """The translations, the seconds they took, and the tokens of each by the model's own tokenizer, its end counted."""
+    """Return translations, the seconds they took, and each one's tokens by the model's own tokenizer with its end."""
     begin = time.perf_counter()
     found = served.translator.n_best(lines, scored=False, **options)
     seconds = time.perf_counter() - begin
@@ -138,8 +138,10 @@ def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[lis
 
 
 def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[float | None] | None:
-    """Log p of each target given its source; None for one that is longer than the model takes, and for all where the
-    runtime says no probabilities of given outputs."""
+    """Return log p of each target given its source; None for one that is too long for the model.
+
+    It is None for all where the runtime computes no probabilities of outputs.
+    """
     if not hasattr(served.translator, "log_probabilities"):
         return None
     tokenizer, most = _translator(served).tokenizer, _translator(served).config.max_positions
@@ -153,7 +155,7 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
 
 
 def memory(served: Served) -> tuple[int | None, int | None]:
-    """The most bytes that this process has had, and those of its runtime's arrays, where it counts them."""
+    """Return the most bytes that this process has had, and its runtime's arrays, where it counts them."""
     return peak_memory(), None if served.array_memory is None else served.array_memory()
 
 
@@ -161,7 +163,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (descr
 
 
 def peak_memory() -> int | None:
-    """Bytes; None on Windows. On Linux of this program alone: the usual count begins with what its parent had."""
+    """Return the process's peak in bytes; None on Windows. On Linux without its parent's, which the usual count has."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
@@ -178,7 +180,7 @@ def _translator(served: Served) -> Any:
 
 
 def _tokenizer(served: Served) -> Any:
-    """None for a file that takes text and holds no tokenizer."""
+    """Return the model's tokenizer; None for a file that takes text and holds none."""
     try:
         return _translator(served).tokenizer
     except UserError:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from mlx_transformer.spec.locks import alone, written_meanwhile
+from mlx_transformer.system.locks import alone, written_meanwhile
 
 from .errors import UserError
 

@@ -7,13 +7,14 @@ import codecs
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, shortened
 
 LARGEST = 64 << 20
 """Bytes. The tokenizer.json of a million tokens has four fifths of them; parsed, JSON may take twenty times as many."""
@@ -166,6 +167,30 @@ class _Stream(RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def check_name(path: str | Path) -> None:
+    """`UserError` for a name that the system can't look for, such as one of 5,000 characters; one that isn't there is
+    none."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise _unreadable(shortened(str(path)), error) from error
+    except ValueError as error:  # a NUL, or half a surrogate pair
+        raise UserError(f"{shortened(str(path))}: cannot be read ({error})") from error
+
+
+def default_folder() -> Path:
+    """Return the folder of a user's caches for this program. `UserError` for a user without a home."""
+    if sys.platform != "darwin" and (named := os.environ.get("XDG_CACHE_HOME")):
+        return Path(named) / "mlx-transformer"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise UserError("large text needs a cache, and this user has no home: name a folder by cache") from None
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "mlx-transformer"
 
 
 def line_without_end(path: str | Path, number: int) -> UserError:

@@ -24,6 +24,7 @@ MODULES |= {
     "compare.run": "report.comparing",
     "training.merge": "convert.merge",
     "training.average": "convert.average",
+    "training.schedule": "training.optimizers",
 }
 
 

@@ -23,7 +23,7 @@ import sys
 import time
 from contextlib import suppress
 
-from .errors import UserError
+from .errors import UserError, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 FAULT, INTERRUPTED, UNREAD = 70, 130, 141
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+DEVICE_IS_FULL = ("[metal::malloc]", "insufficient memory", "outofmemory", "out of memory", "cudamalloc")
+"""Words of what MLX raises, a bare RuntimeError, where Metal or CUDA has no room: when it asks for an array, or only
+when a command buffer is run."""
 
 PLAIN = {"✓": "+", "✗": "x", "…": "~"}
 """What stands for our marks where the terminal's encoding lacks them; "?" for any other character."""
@@ -89,6 +93,13 @@ def _explained(name: str, error: BaseException) -> int:
         return _failed(name, f"{where}: {error.strerror}" if where and error.strerror else str(error))
     if isinstance(error, MemoryError):
         return _failed(name, f"out of memory ({error}); try smaller batches or a smaller model")
+    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in DEVICE_IS_FULL):
+        return _failed(
+            name,
+            f"out of memory on the device (MLX: {' '.join(str(error).split())[:200]}); in training set --memory to "
+            "less than it has, or lower --batch-tokens; elsewhere lower --beam, give shorter lines or take a smaller "
+            "model",
+        )
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "mlx":
         return _failed(name, "MLX is not installed; ONNX folders work without it (python -m export)")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("typer", "rich"):
@@ -127,7 +138,9 @@ def _failed(name: str, message: str, status: int = 2) -> int:
         from collections import namedtuple
 
         namedtuple("Forgotten", "")
-    line = " ".join(message.splitlines())  # parts of it may come from a file of a stranger, to be read, not obeyed
+    line = " ".join(
+        map(shortened, " ".join(message.splitlines()).split(" "))
+    )  # parts of it may come from a file of a stranger, to be read, not obeyed
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
     with suppress(OSError, ValueError):  # nobody can be told
         print(f"{name}:", line, file=sys.stderr, flush=True)

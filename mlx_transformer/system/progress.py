@@ -92,6 +92,21 @@ class Reporter:
             print(text, file=self.file, flush=True)
 
 
+class NullReporter:
+    """Stands in for a `Reporter` where nothing is to be shown, as in a process that another one speaks for."""
+
+    columns = 0
+
+    def line(self, text: str) -> None: ...
+
+    def update(self, share: float, status: str, below: str = "") -> None: ...
+
+    def __enter__(self) -> NullReporter:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class _Bar(Progress):
     """rich's bar with a line under it."""
 

@@ -25,13 +25,13 @@ class Board(Protocol):
 
 
 def check_wandb(project: str | None) -> None:
-    """`UserError` if a project is named and the package isn't there."""
+    """Raise `UserError` if a project is named and the package isn't there."""
     if project is not None and find_spec("wandb") is None:
         raise UserError("[training] wandb: the package isn't installed; pip install wandb, or leave the key out")
 
 
 class TensorBoard:
-    """`first_step`: what is there of this step and later ones will be written again."""
+    """Writes TensorBoard's files; curves from `first_step` on that are there already will be written again."""
 
     def __init__(self, folder: Path, first_step: int):
         from tensorboardX import SummaryWriter
@@ -48,8 +48,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run there for each run here, however often it is resumed; steps that were there before a resume stay as they
-    were. Where it sends to, or that it doesn't, its own variables say (WANDB_MODE=offline)."""
+    """Sends a run's curves to one run there, however often it is resumed; steps that are there already stay.
+
+    Its own variables say where it sends them, or that it doesn't (WANDB_MODE=offline).
+    """
 
     def __init__(self, folder: Path, project: str, record: Mapping[str, Any]):
         wandb: Any = import_module("wandb")
@@ -62,8 +64,10 @@ class WeightsAndBiases:
                 project=project, id=id, resume="allow", dir=str(folder), name=folder.name, config=dict(record)
             )
         except Exception as error:  # its own kinds: no key, no network, a project that isn't there
-            said = " ".join(str(error).split())[:200].rstrip(".")
-            raise UserError(f"[training] wandb = {project!r}: {said}; WANDB_MODE=offline needs no network") from error
+            message = " ".join(str(error).split())[:200].rstrip(".")
+            raise UserError(
+                f"[training] wandb = {project!r}: {message}; WANDB_MODE=offline needs no network"
+            ) from error
 
     def add(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
@@ -73,9 +77,10 @@ class WeightsAndBiases:
 
 
 def boards(folder: Path, first_step: int, project: str | None, record: Mapping[str, Any]) -> list[Board]:
-    found: list[Board] = []
+    """Open the boards that a run's curves go to."""
+    opened: list[Board] = []
     with suppress(ImportError):
-        found.append(TensorBoard(folder, first_step))
+        opened.append(TensorBoard(folder, first_step))
     if project is not None:
-        found.append(WeightsAndBiases(folder, project, record))
-    return found
+        opened.append(WeightsAndBiases(folder, project, record))
+    return opened

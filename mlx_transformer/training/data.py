@@ -1,4 +1,4 @@
-"""The text of a run: training and validation text of a recipe, the tokenizer, and the batches."""
+"""The text of a run: a recipe's training and validation text, its tokenizer and its batches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import cldr
-from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.set_aside import kept_pairs
-from mlx_transformer.data.sorted_batches import SortedBatches
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
 from mlx_transformer.system.errors import UserError
@@ -31,13 +30,13 @@ class RunData:
     train: TrainingText | Documents
     valid: ParallelText | Documents
     held_out: ParallelText | None
-    """Test phrases of the built-in corpus; None for files."""
+    """The test phrases of the built-in corpus; None for files."""
     dropped: int
-    """Training pairs left out because a side was empty, or empty documents."""
+    """The number of training pairs left out because a side was empty, or of empty documents."""
 
     @property
     def record(self) -> dict[str, Any]:
-        """Counts and SHA-256 digests, for run.json."""
+        """The counts and SHA-256 digests, for run.json."""
         parts = {"train": self.train, "valid": self.valid}
         return {name: {noun(part): len(part), **part.digests} for name, part in parts.items()}
 
@@ -86,14 +85,14 @@ def _documents(options: DataOptions, seed: int) -> RunData:
     text, dropped = read_documents(str(options.text), options.documents)
     if options.valid_text is not None:
         return RunData(text, read_documents(options.valid_text, options.documents)[0], None, dropped)
-    kept = kept_pairs(len(text), seed, str(options.text), "documents")
-    train, valid = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (kept, ~kept))
+    for_training = kept_pairs(len(text), seed, str(options.text), "documents")
+    train, valid = (text.select(np.flatnonzero(chosen).tolist()) for chosen in (for_training, ~for_training))
     return RunData(train, valid, None, dropped)
 
 
 def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
-    """One joint vocabulary over both languages (section 5.1), one of each, or one of all documents; or what is
-    given."""
+    """Learn one joint vocabulary of both languages (section 5.1), one of each, or one of all documents; or load the
+    one that the recipe names."""
     options, text = recipe.data, data.train
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
@@ -106,14 +105,15 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
 
 
 def noun(text: TrainingText | ParallelText | Documents) -> str:
+    """Say what the text consists of."""
     return "documents" if isinstance(text, Documents) else "pairs"
 
 
 class EncodedText:
     """Text as ids, from which batches are cut as often as asked.
 
-    Batches have a token budget and hold what the recipe's objective learns; of pairs few shapes or tight ones, as the
-    device likes them. name: of the text in errors.
+    Batches have a token budget and hold what the recipe's objective learns; those of pairs have few shapes or tight
+    ones, as the device likes them. `name` is the text's in errors.
     """
 
     def __init__(
@@ -127,13 +127,16 @@ class EncodedText:
         self._ids = recipe.objective.encoded(text, tokenizer, recipe.data)
 
     def batches(self, recipe: Recipe, seed: int, grow: bool = False) -> BatchesByEpoch[Any]:
-        """`UserError` when the text has no pair that fits `max_length`, or one that doesn't fit the recipe's batch
-        (with `grow` the batch is made to fit)."""
+        """Cut the text into batches.
+
+        `UserError` when the text has no pair that fits `max_length`, or one that doesn't fit the recipe's batch (with
+        `grow` the batch is made to fit).
+        """
         common = {"batch_tokens": recipe.data.batch_tokens, "grow": grow, "seed": seed}
         common |= {"pad_id": self.tokenizer.pad_id, "bos_id": self.tokenizer.bos_id}
         lengths = {"max_length": recipe.data.max_length, "min_length": choices().shortest}
-        of_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
+        make_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
         try:
-            return recipe.objective.batches(self._ids, self.tokenizer, recipe.data, of_pairs, common)
+            return recipe.objective.batches(self._ids, self.tokenizer, recipe.data, make_pairs, common)
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from error

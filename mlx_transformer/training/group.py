@@ -1,7 +1,7 @@
 """The processes that train one model together, each on its share of every step's batches (data parallelism).
 
-Rank 0 alone reads and writes the run's folder. What the others need of it (where the run stands, the weights, the
-seconds of the clock, that it is to end) it tells them, bit for bit, so that all do the same.
+Rank 0 alone reads and writes the run's folder. It sends the others what they need of it (where the run stands, the
+weights, the seconds of the clock, that it is to end), bit for bit, so that all do the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
 """Set by `mlx-transformer launch`: which of MLX's backends connects the processes."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])}
 LOST = ("peer", "socket", "connection", "mpi", "nccl", "jaccl")
-"""Words of what MLX says when another process is gone."""
+"""Words in the errors of MLX when another process is gone."""
 
 
 class Group:
@@ -41,51 +41,51 @@ class Group:
         return self.rank == 0
 
     def mean(self, gradients: Any) -> Any:
-        """The mean over the processes of a tree of float32 arrays, sent in parts of 32 MiB; lazy."""
+        """Average a tree of float32 arrays over the processes, sent in parts of 32 MiB; lazy."""
         return gradients if self._group is None else nn.average_gradients(gradients, self._group)
 
     def largest(self, number: int) -> int:
-        """The largest of the processes' numbers (below 2^31): agreed on before any goes on."""
+        """Return the largest of the processes' numbers (below 2^31), once all of them have agreed on it."""
         if self._group is None:
             return number
         return int(np.array(mx.distributed.all_max(mx.array(number, mx.int32), group=self._group)))
 
-    def told(self, values: Sequence[float]) -> list[float]:
-        """Rank 0's values, in every process."""
+    def broadcast(self, values: Sequence[float]) -> list[float]:
+        """Return rank 0's values in every process."""
         if self._group is None:
             return list(values)
         words = mx.array(np.array(values, np.float64).view(np.uint32))
         words = words if self.leads else mx.zeros_like(words)
         return np.array(mx.distributed.all_sum(words, group=self._group)).view(np.float64).tolist()
 
-    def given(self, tree: Any) -> Any:
-        """Rank 0's arrays, in every process."""
+    def broadcast_arrays(self, tree: Any) -> Any:
+        """Return rank 0's tree of arrays in every process."""
         if self._group is None:
             return tree
-        found = []
+        received = []
         for name, value in cast(list[tuple[str, mx.array]], tree_flatten(tree)):
             sent = value if self.leads else mx.zeros_like(value)
-            found.append((name, mx.distributed.all_sum(sent, group=self._group)))
-            mx.eval(found[-1][1])
-        return tree_unflatten(found)
+            received.append((name, mx.distributed.all_sum(sent, group=self._group)))
+            mx.eval(received[-1][1])
+        return tree_unflatten(received)
 
     def dropout_seed(self, seed: int, step: int) -> int:
-        """Of a step, so that a resumed run draws the same, and of this process."""
+        """Return a seed for this step and this process: a resumed run draws the same."""
         if self.leads:
             return (seed << 32) | step
         return int(np.random.SeedSequence((seed, step, self.rank)).generate_state(1, np.uint64)[0])
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """What MLX says of a process that is gone is a `UserError`."""
+    def translating_errors(self) -> Iterator[None]:
+        """Turn MLX's error about a process that is gone into a `UserError`."""
         try:
             yield
         except RuntimeError as error:
-            said = str(error)
-            if self._group is None or not any(word in said.lower() for word in LOST):
+            message = str(error)
+            if self._group is None or not any(word in message.lower() for word in LOST):
                 raise
             raise UserError(
-                f"rank {self.rank}: another process of the run is gone ({' '.join(said.split())[:200]}); the last "
+                f"rank {self.rank}: another process of the run is gone ({' '.join(message.split())[:200]}); the last "
                 "checkpoint is whole: go on with --resume"
             ) from error
 
@@ -94,7 +94,7 @@ ALONE = Group()
 
 
 def _end_with_launcher() -> None:
-    """Save and end, as on SIGTERM, when the process that started this one is gone: nobody else would end it."""
+    """Send this process SIGTERM, so that it saves and ends, when the one that started it is gone: nobody else would."""
     launcher = os.getppid()
 
     def watch() -> None:
@@ -106,7 +106,7 @@ def _end_with_launcher() -> None:
 
 
 def joined() -> Group:
-    """The group that this process was started in by `launch`; alone without. `UserError` if it can't be joined."""
+    """Join the group in which `launch` started this process, if it did. `UserError` if it can't be joined."""
     backend = os.environ.get(VARIABLE, "")
     if not backend:
         return ALONE
@@ -119,9 +119,9 @@ def joined() -> Group:
         group.largest(0)  # now they are there
         return group
     except (RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{VARIABLE}={backend}: MLX can't join the other processes ({said}); start by launch"
+            f"{VARIABLE}={backend}: MLX can't join the other processes ({message}); start by launch"
         ) from error
     finally:
         if before is not None:

@@ -22,17 +22,17 @@ import mlx.core as mx
 
 from mlx_transformer.device import choices
 
-LARGEST = 1 << 26
-"""Logits of one chunk: 256 MiB in float32."""
-BYTES_A_LOGIT = 16
-"""What a chunk takes: logits, their exponentials, the softmax and its gradient."""
+MAX_LOGITS = 1 << 26
+"""The most logits of one chunk: 256 MiB in float32."""
+BYTES_PER_LOGIT = 16
+"""The memory of a chunk: logits, their exponentials, the softmax and its gradient."""
 CHUNK_SHARE = 1 / 8
-"""Of the memory that a step may take."""
+"""The share of a step's memory that a chunk may take."""
 
 
-def chunk_within(memory: float | None) -> int:
-    """Logits of a chunk where a step may take so many GB; None: as many as it likes."""
-    return LARGEST if memory is None else min(LARGEST, int(memory * 1e9 * CHUNK_SHARE / BYTES_A_LOGIT))
+def logits_within(memory: float | None) -> int:
+    """Return the most logits of a chunk where a step may take `memory` GB; None: as much as it likes."""
+    return MAX_LOGITS if memory is None else min(MAX_LOGITS, int(memory * 1e9 * CHUNK_SHARE / BYTES_PER_LOGIT))
 
 
 def label_smoothed_loss(
@@ -42,15 +42,15 @@ def label_smoothed_loss(
     targets: mx.array,
     smoothing: float,
     pad_id: int,
-    largest: int | None = None,
+    max_logits: int | None = None,
 ) -> mx.array:
-    """Sum of nll over the positions whose target is not `pad_id`; a scalar in nats, float32.
+    """Sum nll over the positions whose target is not `pad_id`; a scalar in nats, float32.
 
     hidden (..., D), weight (V, D), bias (V,) or None, targets (...) of ids. Divide by the number of target tokens for
-    the mean; a batch of only padding gives 0. `largest`: logits of a chunk at most; None: `LARGEST`.
+    the mean; a batch of only padding gives 0. `max_logits`: the most of one chunk; None: `MAX_LOGITS`.
     """
     hidden, targets, counted = _flat(hidden, targets, pad_id)
-    rows = _rows(weight, largest)
+    rows = _rows(weight, max_logits)
     function = _function(smoothing) if len(targets) <= rows else _in_chunks(smoothing, rows)
     return function(hidden, targets, counted, weight, *([] if bias is None else [bias]))[0]
 
@@ -62,12 +62,15 @@ def losses(
     targets: mx.array,
     smoothing: float,
     pad_id: int,
-    largest: int | None = None,
+    max_logits: int | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """(`label_smoothed_loss`, the same without smoothing, whose mean is the logarithm of perplexity); no gradient."""
+    """Return (`label_smoothed_loss`, the same without smoothing, whose mean is the logarithm of perplexity).
+
+    Neither has a gradient.
+    """
     hidden, targets, counted = _flat(hidden, targets, pad_id)
     smoothed = plain = mx.array(0.0)
-    rows = _rows(weight, largest)
+    rows = _rows(weight, max_logits)
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
         (inputs,) = mx.depends([hidden[part]], [smoothed, plain])
@@ -81,28 +84,31 @@ def losses(
 
 
 def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, mx.array, mx.array]:
-    """(hidden (N, D), targets (N,), 1 where a target counts)"""
+    """Return (hidden (N, D), targets (N,), 1 where a target counts)."""
     targets = targets.reshape(-1)
     return hidden.reshape(-1, hidden.shape[-1]), targets, (targets != pad_id).astype(mx.float32)
 
 
-def _rows(weight: mx.array, largest: int | None) -> int:
-    """Of one chunk."""
-    return max(1, (LARGEST if largest is None else largest) // weight.shape[0])
+def _rows(weight: mx.array, max_logits: int | None) -> int:
+    """Return the rows of one chunk."""
+    return max(1, (MAX_LOGITS if max_logits is None else max_logits) // weight.shape[0])
 
 
 def _in_chunks(smoothing: float, rows: int) -> Callable[..., tuple[mx.array, ...]]:
-    """As `_function`, (h, y, counted, W, b) -> (sum of nll, dh, dW, db), never more than `rows` rows at a time."""
+    """Return a function as `_function`'s, (h, y, counted, W, b) -> (sum of nll, dh, dW, db), that never takes more than
+    `rows` rows at a time."""
 
     @mx.custom_function
     def loss(h, y, counted, *weights):
-        of_rows = mx.value_and_grad(lambda *inputs: _function(smoothing)(*inputs)[0], (0, *range(3, 3 + len(weights))))
+        loss_of_rows = mx.value_and_grad(
+            lambda *inputs: _function(smoothing)(*inputs)[0], (0, *range(3, 3 + len(weights)))
+        )
         total, dh, sums = mx.array(0.0), [], [mx.zeros(weight.shape) for weight in weights]
         for start in range(0, len(y), rows):
             part = slice(start, start + rows)
             # The next chunk begins when nothing of this one is left but its gradients.
             (inputs,) = mx.depends([h[part]], [total, *sums, *dh[-1:]])
-            nll, (part_dh, *gradients) = of_rows(inputs, y[part], counted[part], *weights)
+            nll, (part_dh, *gradients) = loss_of_rows(inputs, y[part], counted[part], *weights)
             total, sums = total + nll, [sum + gradient for sum, gradient in zip(sums, gradients, strict=True)]
             dh.append(part_dh)
         return total, mx.concatenate(dh), *(sum.astype(weight.dtype) for sum, weight in zip(sums, weights, strict=True))
@@ -116,9 +122,9 @@ def _in_chunks(smoothing: float, rows: int) -> Callable[..., tuple[mx.array, ...
 
 
 def _function(smoothing: float) -> Callable[..., tuple[mx.array, ...]]:
-    """The loss for one smoothing as an `mx.custom_function`, (h, y, counted, W, b) -> (sum of nll, and for the gradient
-    exponentials (N, V), 1 / their sums (N, 1), the sum of W's rows). Without b where the classifier has none. Each pass
-    over all logits counts on a CPU, so there are few."""
+    """Return the loss for one smoothing as an `mx.custom_function`: (h, y, counted, W, b) -> (sum of nll, and for the
+    gradient exponentials (N, V), 1 / their sums (N, 1), the sum of W's rows). It takes no b where the classifier has
+    none. Each pass over all logits counts on a CPU, so there are few."""
 
     @mx.custom_function
     def loss(h, y, counted, W, *bias):
@@ -153,7 +159,7 @@ def _function(smoothing: float) -> Callable[..., tuple[mx.array, ...]]:
 
 
 def _nll(z: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
-    """(logsumexp(z) - z[target], z[target]), (N,) each"""
+    """Return (logsumexp(z) - z[target], z[target]), (N,) each."""
     picked = mx.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
     fused = getattr(mx.fast, "cross_entropy", None)  # MLX 0.31 has none
     if fused is not None and not choices().exp_as_power:

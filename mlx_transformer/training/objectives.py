@@ -1,10 +1,13 @@
-"""What a model can learn: its shape, the text it needs, and how its text becomes batches."""
+"""The objectives: what a model learns, from which text and which batches, and how it is scored on validation text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
+
+import numpy as np
 
 from mlx_transformer.core.config import Architecture
 from mlx_transformer.core.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -17,12 +20,18 @@ from mlx_transformer.data.examples import Examples
 from mlx_transformer.data.packed import PackedBatches
 from mlx_transformer.data.training_text import TrainingText, examples_of
 from mlx_transformer.device import choices
+from mlx_transformer.generation.perplexity import perplexity_of
+from mlx_transformer.generation.scoring import score
+from mlx_transformer.runtime.decoding import MlxTranslator, evaluating
 from mlx_transformer.system.errors import UserError
 
 from .options import DataOptions
+from .step import TrainStep
 
 MakePairs = Callable[..., TokenBatches]
-"""Batches of examples or of two lists of ids, as the recipe and the device like them."""
+"""Makes batches of examples or of two lists of ids, as the recipe and the device like them."""
+SAMPLES = 3
+"""The translations of a validation that are shown."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +39,11 @@ class Objective:
     architecture: Architecture
     reads: Literal["pairs", "documents"]
     masks: bool
-    """Its vocabulary has <mask>."""
+    """Whether its vocabulary has <mask>."""
     encoded: Callable[[Any, Tokenizer, DataOptions], Any]
-    """Text as ids, which takes its time, once."""
+    """(text, tokenizer, options) -> the text as ids, which takes its time, once."""
     batches: Callable[[Any, Tokenizer, DataOptions, MakePairs, dict[str, Any]], BatchesByEpoch[Any]]
-    """(what `encoded` gives, tokenizer, options, how pairs become batches, arguments of all batches)"""
+    """(ids from `encoded`, tokenizer, options, how pairs become batches, arguments of all batches) -> batches."""
 
 
 def _pairs(text: TrainingText | ParallelText, tokenizer: Tokenizer, options: DataOptions) -> Examples:
@@ -48,7 +57,7 @@ def _translation(
 
 
 def _prompted(text: Documents, tokenizer: Tokenizer, options: DataOptions) -> tuple[list[list[int]], list[list[int]]]:
-    """Documents, and their prompts without an end."""
+    """Encode documents, and their prompts without an end."""
     return tokenizer.encode_batch(text.texts), [ids[:-1] for ids in tokenizer.encode_batch(text.prompts)]
 
 
@@ -65,7 +74,7 @@ def _language_model(
 def _documents(
     text: Documents, tokenizer: Tokenizer, options: DataOptions
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Pieces of the documents, and the word of each of their tokens where words are hidden as a whole."""
+    """Cut documents into pieces, and number the word of each of their tokens where words are hidden as a whole."""
     pieces = list(_pieces(tokenizer.encode_batch(text.texts), options.max_length, tokenizer.eos_id))
     if not options.whole_words:
         return pieces, None
@@ -105,7 +114,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def _pieces(texts: Sequence[Sequence[int]], length: int, last: int) -> Iterator[list[int]]:
-    """Texts cut into pieces of at most `length` tokens, each with `last` at its end."""
+    """Cut texts into pieces of at most `length` tokens, each with `last` at its end."""
     for ids in texts:
         for start in range(0, max(1, len(ids) - 1), length - 1):
             yield [*ids[start : min(start + length, len(ids)) - 1], last]
@@ -115,3 +124,37 @@ def _mask_id(tokenizer: Tokenizer) -> int:
     if tokenizer.mask_id is None:
         raise UserError("the vocabulary has no <mask>: begin without a given one, or with one that was trained so")
     return tokenizer.mask_id
+
+
+def validation_scores(
+    step: TrainStep,
+    batches: BatchesByEpoch,
+    text: ParallelText | Documents,
+    tokenizer: Tokenizer,
+    sentences: int,
+    stopped: Callable[[], bool],
+) -> tuple[dict[str, float], list[dict[str, str]]]:
+    """Return (scores, samples) of the model on text that it doesn't learn; both are empty once `stopped()` is true.
+
+    loss: mean in nats a target token, as trained (label smoothing included); perplexity: e to the same without
+    smoothing. For pairs greedy translations of the first `sentences` are scored too; the first few are the samples.
+    """
+    samples: list[dict[str, str]] = []
+    total = plain = 0.0
+    tokens = 0
+    with evaluating(step.model):
+        for batch in batches.batches(0):
+            if stopped():
+                return {}, []
+            loss, nll = step.losses(batch)
+            total, plain, tokens = total + float(np.array(loss)), plain + float(np.array(nll)), tokens + batch.tokens
+        values = {"loss": total / max(1, tokens)}
+        values["perplexity"] = perplexity_of(plain / max(1, tokens))
+        count = min(sentences, len(text))
+        if count and isinstance(text, ParallelText):
+            translated = MlxTranslator(step.model, tokenizer).translate(text.source[:count], overlong="truncate")
+            scores = score(translated, text.target[:count])
+            values |= {name: scores[name] for name in ("bleu", "chrf", "exact_match")}
+            few = zip(text.source, translated, text.target, strict=False)
+            samples = [{"source": s, "output": t, "reference": r} for s, t, r in islice(few, min(SAMPLES, count))]
+    return values, samples

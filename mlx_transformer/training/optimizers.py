@@ -1,11 +1,22 @@
-"""The optimizers of `mlx.optimizers` by name, with decoupled weight decay for the parameters that it suits.
+"""The optimizers of `mlx.optimizers` by name, and the learning rates that a schedule gives them.
 
-One learning rate serves all of them: what a schedule gives is Adam's, and an optimizer whose updates are of another
-size multiplies it. Moments are float32, as the parameters that are trained are.
+One learning rate serves all optimizers: a schedule gives Adam's, and an optimizer whose updates are of another size
+multiplies it. Weight decay is decoupled, for the parameters that it suits. Moments are float32, as the parameters are.
+
+A schedule is a warm-up, in steps or as a share of the run, and one of six curves after it:
+
+    inverse-square-root    peak (warm-up / step)^0.5; section 5.3's curve, its peak bounded in short runs
+    noam                   the same with the paper's own peak, (d_model * warm-up)^-0.5
+    constant               peak
+    linear, cosine         from the peak at the end of warm-up to 0 at the end of the run
+    warmup-stable-decay    peak, then the falling end
+
+The first two and the last may have a falling end: linear, to 0, over the last share `cooldown` of the run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,42 +27,62 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from mlx_transformer.core.parameters import added_table_names, embedding_names, output_weight_name
+from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
-from .options import TrainingOptions
-from .spread import spread
+from .options import ENDLESS, TrainingOptions
 
 NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.weight, *.magnitude"
 
 
-@dataclass(frozen=True)
-class Kind:
-    make: Callable[[TrainingOptions], optim.Optimizer]
-    rate: float = 1.0
-    """Its learning rate over Adam's."""
-    decay: float = 0.0
-    """Weight decay where the recipe gives none."""
+# Where warm-up isn't given: a quarter of the run, at most the paper's steps.
+WARMUP_SHARE, MOST_WARMUP_STEPS = 0.25, 4000
+# The shorter the warm-up, the higher the paper's peak, (d_model * warm-up)^-0.5. Below this many steps for each unit of
+# d_model it grows no more, but stays at 0.58 / d_model: at 0.93 / d_model a tiny model learned nothing, and what Adam
+# takes falls with the width (Yang et al. 2021, "Tensor Programs V").
+STEEPEST = 3
+SMALL = 1 << 14
+"""The most numbers of an array that aren't worth another stream's waiting for them."""
 
 
-def _adam(options: TrainingOptions) -> optim.Optimizer:
-    # MLX's default leaves bias correction off.
-    return optim.Adam(1.0, [options.beta1, options.beta2], options.epsilon, bias_correction=True)
+def spread(function: Callable[..., Any], streams: Sequence[mx.Stream]) -> Callable[..., Any]:
+    """Return `function` of an array (and more) so that its calls work side by side on the streams.
+
+    A call goes to the stream that has had the fewest numbers to work on so far, small arrays to the first one. Which
+    stream computes a result changes nothing in it. Without a second stream it is `function` itself.
+    """
+    if len(streams) < 2:
+        return function
+    loads = [0] * len(streams)
+
+    def on_a_stream(array: mx.array, *more: Any) -> Any:
+        least = loads.index(min(loads)) if array.size > SMALL else 0
+        loads[least] += array.size
+        with mx.stream(streams[least]):
+            return function(array, *more)
+
+    return on_a_stream
 
 
-def _adafactor(options: TrainingOptions) -> optim.Optimizer:
-    """Without a first moment and with the schedule's rate, not one of its own (Shazeer and Stern 2018)."""
-    return optim.Adafactor(1.0, scale_parameter=False, relative_step=False)
+class SideBySide:
+    """Put before an optimizer of MLX, it updates the parameters side by side on `streams`."""
+
+    def __init__(self, streams: Sequence[mx.Stream], *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        update: Callable[..., mx.array] = super().apply_single  # type: ignore[misc]
+        self._update = spread(update, streams)
+
+    def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+        return self._update(gradient, parameter, state)
 
 
-def _lion(options: TrainingOptions) -> optim.Optimizer:
-    return optim.Lion(1.0, [options.beta1, options.beta2])
+class ScaledMuon(optim.Muon):
+    """Muon with updates as large as Adam's, so that both take a like learning rate.
 
-
-class Muon(optim.Muon):
-    """Muon with updates as large as Adam's, so that both take a like learning rate (Liu et al. 2025, "Muon is Scalable
-    for LLM Training", section 2.2): an orthogonal (O, D) matrix has a root mean square of max(O, D)^-0.5,
-    Adam's updates one of about 0.2."""
+    An orthogonal (O, D) matrix has a root mean square of max(O, D)^-0.5, Adam's updates one of about 0.2 (Liu et al.
+    2025, "Muon is Scalable for LLM Training", section 2.2).
+    """
 
     def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
         rows, columns = parameter.shape
@@ -59,8 +90,43 @@ class Muon(optim.Muon):
         return parameter + 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5 * change
 
 
-def _muon(options: TrainingOptions) -> optim.Optimizer:
-    return Muon(1.0, weight_decay=0.0)
+class Adam(SideBySide, optim.Adam): ...
+
+
+class Adafactor(SideBySide, optim.Adafactor): ...
+
+
+class Lion(SideBySide, optim.Lion): ...
+
+
+class Muon(SideBySide, ScaledMuon): ...
+
+
+def _adam(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
+    # MLX's default leaves bias correction off.
+    return Adam(streams, 1.0, [options.beta1, options.beta2], options.epsilon, bias_correction=True)
+
+
+def _adafactor(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
+    """Make Adafactor without a first moment, at the schedule's rate and not one of its own (Shazeer and Stern 2018)."""
+    return Adafactor(streams, 1.0, scale_parameter=False, relative_step=False)
+
+
+def _lion(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
+    return Lion(streams, 1.0, [options.beta1, options.beta2])
+
+
+def _muon(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
+    return Muon(streams, 1.0, weight_decay=0.0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    make: Callable[[TrainingOptions, Sequence[mx.Stream]], optim.Optimizer]
+    rate: float = 1.0
+    """Its learning rate over Adam's."""
+    decay: float = 0.0
+    """The weight decay where the recipe gives none."""
 
 
 KINDS = {
@@ -81,38 +147,39 @@ class Optimizer:
     parameters whose name no pattern of no_decay fits. Muon takes the matrices inside the stacks, Adam all others.
     """
 
-    def __init__(self, model: Transformer, options: TrainingOptions):
+    def __init__(self, model: Transformer, options: TrainingOptions, streams: Sequence[mx.Stream] | None = None):
+        """`streams`: those that a step is split over, none for a step that is compiled as a whole; None: as MLX's
+        device likes it."""
+        if streams is None:
+            streams = [] if choices().compiles else cpu_streams()
+        self.streams = list(streams)
         kind = KINDS[options.optimizer_name]
         trained = [name for name, _ in _flat(model.trainable_parameters())]
         self._rate = kind.rate
         self._decay = kind.decay if options.weight_decay is None else options.weight_decay
         exempt = matching(trained, options.no_decay or NO_DECAY, "no_decay", strict=options.no_decay is not None)
         self._decayed = frozenset(trained) - exempt if self._decay else frozenset()
-        self.inner = kind.make(options)
+        self.inner = kind.make(options, self.streams)
         if options.optimizer_name == "muon":
             tables = embedding_names(model.config) | added_table_names(model.config)
             tables |= {output_weight_name(model.config)}
             self.inner = optim.MultiOptimizer(
-                [self.inner, _adam(options)], [lambda name, value: value.ndim == 2 and name not in tables]
+                [self.inner, _adam(options, self.streams)], [lambda name, value: value.ndim == 2 and name not in tables]
             )
         self.inner.init(model.trainable_parameters())
 
     @property
     def state(self) -> dict[str, Any]:
-        """Moments and counts, as a tree of arrays; the optimizer works on these very containers."""
-        # Of several optimizers MLX makes a new list each time, of the same dictionaries.
+        """The moments and counts, as a tree of arrays; the optimizer works on these very containers."""
+        # For several optimizers MLX makes a new list each time, of the same dictionaries.
         return self.inner.state
 
-    def spread(self, streams: Sequence[mx.Stream]) -> None:
-        """Update the parameters side by side on these streams from now on."""
-        for each in getattr(self.inner, "optimizers", [self.inner]):
-            each.apply_single = spread(each.apply_single, streams)
-
     def set_rate(self, rate: float) -> None:
-        """`rate`: the schedule's."""
+        """Take `rate`, the schedule's, from the next update on."""
         self.inner.learning_rate = mx.array(rate * self._rate, dtype=mx.float32)
 
     def update(self, model: Transformer, gradients: Any) -> None:
+        """Change the model's trainable parameters by one step down `gradients`, a tree of their structure."""
         parameters: Any = model.trainable_parameters()
         if self._decayed:
             keep = 1 - self.inner.learning_rate * self._decay
@@ -137,18 +204,81 @@ def freeze(model: Transformer, patterns: str) -> None:
 def matching(
     names: Iterable[str], patterns: str, key: str, strict: bool = True, what: str = "parameter"
 ) -> frozenset[str]:
-    """Those of the names that one of the patterns fits, which stand between commas: `encoder.*, *norm.weight`.
+    """Return those of the names that one of the patterns fits.
 
-    `UserError` naming `key` if `strict` and a pattern fits none: it is a slip.
+    Patterns stand between commas: `encoder.*, *norm.weight`. `UserError` naming `key` if `strict` and a pattern fits no
+    name: it is a slip.
     """
-    names, found = list(names), set[str]()
+    names, chosen = list(names), set[str]()
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
         fitting = {name for name in names if fnmatchcase(name, pattern)}
         if strict and not fitting:
             raise UserError(f"{key}: {pattern!r} fits no {what}; they are called such as {names[0]} and {names[-1]}")
-        found |= fitting
-    return frozenset(found)
+        chosen |= fitting
+    return frozenset(chosen)
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:
     return cast(list[tuple[str, mx.array]], tree_flatten(tree))
+
+
+def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:
+    """Return the rate of step `step` (counted from 1); the share of the run done before it is `share`, in [0, 1]."""
+    warmup = options.warmup_steps or warmup_steps(step, share)
+    if options.schedule in ("noam", "inverse-square-root"):
+        rate = noam(step, d_model, warmup, _scale(options, d_model, warmup))
+    else:
+        rate = peak(options, d_model, warmup) * min(
+            step / warmup, _after_warm_up(options.schedule, step, share, warmup)
+        )
+    return rate if options.schedule in ENDLESS else rate * cooldown(share, options.cooldown)
+
+
+def _after_warm_up(schedule: str, step: int, share: float, warmup: float) -> float:
+    """Return the factor on the peak; the steps of a run that ends by the clock are estimated, as in `warmup_steps`."""
+    if schedule in ("constant", "warmup-stable-decay"):
+        return 1.0
+    warm = warmup * share / step  # the warm-up's share of the run
+    done = 0.0 if share <= warm else min(1.0, (share - warm) / (1 - warm))
+    return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+def warmup_steps(step: int, share: float) -> float:
+    """Return the warm-up steps where the recipe gives none, of a run whose first `step` steps are about its `share`.
+
+    A run that ends by the clock doesn't know its number of steps before its end: it is estimated anew at every step,
+    from these two numbers alone, so that the same shares give the same rates.
+    """
+    return min(MOST_WARMUP_STEPS, WARMUP_SHARE * step / share) if share > 0 else MOST_WARMUP_STEPS
+
+
+def peak(options: TrainingOptions, d_model: int, warmup: float) -> float:
+    """Return the rate at the end of a warm-up of `warmup` steps."""
+    return noam(warmup, d_model, warmup, _scale(options, d_model, warmup))
+
+
+def _scale(options: TrainingOptions, d_model: int, warmup: float) -> float:
+    if options.learning_rate is not None:
+        return options.learning_rate * (d_model * warmup) ** 0.5
+    bounded = options.schedule != "noam" and options.warmup_steps is None
+    short = min(1.0, warmup / (STEEPEST * d_model)) ** 0.5 if bounded else 1.0
+    return options.learning_rate_scale * short
+
+
+def noam(step: float, d_model: int, warmup_steps: float, scale: float = 1.0) -> float:
+    """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), formula 3 of the paper; step counts
+    from 1."""
+    return scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+def cooldown(progress: float, share: float) -> float:
+    """Return a factor that falls linearly from 1 to 0 over the last `share` of the run; with a share of 0 always 1.
+
+    `progress` is in [0, 1].
+
+    The paper stops training at a high rate and averages checkpoints instead; a falling rate does the same for short
+    runs.
+    """
+    if share <= 0 or progress <= 1 - share:
+        return 1.0
+    return max(0.0, (1 - progress) / share)

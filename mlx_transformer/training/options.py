@@ -14,7 +14,7 @@ Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine"
 ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
 
-# What is over these is a slip; what is under them float32 may round to nothing.
+# A number above these bounds is a slip; below them float32 may round it to nothing.
 Count = Annotated[int, Bounds(at_least=0, at_most=2**32 - 1)]
 Some = Annotated[int, Bounds(at_least=1, at_most=2**32 - 1)]
 Tokens = Annotated[int, Bounds(at_least=1, at_most=2**20)]
@@ -23,7 +23,7 @@ Rate = Annotated[float, Bounds(above=0, at_most=1e3)]
 Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
 
 
-# What stands under a key is its help: `train --help-recipe` prints it.
+# The text under a key is its help: `train --help-recipe` prints it.
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
     source: str | None = None
@@ -58,8 +58,9 @@ class DataOptions:
     valid_target: str | None = None
     """Their translations."""
     text: str | None = None
-    """Plain text, where the objective is none of translation: a file, a folder, or a pattern such as "src/**/*.py". In
-    a .jsonl file each line is {"text": ...} or {"prompt": ..., "completion": ...}, the prompt not being learned."""
+    """Plain text, where the objective is none of translation: a file, a folder, or a pattern such as "src/**/*.py";
+    also packed, as .gz or .zst. In a .jsonl file each line is {"text": ...} or {"prompt": ..., "completion": ...}, the
+    prompt not being learned."""
     valid_text: str | None = None
     """The same for validation; unset: one document in a hundred is set aside, at most 1000."""
     documents: Literal["line", "file"] | None = None
@@ -92,9 +93,9 @@ class DataOptions:
     mask_share: Annotated[float, Bounds(above=0, at_most=0.9)] | None = None
     """Share of the tokens that are hidden, to be restored; unset: 0.15 of a masked-language-model, 0.3 of denoising."""
     mask_span: Annotated[float, Bounds(above=0, at_most=100)] = 3.0
-    """Of denoising: mean length of a span of tokens that one <mask> stands for."""
+    """Mean length of a span of tokens that one <mask> stands for, in denoising."""
     whole_words: bool = False
-    """Of a masked-language-model: hide all tokens of a word or none."""
+    """Hide all tokens of a word or none, for a masked-language-model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,19 +195,20 @@ class TrainingOptions:
 
     @property
     def optimizer_name(self) -> OptimizerName:
-        """The optimizer's: what Adam has trained Muon would push in other directions (Liu et al. 2025, section 3.5)."""
+        """The optimizer that is used. Muon would push weights that Adam has trained in other directions (Liu et al.
+        2025, section 3.5)."""
         if self.optimizer is None:
             return "muon" if self.start_from is None else "adam"
         return self.optimizer
 
     @property
     def smoothing(self) -> float:
-        """Label smoothing."""
+        """The label smoothing that is used."""
         if self.label_smoothing is None:
             return 0.1 if self.objective == "translation" else 0.0
         return self.label_smoothing
 
     @property
-    def kept(self) -> int:
-        """Checkpoints that are kept."""
+    def checkpoints_to_keep(self) -> int:
+        """The number of checkpoints that are kept."""
         return max(self.keep, self.average) if self.final == "average" else self.keep

@@ -1,4 +1,4 @@
-"""What a training run does: a TOML recipe, overridden by flags, checked as a whole.
+"""Recipes: a TOML file says what a training run does, flags override it, and it is checked as a whole.
 
 [data]      corpus or source/target files, vocabulary, batch sizes
 [model]     preset and single fields of TransformerConfig
@@ -18,28 +18,28 @@ from typing import Any
 
 from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.data.pair_files import language_pair
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
-from mlx_transformer.system.files import read_json, read_text
+from mlx_transformer.system.files import check_name, read_json, read_text
 
 from .objectives import OBJECTIVES, Objective
 from .options import ENDLESS, CorpusOptions, DataOptions, TrainingOptions
-from .recipe_text import SCORES, document_problems, text_problems
-from .record import RECORD
+from .run_folder import RECORD
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-LARGEST = 1 << 16  # bytes of a recipe; a hundred times as many keys as there are
+MAX_RECIPE_BYTES = 1 << 16  # a hundred times as many keys as there are
 LENGTHS = ("epochs", "steps", "minutes")
 FILES = ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "text", "valid_text")
 PATHS = (*FILES, "tokenizer", "cache")
-# What the presets, which are of encoder-decoders, lack for one stack alone.
+# The presets are encoder-decoders; these fields make one stack alone of them.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# What is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
+# The placement where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
 # key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates that suit pre-norm
 # (benchmarks/RESULTS.md, "What the defaults learn").
 NORM_PLACEMENT, EARLIER_PLACEMENT = "pre", "post"
-# What runs were trained with whose record has no such key.
+# The optimizer of runs whose record has no such key.
 EARLIER_OPTIMIZER = "adam"
 # Fields of TransformerConfig that follow from the tokenizer.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
@@ -67,8 +67,10 @@ class Recipe:
         return OBJECTIVES[self.training.objective]
 
     def config(self, vocab_size: int, source_vocab_size: int | None = None) -> TransformerConfig:
-        """Of a model that starts from fresh weights; source_vocab_size: of the source's own vocabulary, where it has
-        one. `UserError` if [model] has no sense."""
+        """Return the config of a model that starts from fresh weights; `UserError` if [model] has no sense.
+
+        `source_vocab_size`: the size of the source's own vocabulary, where it has one.
+        """
         architecture = self.objective.architecture
         fitting = {"architecture": architecture, "norm_placement": NORM_PLACEMENT, **SHAPES.get(architecture, {})}
         if source_vocab_size is not None:
@@ -77,9 +79,11 @@ class Recipe:
         return TransformerConfig.preset(self.preset, vocab_size, **fitting)
 
     def recorded(self, batch_tokens: int) -> Recipe:
-        """As it stands in the record of a run: with what was chosen where it says nothing (the batch by the text, the
-        norms' place and the optimizer), so that it stays that, and with whole paths, so that the run goes on from any
-        folder."""
+        """Return the recipe for the record of a run, which then goes on from any folder as it began.
+
+        It has whole paths, and a choice where the recipe made none: the batch by the text, the norms' place and the
+        optimizer.
+        """
         start = self.training.start_from
         whole = None if start is None else os.path.abspath(start)
         training = replace(self.training, start_from=whole, optimizer=self.training.optimizer_name)
@@ -90,7 +94,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "recipe") -> Recipe:
-        """From the nested tables of a TOML file; every unknown or ill-typed key is listed."""
+        """Make a recipe of the nested tables of a TOML file; `UserError` lists every unknown or ill-typed key."""
         values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
         problems: list[str] = []
         for name in values:
@@ -109,7 +113,7 @@ class Recipe:
 
 
 def _options(kind: type, entries: dict[str, Any], table: str, problems: list[str]) -> Any:
-    """A table as options of this kind; what is wrong with it is added to `problems`."""
+    """Make options of this kind from a table, and add what is wrong with it to `problems`."""
     known = {field.name for field in dataclasses.fields(kind)}
     problems += unknown_keys(entries, kind, f"unknown key {table}.{{}}")
     chosen = {key: value for key, value in entries.items() if key in known}
@@ -132,7 +136,7 @@ def _with_whole_paths(options: Any) -> Any:
 
 
 def earlier_defaults(recipe: Recipe) -> dict[str, Any]:
-    """ "recipe.training.optimizer": "adam" and so on: what a run did whose version didn't know a key yet."""
+    """Return the values, as "recipe.training.optimizer": "adam", of the keys that an earlier version didn't know."""
     tables = {"data": DataOptions, "training": TrainingOptions}
     keys = {f"recipe.{t}.{f.name}": f.default for t, kind in tables.items() for f in dataclasses.fields(kind)}
     placement = {} if recipe.training.start_from else {"recipe.model.norm_placement": EARLIER_PLACEMENT}
@@ -140,16 +144,17 @@ def earlier_defaults(recipe: Recipe) -> dict[str, Any]:
 
 
 def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Path | None = None) -> Recipe:
-    """The recipe of a TOML file or of a built-in name, with `overrides` by table on top.
+    """Load the recipe of a TOML file or of a built-in name, with `overrides` by table on top.
 
-    `path` None: of the run in the folder `run` (a length in `overrides` replaces all of its), else the defaults.
+    `path` None: the recipe of the run in the folder `run` (a length in `overrides` replaces all of its), else the
+    defaults.
     """
     values: dict[str, Any] = {}
     where = "flags"
     if path is None and run is not None:
         values, where = _recorded(run / RECORD), str(run / RECORD)
     if path is not None:
-        file = Path(path)
+        check_name(file := Path(path))
         built_in = RECIPES / f"{path}.toml"
         if not file.is_file() and built_in.is_file():
             file = built_in
@@ -157,7 +162,7 @@ def load_recipe(path: str | None, overrides: dict[str, dict[str, Any]], run: Pat
             names = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
             raise UserError(f"{path}: no such recipe file, and no built-in recipe of that name ({names})")
         where = str(path)
-        text = read_text(file, LARGEST).removeprefix("\ufeff")  # Notepad's mark is no TOML
+        text = read_text(file, MAX_RECIPE_BYTES).removeprefix("\ufeff")  # Notepad's mark is no TOML
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -183,7 +188,7 @@ def _is_there(path: str) -> bool:
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """The tables of a run's record as a TOML file would have them."""
+    """Read the tables of a run's record as a TOML file would have them."""
     record = read_json(path)
     try:
         tables = record["recipe"]
@@ -200,7 +205,7 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 
 def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
-    """Keys that flags displace: a corpus and files exclude each other, and who resumes for longer means only that."""
+    """Return the keys that flags displace: a corpus and files exclude each other, and a new length replaces the old."""
     if "corpus" in flags:
         return (*FILES, "languages", "corpora")
     if "text" in flags:
@@ -213,7 +218,7 @@ def _displaced(flags: dict[str, Any], resumed: bool) -> tuple[str, ...]:
 
 
 def _problems(recipe: Recipe) -> Iterator[str]:
-    """What keys that are right by themselves must not be together."""
+    """List the keys that are right by themselves and wrong together."""
     d, t = recipe.data, recipe.training
     yield from _model_problems(recipe)
     if recipe.objective.reads == "documents":
@@ -259,7 +264,7 @@ def _adapter_problems(t: TrainingOptions) -> Iterator[str]:
 
 
 def _start_problems(recipe: Recipe) -> Iterator[str]:
-    """A model that is trained further is what it is."""
+    """List the keys that would change a model that is trained further."""
     others = [f"model.{name}" for name in recipe.model if name not in DROPOUTS]
     others += ["model.preset"] if recipe.preset != Recipe.preset else []
     others += ["data.vocab_size"] if recipe.data.vocab_size != DataOptions.vocab_size else []
@@ -268,7 +273,7 @@ def _start_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _model_problems(recipe: Recipe) -> Iterator[str]:
-    """The model is checked before a corpus is built and a tokenizer trained for it."""
+    """Check the model before a corpus is built and a tokenizer trained for it."""
     if not isinstance(recipe.preset, str) or recipe.preset not in PRESETS:
         yield f"unknown preset {recipe.preset!r}: choose one of {', '.join(PRESETS)}"
         return
@@ -288,13 +293,85 @@ def _model_problems(recipe: Recipe) -> Iterator[str]:
     except UserError as error:
         yield f"[model] {error}"
         return
-    if recipe.data.separate_vocabularies and config.tie_embeddings == "all":
+    if recipe.data.separate_vocabularies and config.one_embedding:
         yield (
-            "model.tie_embeddings = 'all' is one table for both languages, separate_vocabularies make two: choose "
-            "target-output or none"
+            f"model.tie_embeddings = {config.tie_embeddings!r} is one table for both languages, separate_vocabularies "
+            "make two: choose target-output or none"
         )
     if config.positions == "learned" and recipe.data.max_length > config.max_positions:
         yield (
             f"data.max_length = {recipe.data.max_length} is more than model.max_positions = {config.max_positions}, "
             "the rows of the learned table"
         )
+
+
+PAIRS = ("corpus", "source", "target", "pairs", "valid_source", "valid_target", "valid_pairs", "languages")
+SCORES = ("bleu", "chrf", "exact_match")
+"""The scores that only translations have."""
+
+
+def document_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
+    """List the keys that a model of plain text can't have."""
+    for_pairs = [name for name in PAIRS if getattr(d, name) is not None] + ["corpora"] * bool(d.corpora)
+    if for_pairs:
+        yield f"data.{for_pairs[0]} is for translation: a {t.objective} is trained on text"
+    if d.text is None:
+        yield f"a {t.objective} is trained on plain text: set text to a file, a folder or a pattern"
+    if t.best in SCORES:
+        yield f"best = {t.best!r} is a score of translations: take loss or perplexity"
+    if d.max_length < 2:
+        yield "max_length: a document needs two tokens"
+    names = ("bpe_dropout", "cache", "separate_vocabularies")
+    if others := [name for name in names if getattr(d, name) != getattr(DataOptions, name)]:
+        yield f"{others[0]} is for translation: leave it out"
+    yield from _vocabulary_problems(d)
+
+
+def text_problems(d: DataOptions) -> Iterator[str]:
+    """List the keys of parallel text that are wrong together."""
+    if d.text is not None or d.valid_text is not None:
+        yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
+        return
+    places = [d.corpus is not None, d.source is not None or d.target is not None, d.pairs is not None, bool(d.corpora)]
+    if sum(places) != 1:
+        yield (
+            "give either a corpus (such as cldr:en-de) or source and target files, or one file of pairs, or tables "
+            "[[data.corpora]]"
+        )
+    yield from _file_problems(d, "")
+    for i, corpus in enumerate(d.corpora):
+        where = f"data.corpora[{i}]: "
+        if (corpus.pairs is None) == (corpus.source is None and corpus.target is None):
+            yield f"{where}give either source and target files or one file of pairs"
+        yield from _file_problems(corpus, where)
+    if len({corpus.weight is None for corpus in d.corpora}) > 1:
+        yield "data.corpora: give all tables a weight, or none"
+    if (d.valid_source is None) != (d.valid_target is None):
+        yield "valid_source and valid_target files go together"
+    if d.valid_source is not None and d.valid_pairs is not None:
+        yield "valid_source and valid_pairs exclude each other"
+    if d.corpus is not None and (d.valid_source is not None or d.valid_pairs is not None):
+        yield f"corpus {d.corpus} brings its own validation text: leave out valid_source, valid_target and valid_pairs"
+    yield from _vocabulary_problems(d)
+    if d.bpe_dropout and d.cache is not None:
+        yield "bpe_dropout makes other tokens in every epoch, cache keeps them: leave one out"
+
+
+def _vocabulary_problems(d: DataOptions) -> Iterator[str]:
+    if d.tokenizer is not None and (d.vocab_size != DataOptions.vocab_size or d.vocab_lines is not None):
+        yield "tokenizer is a vocabulary that is there: leave out vocab_size and vocab_lines"
+    if d.tokenizer is not None and d.separate_vocabularies:
+        yield "tokenizer is a vocabulary that is there, its folder says whether of each language: leave out one of both"
+
+
+def _file_problems(files: DataOptions | CorpusOptions, where: str) -> Iterator[str]:
+    if (files.source is None) != (files.target is None):
+        yield f"{where}source and target files go together"
+    if files.languages is None:
+        return
+    if files.pairs is None and getattr(files, "valid_pairs", None) is None:
+        yield f"{where}languages names columns of pairs: leave it out"
+    try:
+        language_pair(files.languages)
+    except UserError as error:
+        yield f"{where}{error}"

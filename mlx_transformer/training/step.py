@@ -2,8 +2,8 @@
 
 On a GPU the whole step is one compiled function. On Linux CPUs `mx.compile` starts a C++ compiler at run time and
 gains nothing, while one MLX stream runs on one core: there the batch is split in as many parts as there are cores,
-each on its own stream, and the gradients (each already divided by the whole batch's token count) are summed. What is
-done to each parameter by itself, sum, norm and update, is spread over the streams as well.
+each on its own stream, and the gradients (each already divided by the whole batch's token count) are summed. The work
+on each parameter by itself (sum, norm and update) is spread over the streams as well.
 
 A step may take several batches, one after another: the gradient is that of all their tokens together, whichever batch
 they are in, and the memory that of the largest.
@@ -19,17 +19,57 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.blas import set_blas_threads
 from mlx_transformer.data.epochs import TrainingBatch
-from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 
-from .arithmetic import Arithmetic
 from .group import ALONE, Group
 from .loss import label_smoothed_loss, losses
-from .optimizers import Optimizer
-from .spread import spread
+from .optimizers import Optimizer, spread
 
 Gradients = Any
 Input = mx.array | None
+FIRST_FACTOR, LARGEST_FACTOR = 2.0**15, 2.0**24
+DOUBLED_AFTER = 2000  # steps
+
+
+class Arithmetic:
+    """The type that a step computes in: float32, or bfloat16 or float16 with parameters and moments kept in float32.
+
+    Each step computes with a copy of the trained parameters in the lower type, and the gradient comes back in float32
+    (Micikevicius et al. 2018, "Mixed Precision Training"). Gradients of float16 vanish below 6e-8, so that its loss is
+    multiplied by a factor first: halved where a gradient overflows, doubled after many steps without.
+    """
+
+    def __init__(self, dtype: str = "float32"):
+        self.dtype: mx.Dtype = getattr(mx, dtype)
+        self.state: dict[str, mx.array] = {}
+        """For float16 the loss's factor, and the steps since it changed; a compiled step changes it in place."""
+        if self.dtype == mx.float16:
+            self.state = {"loss_factor": mx.array(FIRST_FACTOR), "steps_of_loss_factor": mx.array(0, mx.uint32)}
+
+    def lowered(self, parameters: Any) -> Any:
+        """Return the tree with its floating-point arrays in the type, and a quantised layer's integers as they are."""
+        if self.dtype == mx.float32:
+            return parameters
+        return tree_map(lambda p: p.astype(self.dtype) if mx.issubdtype(p.dtype, mx.floating) else p, parameters)
+
+    def scaled(self, loss: mx.array) -> mx.array:
+        """Multiply a loss by the factor."""
+        return loss * self.state["loss_factor"] if self.state else loss
+
+    def unscaled(self, gradients: Any) -> Any:
+        """Divide the gradients by the factor."""
+        if not self.state:
+            return gradients
+        return tree_map(lambda g: g / self.state["loss_factor"], gradients)
+
+    def settle(self, finite: mx.array) -> None:
+        """Decide on the next step's factor, after a step whose gradient was finite or not."""
+        if not self.state:
+            return
+        factor, steps = self.state["loss_factor"], mx.where(finite, self.state["steps_of_loss_factor"] + 1, 0)
+        doubled = steps == DOUBLED_AFTER
+        factor = mx.where(finite, mx.where(doubled, mx.minimum(factor * 2, LARGEST_FACTOR), factor), factor / 2)
+        self.state["loss_factor"], self.state["steps_of_loss_factor"] = factor, mx.where(doubled, 0, steps)
 
 
 class TrainStep:
@@ -45,33 +85,33 @@ class TrainStep:
         smoothing: float = 0.1,
         clip_norm: float = 0.0,
         arithmetic: Arithmetic | None = None,
-        compiled: bool | None = None,
         group: Group = ALONE,
+        max_logits: int | None = None,
     ):
-        """`compiled` None: as the device likes it. If not, the batch is split over streams instead. `group`: of the
-        processes that take this step together, each with batches of its own."""
+        """Prepare steps that are split over the optimizer's streams, or compiled as a whole if it has none.
+
+        `clip_norm`: 0 leaves gradients as they are. `group`: the processes that take each step together, each with
+        batches of its own. `max_logits`: the most logits in one chunk of the loss; None: `loss.MAX_LOGITS`.
+        """
         self.model, self.optimizer, self.group = model, optimizer, group
-        self.logits: int | None = None
-        """Of one chunk of the loss, at most; None: `loss.LARGEST`."""
+        self.max_logits = max_logits
         self.smoothing, self.clip_norm = smoothing, clip_norm
         self.arithmetic = arithmetic or Arithmetic()
-        whole_step = choices().compiles if compiled is None else compiled
-        self.streams = [] if whole_step else cpu_streams()
+        self.streams = optimizer.streams
         self.compilations = 0
-        """Functions that were compiled so far, one for each shape of batches; 0 for ever where none is."""
-        self.optimizer.spread(self.streams)
+        """The number of functions compiled so far, one for each shape of batches; 0 for ever where none is."""
         set_blas_threads(1)
         # Without the random state among them, a compiled step would repeat one dropout mask for ever.
         state = [model.state, optimizer.state, self.arithmetic.state, mx.random.state]
 
-        def made(function: Callable[..., Any]) -> Callable[..., Any]:
-            return mx.compile(self._counted(function), inputs=state, outputs=state) if whole_step else function
+        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+            return function if self.streams else mx.compile(self._counted(function), inputs=state, outputs=state)
 
-        self._run, self._apply = made(self._step), made(self._finish)
-        self._part = made(self._gradients if whole_step else self._split_gradients)
+        self._run, self._apply = compiled(self._step), compiled(self._finish)
+        self._part = compiled(self._split_gradients if self.streams else self._gradients)
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """To be compiled: MLX calls it for shapes that it has not seen, and never again for those."""
+        """Count the compilations of `function`: MLX calls it for shapes that it has not seen, and never again."""
 
         def traced(*arguments: Any) -> Any:
             self.compilations += 1
@@ -81,7 +121,7 @@ class TrainStep:
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that steps leave behind besides the parameters: a tree of arrays, in whose containers they work."""
+        """The arrays that steps leave behind besides the parameters, as a tree in whose containers they work."""
         return {**self.optimizer.state, **self.arithmetic.state}
 
     @property
@@ -90,12 +130,12 @@ class TrainStep:
         return {"parameters": self.model.trainable_parameters(), "state": self.state}
 
     def take(self, all: dict[str, Any]) -> None:
-        """Go on from what `all` was, here or in another process."""
+        """Go on from `all`, the parameters and state of this step or of another process's."""
         self.model.update(all["parameters"])
         self.restore(all["state"])
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` was."""
+        """Go on from an earlier `state`."""
         assign(self.optimizer.state, state)
         assign(self.arithmetic.state, state)
 
@@ -105,11 +145,11 @@ class TrainStep:
         learning_rate: float,
         tokens_of_all: int | None = None,
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """`tokens_of_all`: of the batches of all processes; None: these are all."""
+        """Take a step; `tokens_of_all`: the target tokens of all processes' batches, None: these are all batches."""
         batches = batches if isinstance(batches, Sequence) else [batches]
         self.optimizer.set_rate(learning_rate)
         count = sum(batch.tokens for batch in batches) if tokens_of_all is None else tokens_of_all
-        # Of a group the mean over its processes is the sum over their batches, divided by all tokens.
+        # A group's mean over its processes is the sum over their batches, divided by all tokens.
         tokens = mx.array(max(1, count) / self.group.size, dtype=mx.float32)
         if len(batches) == 1 and self.group.size == 1:
             return self._run(tokens, *self._inputs(batches[0]))
@@ -125,18 +165,20 @@ class TrainStep:
         mx.eval(self.model.parameters(), self.state, *arrays)
 
     def loss(self, targets: mx.array, picked: Input, *inputs: Input) -> mx.array:
-        """Sum of the loss over a batch's targets (B, M). `picked` (B, M): the positions they are of, None: all in
-        order. inputs: of `Transformer.hidden`."""
+        """Return the sum of the loss over a batch's targets (B, M), in nats.
+
+        `picked` (B, M): the positions of the targets, None: all in order. `inputs`: those of `Transformer.hidden`.
+        """
         weight, bias = self.model.output_matrix(), self.model.output_bias()
         hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
-        return label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, pad_id, self.logits)
+        return label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, pad_id, self.max_logits)
 
     def losses(self, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
-        """(the loss, the same without label smoothing), sums over a batch's targets; no gradient."""
+        """Return (the loss, the same without label smoothing), sums over a batch's targets; without a gradient."""
         targets, picked, *inputs = self._inputs(batch)
         weight, bias = self.model.output_matrix(), self.model.output_bias()
         hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
-        return losses(hidden, weight, bias, targets, self.smoothing, pad_id, self.logits)
+        return losses(hidden, weight, bias, targets, self.smoothing, pad_id, self.max_logits)
 
     def _hidden(self, picked: Input, inputs: Sequence[Input]) -> mx.array:
         hidden = self.model.hidden(*inputs)
@@ -174,8 +216,8 @@ class TrainStep:
         for i in range(parts):
             part = slice(edges[i], edges[i + 1])
             with mx.stream(self.streams[i]):
-                of_part: Any = (None if array is None else array[part] for array in inputs)
-                loss, gradients = self._gradients(tokens, *of_part)
+                inputs_of_part: Any = (None if array is None else array[part] for array in inputs)
+                loss, gradients = self._gradients(tokens, *inputs_of_part)
             losses.append(loss)
             parts_of_gradients.append(gradients)
         # Nothing is evaluated before all parts are built: MLX lets few operations wait in all its CPU streams together,
@@ -184,7 +226,7 @@ class TrainStep:
         return sum(losses[1:], start=losses[0]), gradients
 
     def _gradients(self, tokens: mx.array, targets: mx.array, *inputs: Input) -> tuple[mx.array, Gradients]:
-        """(mean loss, gradients of the trainable parameters, times the arithmetic's factor)"""
+        """Return (mean loss, gradients of the trainable parameters times the arithmetic's factor)."""
         everything, trained = self.model.parameters(), self.model.trainable_parameters()
 
         def mean_loss(parameters) -> tuple[mx.array, mx.array]:
@@ -199,7 +241,7 @@ class TrainStep:
 
 
 def _clip(gradients: Gradients, largest: float, streams: Sequence[mx.Stream] = ()) -> tuple[mx.array, Gradients]:
-    """(norm of all gradients together, gradients scaled so that it is at most `largest`); 0 leaves them as they are."""
+    """Return (norm of all gradients together, gradients scaled so that it is at most `largest`); 0: as they are."""
     squares = tree_map(spread(lambda g: mx.sum(mx.square(g.astype(mx.float32))), streams), gradients)
     norm = mx.sqrt(sum((cast(mx.array, each) for _, each in tree_flatten(squares)), start=mx.array(0.0)))
     if largest <= 0:

@@ -20,26 +20,27 @@ from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record, training_memory
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.progress import Reporter
+from mlx_transformer.system.progress import NullReporter, Reporter
 
-from .announcement import FORECAST_AFTER, Forecast, announcement, rehearsed
-from .assembly import assembled, batches_a_step
-from .clock import CLOCK, Clock
+from .console import (
+    FORECAST_AFTER,
+    Dashboard,
+    Forecast,
+    compilations_of_log,
+    forecast_line,
+    memory_of_log,
+    opening_lines,
+)
 from .data import EncodedText, RunData, load_data
-from .follower import Follower, Silent
 from .group import ALONE, Group
-from .keeping import BEST, MOVING, MovingAverage, final_weights, is_better, out_of_patience
-from .live import Live, compilations_of_log, memory_of_log
-from .memory import cache_limit, within_memory
+from .memory import cache_limit, fit_memory
+from .objectives import validation_scores
+from .optimizers import learning_rate
+from .progress import CLOCK, Clock, Speed, State, StopSignal
 from .recipe import Recipe, earlier_defaults
-from .run import STATE, Run, check_folder
-from .schedule import learning_rate
-from .speed import Speed
-from .start import check_apart, check_start, start
-from .state import State
-from .stop import StopSignal
-from .validation import validated
-from .weights import weights_of
+from .run_folder import STATE, FollowerFolder, Run, check_folder
+from .setup import batches_per_step, check_apart, check_start, model_and_step, start
+from .weights import BEST, MOVING, MovingAverage, final_weights, weights_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ class Trainer:
         force: bool = False,
         group: Group = ALONE,
     ):
-        """`group`: of the processes that train together."""
+        """Prepare a run of `recipe` in the folder `out`, or go on with the one that is there.
+
+        `data`: the recipe's text, where it has been loaded. `force`: replace the run that is there. `group`: the
+        processes that train together.
+        """
         self.group = group
         if group.leads:
             check_folder(out, resume, force)  # before minutes go into a corpus
@@ -74,14 +79,14 @@ class Trainer:
         known = tokenizer_path(out) if resume else None
         self.start = start(recipe, self.data, None if known is None else Tokenizer.load(known))
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
-        self.reporter: Reporter | Silent = Reporter("training") if group.leads else Silent()
+        self.reporter: Reporter | NullReporter = Reporter("training") if group.leads else NullReporter()
         text = EncodedText(self.data.train, self.tokenizer, recipe)
         if recipe.training.memory is not None and not resume:
-            recipe, said = within_memory(recipe, self.start, text, group)
-            self.reporter.line(said)
+            recipe, line = fit_memory(recipe, self.start, text, group)
+            self.reporter.line(line)
         self.options = recipe.training
         self.batches = text.batches(recipe, self.options.seed)
-        self.a_step = batches_a_step(self.options, group, self.batches)
+        self.batches_per_step = batches_per_step(self.options, group, self.batches)
         recipe = recipe.recorded(self.batches.batch_tokens)
         valid = EncodedText(self.data.valid, self.tokenizer, recipe, "validation text")
         self.valid = valid.batches(recipe, seed=0, grow=True)
@@ -95,9 +100,9 @@ class Trainer:
             earlier = earlier_defaults(recipe)
             self.files = Run(out, record, resume, self.reporter.line, force, earlier, self.options.wandb)
         else:
-            self.files = Follower(out)
+            self.files = FollowerFolder(out)
         try:
-            with group.watched():
+            with group.translating_errors():
                 self._prepare(resume)
             self.files.begin(tokenizer_files(self.tokenizer.to_json()) if known is None else {})
         except BaseException:
@@ -107,7 +112,7 @@ class Trainer:
     def _prepare(self, resume: bool) -> None:
         o = self.options
         mx.random.seed(o.seed)
-        self.model, self.step = assembled(self.start, o, self.group)
+        self.model, self.step = model_and_step(self.start, o, self.group)
         self.weights = weights_of(self.model, self.start.adapter)
         self.moving = MovingAverage(self.weights, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
@@ -118,28 +123,30 @@ class Trainer:
             self._share()
 
     def _share(self) -> None:
-        """Where rank 0 stands, to all processes."""
-        self.step.take(self.group.given(self.step.all))
-        step, seconds, validated = self.group.told([self.state.step, self.state.seconds, self.state.validated_step])
+        """Send where rank 0 stands to all processes."""
+        self.step.take(self.group.broadcast_arrays(self.step.all))
+        step, seconds, validated = self.group.broadcast(
+            [self.state.step, self.state.seconds, self.state.validated_step]
+        )
         self.state.step, self.state.seconds, self.state.validated_step = int(step), seconds, int(validated)
 
     def run(self) -> Result:
-        """Train to the recipe's end, or until a signal (`stop.py`); either way a checkpoint and the model are written.
+        """Train to the recipe's end or until a signal; either way a checkpoint and the model are written.
 
         Raises `UserError` when gradients stay infinite or the disk refuses; the last checkpoint is then intact.
         """
         try:
             with self.reporter, self.stop:
-                kept = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
-                batches = Prefetched(self.batches.from_step(self.state.step * self.a_step))
+                recorded = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
+                batches = Prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
                 limited = training_memory(cache_limit(self.options))
-                with limited, self.group.watched(), Clock(kept, self.state.seconds) as clock, batches:
+                with limited, self.group.translating_errors(), Clock(recorded, self.state.seconds) as clock, batches:
                     self._train(clock, batches)
                 if not self.group.leads:
                     return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
                 if self.state.step != self._saved_step:
                     self.save()
-                # Also of a run that was killed after its last checkpoint.
+                # This validates a run too that was killed after its last checkpoint.
                 if self.stop.received is None and self.state.validated_step != self.state.step:
                     self.validate()
                 model = self._write_model()
@@ -148,61 +155,60 @@ class Trainer:
         return Result(model, self.state, parameter_count(self.config), self.stop.received)
 
     def rehearse(self) -> str:
-        """Take the first steps of the run and write no model; says how much memory and time the run would take."""
+        """Take the first steps of the run, write no model, and return a line that says their speed and memory."""
         try:
             batches = Prefetched(self.batches.from_step(0))
             with self.reporter, self.stop, Clock(None, 0.0) as clock, batches:
                 self._train(clock, batches, FORECAST_AFTER)
         finally:
             self.files.close()
-        return rehearsed(self.state, mx.get_peak_memory())
+        return forecast_line(self.state, mx.get_peak_memory())
 
     def _write_model(self) -> Path:
         self.model.eval()
-        arrays, said = final_weights(self.options, self.state, self.files, self.weights, self.moving)
+        arrays, made_of = final_weights(self.options, self.state, self.files, self.weights, self.moving)
         model = self.weights.write(self.out, arrays, self.tokenizer.to_json())
-        self.files.note_model(said)
+        self.files.note_model(made_of)
         return model
 
     def _train(self, clock: Clock, batches: Iterator[TrainingBatch], limit: int | None = None) -> None:
         o, state = self.options, self.state
-        for line in announcement(self.recipe, self.config, self.data, self.batches, self.a_step, self.start.adapter):
+        per_step = self.batches_per_step
+        for line in opening_lines(self.recipe, self.config, self.data, self.batches, per_step, self.start.adapter):
             self.reporter.line(line)
         self.model.train()
-        live = Live(self.reporter, o, self.config, self.step)
+        dashboard = Dashboard(self.reporter, o, self.config, self.step)
         speed, bad_in_a_row = Speed(), 0
         saved, forecast = time.monotonic(), Forecast(o, state.step)
-        valid_every = o.valid_every or max(1, len(self.batches) // self.a_step)
+        valid_every = o.valid_every or max(1, len(self.batches) // per_step)
         while True:
             # Behind a checkpoint of this step, so that a run that goes on from there validates as well.
             if state.step % valid_every == 0 and state.validated_step != state.step and state.progress(o) < 1:
                 self.validate()
-            state.seconds, since_best = self.group.told([clock.begin(state.step), state.validations_since_best])
+            state.seconds, since_best = self.group.broadcast([clock.begin(state.step), state.validations_since_best])
             state.validations_since_best = int(since_best)
-            # What all have agreed on counts: a signal that comes meanwhile is asked about at the next step.
-            asked = self.group.largest(self.stop.received or 0)
-            self.stop.received = asked or self.stop.received
+            signalled = self.stop.agree(self.group)
             share = state.progress(o)
-            if share >= 1 or asked or out_of_patience(o, state) or state.step == limit:
+            if share >= 1 or signalled or state.should_stop_early(o) or state.step == limit:
                 break
             state.step += 1
             rate = learning_rate(o, self.config.d_model, state.step, share)
             mx.random.seed(self.group.dropout_seed(o.seed, state.step))
-            parts = [next(batches) for _ in range(self.a_step)]
+            parts = [next(batches) for _ in range(per_step)]
             tokens = sum(batch.tokens for batch in parts)
             mine = parts[self.group.rank :: self.group.size]
             loss, norm, finite = self.step(mine, rate, tokens)
             self.step.evaluate(loss, norm, finite)
             if self.moving is not None:
                 self.moving.step(state.step)
-            state.epoch = state.step * self.a_step / len(self.batches)
+            state.epoch = state.step * per_step / len(self.batches)
             state.target_tokens += tokens
             state.seconds = clock.seconds()
             speed.add(tokens)
             bad_in_a_row = 0 if finite.item() else bad_in_a_row + 1
             if bad_in_a_row:
                 self._skipped(loss, bad_in_a_row)
-            live.step(state, float(np.array(loss)), rate, speed, mine)
+            dashboard.step(state, float(np.array(loss)), rate, speed, mine)
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
@@ -218,7 +224,7 @@ class Trainer:
             self.reporter.line(f"interrupted: saving step {state.step:,}")
 
     def _is_due(self, seconds: float) -> bool:
-        """Whether a checkpoint is, so long after the last."""
+        """Say whether a checkpoint is due, `seconds` after the last."""
         if not self.group.leads:
             return False
         every = self.options.checkpoint_steps
@@ -237,17 +243,17 @@ class Trainer:
             )
 
     def validate(self) -> dict[str, float]:
-        """Scores of the validation text (`validation.py`); empty if the run is being interrupted, and where another
-        process takes them."""
+        """Return the scores of the validation text; none if the run is being interrupted, or where another process
+        takes them."""
         if not self.group.leads:
             self.state.validated_step = self.state.step
             return {}
         sentences, asked = self.options.valid_sentences, self.stop.asked
-        values, samples = validated(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
+        values, samples = validation_scores(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
         if not values:
             return {}
         self.state.validated_step = self.state.step
-        if is_better(self.options, self.state, values):
+        if self.state.note_scores(self.options, values):
             self.weights.save(self.out / BEST, self.tokenizer.to_json())
         self.files.metric("valid", self.state.step, epoch=round(self.state.epoch, 3), **values)
         if samples:
@@ -260,7 +266,8 @@ class Trainer:
         """Write a checkpoint of the current step, with the optimizer's state."""
         optimizer = {name: np.array(value) for name, value in _flat(self._arrays())}
         weights, state, text = self.weights.table(), asdict(self.state), self.tokenizer.to_json()
-        self.files.save(self.config, weights, text, optimizer, state, self.options.kept, self.weights.beside())
+        keep, extra = self.options.checkpoints_to_keep, self.weights.extra_files()
+        self.files.save(self.config, weights, text, optimizer, state, keep, extra)
         self._saved_step = self.state.step
 
     def _restore(self) -> None:
@@ -281,15 +288,15 @@ class Trainer:
         arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()])
         self.step.restore(arrays)
         if self.moving is not None:
-            self.moving.values = arrays[MOVING]
+            self.moving.restore(arrays[MOVING])
         self.step.evaluate()
         self._saved_step = self.state.step
-        self.files.prune(self.options.kept)
+        self.files.prune(self.options.checkpoints_to_keep)
         self.files.rewind(self.state.step, self.state.validated_step == self.state.step)
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
 
     def _arrays(self) -> dict[str, Any]:
-        """All that a checkpoint holds beside the weights."""
+        """Return all arrays that a checkpoint holds beside the weights."""
         return {**self.step.state, **({} if self.moving is None else {MOVING: self.moving.values})}
 
 

@@ -1,7 +1,11 @@
-"""What a run's checkpoints hold of its model.
+"""The weights that a run keeps: those in its checkpoints, of the best validation, averaged, and in the end.
 
-All weights as they are; or, where an adapter is trained, the weights with the adapter merged into them in float32, so
-that every command takes any of the run's folders, and beside them the adapter, from which the run goes on.
+A checkpoint holds all weights as they are; or, where an adapter is trained, the weights with the adapter merged into
+them in float32, so that every command takes any of the run's folders, and beside them the adapter, from which the run
+goes on.
+
+OUT/best     the checkpoint of the best validation, where `best` names a score
+OUT/model    the weights that the recipe's `final` names
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from numpy.typing import NDArray
 
 from mlx_transformer.convert.average import averaged
@@ -23,56 +27,64 @@ from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.quantize import quantization_of
 
+from .options import TrainingOptions
+from .progress import State
+from .run_folder import Run
+
 Arrays = dict[str, NDArray]
-FOLDER = "adapter"
+ADAPTER_FOLDER, BEST, MOVING = "adapter", "best", "moving_average"
 
 
 class Weights:
-    """Of a run that trains the model itself. `arrays`, here its parameters, are what is trained; None: as they are."""
+    """The weights of a run that trains the model itself.
+
+    `arrays` are the trained arrays, here the model's parameters; None: as they are now.
+    """
 
     def __init__(self, model: Transformer):
         self.model = model
 
     def tree(self) -> Any:
-        """The arrays, as MLX has them."""
+        """Return the trained arrays as MLX has them."""
         return self.model.parameters()
 
     def arrays(self) -> Arrays:
+        """Return the trained arrays by name."""
         return {name: np.array(value) for name, value in cast(list[tuple[str, mx.array]], tree_flatten(self.tree()))}
 
     def table(self, arrays: Arrays | None = None) -> Arrays:
-        """Every parameter of the table of `spec/parameters.py`."""
+        """Return every parameter of the table of `core/parameters.py`."""
         return self.arrays() if arrays is None else arrays
 
-    def beside(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
-        """Further files of a checkpoint: texts and arrays by their names."""
+    def extra_files(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
+        """Return the further files of a checkpoint: texts and arrays by their names."""
         return {}, {}
 
     def read(self, folder: Path) -> Arrays:
-        """The arrays of a checkpoint of the run."""
+        """Read the trained arrays of one of the run's checkpoints."""
         return dict(open_checkpoint(folder).tensors())
 
     def average(self, folders: Sequence[Path]) -> Arrays:
-        """Their mean over checkpoints of the run."""
+        """Average the trained arrays over checkpoints of the run."""
         return averaged(folders)
 
     def restore(self, folder: Path) -> None:
-        """Go on with those of a checkpoint of the run."""
+        """Go on with the trained arrays of one of the run's checkpoints."""
         arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in self.read(folder).items()])
         self.model.update(arrays)
 
     def save(self, folder: Path, tokenizer_json: str) -> None:
-        """Write a checkpoint as it is."""
-        texts, tensors = self.beside()
+        """Write a checkpoint with the weights as they are."""
+        texts, tensors = self.extra_files()
         save_checkpoint(folder, self.model.config, self.table(), tokenizer_json, texts=texts, tensors=tensors)
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str) -> Path:
-        """What a run leaves in its folder: OUT/model."""
+        """Write what a run leaves in its folder: OUT/model."""
         return save_checkpoint(out / "model", self.model.config, self.table(arrays), tokenizer_json)
 
 
 class AdapterWeights(Weights):
-    """Of a run that trains an adapter, whose arrays they are."""
+    """The weights of a run that trains an adapter: its arrays are the trained ones."""
 
     def __init__(self, model: Transformer, config: AdapterConfig):
         super().__init__(model)
@@ -85,7 +97,7 @@ class AdapterWeights(Weights):
         adapter = self._adapter(arrays)
         return {name: adapter.merged(name, weight) for name, weight in self._base().items()}
 
-    def beside(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
+    def extra_files(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
         adapter = self._adapter(arrays)
         return {ADAPTER: adapter.json()}, {ARRAYS: dict(adapter.arrays)}
 
@@ -95,29 +107,70 @@ class AdapterWeights(Weights):
         return dict(adapter.arrays)
 
     def average(self, folders: Sequence[Path]) -> Arrays:
-        found = [self.read(folder) for folder in folders]
-        means = {name: np.stack([arrays[name] for arrays in found]).mean(axis=0, dtype=np.float64) for name in found[0]}
+        each = [self.read(folder) for folder in folders]
+        means = {name: np.stack([arrays[name] for arrays in each]).mean(axis=0, dtype=np.float64) for name in each[0]}
         return {name: np.asarray(mean, np.float32) for name, mean in means.items()}
 
     def write(self, out: Path, arrays: Arrays, tokenizer_json: str) -> Path:
-        """OUT/adapter, and OUT/model with it merged."""
-        self._adapter(arrays).write(out / FOLDER)
+        """Write OUT/adapter, and OUT/model with it merged."""
+        self._adapter(arrays).write(out / ADAPTER_FOLDER)
         return super().write(out, arrays, tokenizer_json)
 
     def _adapter(self, arrays: Mapping[str, NDArray] | None) -> Adapter:
         return Adapter(self.config, self.arrays() if arrays is None else arrays)
 
     def _base(self) -> Arrays:
-        """The parameters that are not trained, integers as the numbers that they stand for."""
-        stored, schemes, found = self.model.weights(), quantization_of(self.model), Arrays()
+        """Return the parameters that are not trained, integers as the numbers that they stand for."""
+        stored, schemes, weights = self.model.weights(), quantization_of(self.model), Arrays()
         for name in parameter_shapes(self.model.config):
             if name in schemes:
                 words, scales, biases = (stored[part] for part in tensors_of(name))
-                found[name] = Packed(words, scales, biases, schemes[name]).dequantised()
+                weights[name] = Packed(words, scales, biases, schemes[name]).dequantised()
             else:
-                found[name] = stored[name]
-        return found
+                weights[name] = stored[name]
+        return weights
 
 
 def weights_of(model: Transformer, adapter: AdapterConfig | None) -> Weights:
+    """Return the weights of a run that trains the model, or the adapter that it has."""
     return Weights(model) if adapter is None else AdapterWeights(model, adapter)
+
+
+class MovingAverage:
+    """An exponential moving average of a run's arrays, in float32: a <- decay a + (1 - decay) p after each step.
+
+    The decay rises to the one given as (1 + n) / (10 + n) with the n-th step, so that first weights are soon forgotten.
+    """
+
+    def __init__(self, weights: Weights, decay: float):
+        self.weights, self.decay = weights, decay
+        self.values: Any = tree_map(lambda p: p, weights.tree())
+
+    def restore(self, values: Any) -> None:
+        """Go on from `values`, those of an earlier moving average."""
+        self.values = values
+
+    def step(self, number: int) -> None:
+        """Take in the arrays after the run's step of this number, counted from 1."""
+        decay = min(self.decay, (1 + number) / (10 + number))
+        self.values = tree_map(lambda a, p: decay * a + (1 - decay) * p, self.values, self.weights.tree())
+        mx.eval(self.values)
+
+    @property
+    def arrays(self) -> dict[str, NDArray]:
+        return {name: np.array(value) for name, value in cast(list[tuple[str, mx.array]], tree_flatten(self.values))}
+
+
+def final_weights(
+    options: TrainingOptions, state: State, files: Run, weights: Weights, moving: MovingAverage | None
+) -> tuple[dict[str, NDArray], dict[str, Any]]:
+    """Return (the trained arrays that OUT/model is made of, what run.json says about them)."""
+    if options.final == "best" and (files.folder / BEST).exists():
+        return weights.read(files.folder / BEST), {"final": "best", "steps": [state.best_step]}
+    if options.final == "average":
+        folders = files.checkpoints()[-options.average :]
+        steps = [int(folder.name.removeprefix("step-")) for folder in folders]
+        return weights.average(folders), {"final": "average", "steps": steps}
+    if options.final == "moving-average" and moving is not None:
+        return moving.arrays, {"final": "moving-average", "steps": [state.step]}
+    return weights.arrays(), {"final": "last", "steps": [state.step]}

@@ -124,7 +124,7 @@ def _lost(run: Path, known: int) -> str:
     """What is wrong with a run after a kill."""
     from mlx_transformer.core.checkpoint import open_checkpoint
     from mlx_transformer.system.errors import UserError
-    from mlx_transformer.training.run import Run
+    from mlx_transformer.training.run_folder import Run
 
     complaints: list[str] = []
     looking = Run.__new__(Run)  # without its lock: to look at its checkpoints alone

@@ -60,7 +60,7 @@ def package(name: str) -> Callable[[Path], Any]:
 def step(folder: Path) -> Any:
     """The newest checkpoint of a run. A damaged one must be told, and the one before it be taken."""
     from mlx_transformer.system.errors import UserError
-    from mlx_transformer.training.run import Run
+    from mlx_transformer.training.run_folder import Run
 
     complaints: list[str] = []
     run = Run.__new__(Run)
@@ -84,7 +84,7 @@ def record(folder: Path) -> Any:
 
 def metrics(folder: Path) -> Any:
     """What is left of the curve after it was read; of a cut one, the lines that are whole."""
-    from mlx_transformer.training.run import Run
+    from mlx_transformer.training.run_folder import Run
 
     run = Run.__new__(Run)
     run.folder = folder / "run"
@@ -93,9 +93,9 @@ def metrics(folder: Path) -> Any:
 
 
 def clock(folder: Path) -> Any:
-    from mlx_transformer.training.clock import _read
+    from mlx_transformer.training.progress import _read_clock
 
-    return _read(folder / "clock.txt")
+    return _read_clock(folder / "clock.txt")
 
 
 def of_metrics(begin: bytes) -> Any:

@@ -25,6 +25,9 @@ BY_HAND: Factors = {
     "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
+    "attention scale": [{}, dict(attention_scale=0.7)],
+    "logit scale": [{}, dict(logit_scale=0.3)],
+    "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "lengths": [{}, dict(max_positions=17)],
     "token types": [{}, dict(token_types=3)],
@@ -73,6 +76,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     pad_id, bos_id, eos_id = draw(st.permutations(range(6)))[:3]
     values = draw(options())
     d_k = draw(st.integers(1, 12))
+    own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
     return drawn(
         dict(
             **values,
@@ -89,6 +93,9 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             norm_epsilon=draw(st.sampled_from([1e-3, 1e-5, 1e-6, 1e-12])),
             max_positions=draw(st.integers(5, 40)),
             rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
+            attention_scale=draw(st.sampled_from([None, 0.3, 1.0])),
+            logit_scale=draw(st.sampled_from([None, 0.2, 2.0])),
+            decoder=own if values["architecture"] == "encoder-decoder" else {},
             dropout=draw(st.sampled_from([0.0, 0.3])),
             attention_dropout=draw(st.sampled_from([0.0, 0.3])),
             activation_dropout=draw(st.sampled_from([0.0, 0.3])),

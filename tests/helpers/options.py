@@ -42,7 +42,9 @@ def fitted(values: Mapping[str, Any]) -> Values:
         fitting |= dict(decoder_layers=0, tie_embeddings="none" if tie == "none" else "all")
     if architecture == "decoder":
         fitting |= dict(encoder_layers=0, tie_embeddings="none" if tie == "none" else "target-output")
-    if architecture in ("encoder", "decoder") or tie == "all":
+    if architecture in ("encoder", "decoder"):
+        fitting.pop("decoder", None)
+    if architecture in ("encoder", "decoder") or tie in ("source-target", "all"):
         fitting.pop("source_vocab_size", None)
     return fitting
 

@@ -29,7 +29,15 @@ NAMED = {
         feed_forward_bias=False,
         scale_embeddings=False,
     ),
-    "untied": dict(tie_embeddings="none", output_bias=True, positions="none", norm_placement="pre"),
+    "untied": dict(
+        tie_embeddings="none",
+        output_bias=True,
+        positions="none",
+        norm_placement="pre",
+        attention_scale=0.5,
+        logit_scale=0.5,
+        decoder={"heads": 2, "key_value_heads": 1, "d_k": 8, "d_v": 5, "d_ff": 40},
+    ),
 }
 CHOICES = completed(NAMED)
 

@@ -6,10 +6,9 @@ import numpy as np
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
 from mlx_transformer.nn import Transformer
-from mlx_transformer.training.arithmetic import Arithmetic
 from mlx_transformer.training.optimizers import Optimizer
 from mlx_transformer.training.options import TrainingOptions
-from mlx_transformer.training.step import TrainStep
+from mlx_transformer.training.step import Arithmetic, TrainStep
 
 V, BETAS, EPSILON = 23, (0.9, 0.98), 1e-9
 
@@ -34,16 +33,13 @@ def batch(rows=5, source=18, target=17, seed=0, ragged=True):
     return Batch(*(x.astype(np.int32) for x in (ids, before, out)), tokens=int((out != 0).sum()))
 
 
-def step_with(made, streams=None, clip_norm=0.0, kind=TrainStep, precision="float32", compiled=None, **options):
-    """`streams`: not compiled, but split over so many. None: what the device likes. `options`: of a recipe."""
+def step_with(made, streams=None, clip_norm=0.0, kind=TrainStep, precision="float32", **options):
+    """`streams`: a step is split over so many; 0: compiled; None: the device's choice. `options`: a recipe's."""
     chosen = TrainingOptions(
         **{"optimizer": "adam", "beta1": BETAS[0], "beta2": BETAS[1], "epsilon": EPSILON, **options}
     )
-    compiled = compiled if streams is None else False
-    step = kind(made, Optimizer(made, chosen), 0.1, clip_norm, Arithmetic(precision), compiled)
-    if streams is not None:
-        step.streams = [mx.new_stream(mx.cpu) for _ in range(streams)]
-    return step
+    each = None if streams is None else [mx.new_stream(mx.cpu) for _ in range(streams)]
+    return kind(made, Optimizer(made, chosen, each), 0.1, clip_norm, Arithmetic(precision))
 
 
 def run(step, data, rate=1e-3):

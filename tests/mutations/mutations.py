@@ -18,6 +18,10 @@ CONFIGS = {
     ),
     "relative": TransformerConfig(**SIZES, positions="relative", relative_buckets=8, relative_distance=9),
     "normed heads": TransformerConfig(**SIZES, query_key_norm=True, positions="rotary"),
+    "scaled": TransformerConfig(
+        **SIZES, norm_placement="pre", norm="rmsnorm", positions="relative", activation="gelu_tanh", gated=True,
+        feed_forward_bias=False, scale_embeddings=False, attention_scale=1.0, logit_scale=0.25,
+    ),
     "token types": TransformerConfig(
         **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", token_types=3
     ),

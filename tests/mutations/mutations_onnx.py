@@ -219,6 +219,13 @@ ONNX = {
         constant(1e-5, 1e-6, f"{d1}/self_attention/query_norm"), model="normed heads", files="decoder_model",
         tap=f"{D1}.self_attention", culprit="RMS norm of each head's queries (epsilon 1e-06, not 1e-05)",
     ),
+    "scores divided by sqrt(d_k) where nothing divides them": Mutation(
+        constant(1.0, 8**-0.5, f"{d0}/cross_attention"), model="scaled", files="decoder_model",
+        tap=f"{D0}.cross_attention", culprit="scores: Q K^T times 1 (every value times 0.353553",
+    ),
+    "logits not scaled": Mutation(
+        constant(0.25, 1.0, "Mul"), model="scaled", tap="logits", culprit="classifier (every value times 4"
+    ),
     "epsilon of the norm of the source's keys 1e-4 for 1e-5": Mutation(
         constant(1e-5, 1e-4, f"{d0}/cross_attention/key_norm"), model="normed heads", files="decoder_model",
         tap=f"{D0}.cross_attention", culprit="RMS norm of each head's keys",

@@ -44,7 +44,7 @@ def encoder_cpu(request: Request) -> GraphBuilder:
     """
     g = CpuGraphBuilder.declared(ENCODER_CPU, request)
     source = g.source()
-    sources = Sources.of(g.op, source.pop("source_mask"), request.config.heads)
+    sources = Sources.of(g.op, source.pop("source_mask"), request.config.of("encoder").heads)
     model = CpuTransformer(request.config, sources)
     memory = model.encode_rows(g.op, source, tap=g.tap)
     cross = model.cross_keys_values(g.op, memory)

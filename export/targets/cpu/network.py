@@ -10,7 +10,7 @@ buffer, D model, H heads, G key-value heads, d one head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -56,13 +56,16 @@ class Sources:
         slots = op.Reshape(op.Max(op.Sub(op.CumSum(flat, 0), 1), 0), op.Shape(attention_mask))
         mask = op.Cast(attention_mask, to=ir.DataType.INT32)
         hidden = padding_mask(op, attention_mask)
-        head = table(op, "heads", lambda: np.arange(heads)[None])  # (1, H)
-        head_slots = op.Add(op.Unsqueeze(op.Mul(slots, heads), [1]), op.Unsqueeze(head, [2]))
-        # Token s of sentence b is at b*S + s, its head h at (b*H + h)*S + s.
-        length = op.Shape(attention_mask, start=1)
-        before = op.Mul(op.Sub(tokens, op.Mod(tokens, length)), heads - 1)
-        head_tokens = op.Add(op.Unsqueeze(op.Add(tokens, before), [1]), op.Mul(head, length))
-        return cls(mask, tokens, slots, hidden, heads, head_slots, head_tokens)
+        by_head = _by_head(op, attention_mask, tokens, slots, table(op, "heads", lambda: np.arange(heads)[None]))
+        return cls(mask, tokens, slots, hidden, heads, *by_head)
+
+    def with_heads(self, op: Op, heads: int) -> Sources:
+        """The same, where rows are split into so many heads."""
+        if heads == self.heads:
+            return self
+        head = table(op, f"heads.{heads}", lambda: np.arange(heads)[None])
+        slots, tokens = _by_head(op, self.mask, self.tokens, self.slots, head)
+        return replace(self, heads=heads, head_slots=slots, head_tokens=tokens)
 
     def rows(self, op: Op, x: ir.Value) -> ir.Value:
         """Padded (B, S) to rows (N,), or (B, S, D) to (N, D)."""
@@ -86,6 +89,16 @@ class Sources:
         mask = op.Cast(self.mask, to=ir.DataType.INT64)
         places = op.Range(0, op.Squeeze(op.Shape(mask, start=1), [0]), 1)
         return PositionIds(self.rows(op, op.Sub(op.CumSum(mask, 1), 1)), distances(op, places, places))
+
+
+def _by_head(op: Op, mask: ir.Value, tokens: ir.Value, slots: ir.Value, head: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """`head_slots` and `head_tokens` of sources, for the heads (1, H)."""
+    heads = extent(head, 1)
+    head_slots = op.Add(op.Unsqueeze(op.Mul(slots, heads), [1]), op.Unsqueeze(head, [2]))
+    # Token s of sentence b is at b*S + s, its head h at (b*H + h)*S + s.
+    length = op.Shape(mask, start=1)
+    before = op.Mul(op.Sub(tokens, op.Mod(tokens, length)), heads - 1)
+    return head_slots, op.Add(op.Unsqueeze(op.Add(tokens, before), [1]), op.Mul(head, length))
 
 
 class InPlace(LayerCache):
@@ -252,8 +265,9 @@ class CpuTransformer(Transformer):
         """Every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""
         assert self.sources is not None
         shape, pairs = operator_shape(self.config), []
+        sources = self.sources.with_heads(op, shape.heads)
         for layer, (k, v) in zip(self.decoder.layers, self.decoder.cross_keys_values(op, memory), strict=True):
             k = op.Mul(k, cast(DecoderLayer, layer).cross_attention.scale)
-            k, v = (self.sources.by_head(op, as_operand(op, x, shape)) for x in (k, v))
+            k, v = (sources.by_head(op, as_operand(op, x, shape)) for x in (k, v))
             pairs.append((k, v))
         return pairs

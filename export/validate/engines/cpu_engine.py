@@ -141,7 +141,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         source = self.graphs.begin(case.inputs, case.source_real.astype(np.int64)).source
         cross = {self.graphs.inputs[value]: source[value] for value in self.graphs.cross}
         points |= {point: self._observed[value][0] for point, value in shown.items()}
-        return points | decoder_weights(read, self._observed, cross, self.config.heads, case.source_real)
+        return points | decoder_weights(read, self._observed, cross, self.config.of("decoder").heads, case.source_real)
 
     def attention(self, case: Case) -> dict[str, Array]:
         """Each step's row, of the graph as it translates."""

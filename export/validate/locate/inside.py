@@ -57,6 +57,8 @@ HEADS = ("queries", "keys", "values")
 def operation(point: str, config: TransformerConfig) -> str:
     """In words, what makes this point out of those before it."""
     last = point.rpartition(".")[2]
+    if last == "scores" and config.attention_scale is not None:
+        return f"scores: Q K^T times {config.attention_scale:g}"
     if last in OPERATIONS:
         return OPERATIONS[last]
     if last == "embedding":

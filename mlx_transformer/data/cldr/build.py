@@ -52,7 +52,7 @@ class _Pool:
         self._ambiguous: set[str] = set()
 
     def add(self, kind: str, phrase: Phrase | None) -> bool:
-        """True for a phrase that is new and usable."""
+        """Add a phrase if it is new and usable, and say whether it was."""
         if phrase is None or phrase in self.kind_of or any("\n" in side or not side.strip() for side in phrase):
             return False
         if self._target_of.setdefault(phrase[0], phrase[1]) != phrase[1]:
@@ -63,7 +63,7 @@ class _Pool:
         return True
 
     def phrases(self) -> list[Phrase]:
-        """All phrases except those whose source was drawn with a second target."""
+        """Return all phrases except those whose source was drawn with a second target."""
         return [phrase for phrase in self.kind_of if phrase[0] not in self._ambiguous]
 
 
@@ -75,7 +75,7 @@ def build(
     seed: int = 1,
     kind_weights: dict[str, float] | None = None,
 ) -> CldrCorpus:
-    """The corpus for `spec` ("cldr:en-de", any two of babel's locales): `train_pairs` phrases to train on, and
+    """Build the corpus for `spec` ("cldr:en-de", any two of babel's locales): `train_pairs` phrases to train on, and
     `held_out_per_kind` and `valid_per_kind` of each kind beside them, the kinds taking turns.
 
     One value is rendered in both locales, so the target is the exact reference. Every name of a territory or a
@@ -139,7 +139,7 @@ def write(corpus: CldrCorpus, folder: str | Path) -> list[Path]:
 
 
 def _draws(pair: Pair, used: names.Names) -> dict[str, Draw]:
-    """{kind: the function that draws a phrase of it}"""
+    """Return {kind: the function that draws a phrase of it}."""
     return {
         "date": times.dates(pair),
         "time": times.times(pair),
@@ -155,7 +155,7 @@ def _draws(pair: Pair, used: names.Names) -> dict[str, Draw]:
 
 
 def _weights(changes: dict[str, float] | None) -> dict[str, float]:
-    """The default weights with `changes`, without the kinds of weight 0."""
+    """Return the default weights with `changes`, without the kinds of weight 0."""
     unknown = sorted(set(changes or ()) - set(KINDS))
     if unknown:
         raise UserError(f"kind_weights: no kind {', '.join(map(repr, unknown))}; there are {', '.join(KINDS)}")
@@ -167,7 +167,7 @@ def _weights(changes: dict[str, float] | None) -> dict[str, float]:
 
 
 def _shares(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """`total` divided by weight into whole numbers (the largest remainders are rounded up)."""
+    """Divide `total` by weight into whole numbers (the largest remainders are rounded up)."""
     exact = {kind: total * weight / sum(weights.values()) for kind, weight in weights.items()}
     shares = {kind: int(value) for kind, value in exact.items()}
     for kind in sorted(exact, key=lambda kind: shares[kind] - exact[kind])[: total - sum(shares.values())]:
@@ -176,7 +176,7 @@ def _shares(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _choose_names(pair: Pair, quotas: dict[str, int], seed: int) -> names.Names:
-    """As many names as can stand alone in training and still be met in other phrases."""
+    """Choose as many names as can stand alone in training and still be met in other phrases."""
     every = names.all_names(pair)
 
     def some(kind: str, phrases: list[Phrase]) -> list[Phrase]:
@@ -194,7 +194,7 @@ def _choose_names(pair: Pair, quotas: dict[str, int], seed: int) -> names.Names:
 def _divide(
     pool: _Pool, name_phrases: set[Phrase], kinds: list[str], sizes: dict[str, int], seed: int, spec: str
 ) -> tuple[list[Phrase], list[Phrase], list[Phrase]]:
-    """train, valid and held-out phrases, the last two with as many of each kind, kinds taking turns.
+    """Return train, valid and held-out phrases, the last two with as many of each kind, kinds taking turns.
 
     A phrase may be set aside when no other has its target, and when it isn't a name alone.
     """

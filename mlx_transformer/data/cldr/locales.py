@@ -1,4 +1,4 @@
-"""Two locales, and what every kind of phrase needs to know about both: what date patterns tell, which names exist.
+"""Two locales, and the facts about both that every kind of phrase needs: the fields of date patterns, common names.
 
 The rule of the corpus is that the source determines the target. So a pattern is used only when the source
 shows every field of the target (`determines`), and when two styles look the same in the source but not in the
@@ -44,7 +44,7 @@ class Pair:
 
 
 def parse_spec(spec: str) -> Pair:
-    """`cldr:SRC-TGT`, locale names with underscores, to a Pair. UserError that lists everything wrong with it."""
+    """Read `cldr:SRC-TGT`, locale names with underscores. `UserError` lists everything wrong with it."""
     scheme, _, names = spec.partition(":")
     parts = names.split("-")
     if scheme != "cldr" or len(parts) != 2 or not all(parts):
@@ -71,7 +71,7 @@ FIELDS = {
 
 
 def fields(pattern: str) -> frozenset[str]:
-    """What a CLDR date or time pattern (UTS 35, part 4, "Date Field Symbol Table") tells its reader.
+    """Return the fields that a CLDR date or time pattern shows (UTS 35, part 4, "Date Field Symbol Table").
 
     The era is left out, since all dates here are of one era. Week numbers count differently by country and have
     no name in FIELDS: they come out as the letter, which no other pattern determines.
@@ -88,7 +88,7 @@ def fields(pattern: str) -> frozenset[str]:
 
 
 def determines(source: frozenset[str], target: frozenset[str]) -> bool:
-    """Whether `target`'s fields can be derived from `source`'s."""
+    """Say whether `target`'s fields can be derived from `source`'s."""
     derived = set(source)
     if "year" in source:
         derived.add("year of century")
@@ -98,7 +98,7 @@ def determines(source: frozenset[str], target: frozenset[str]) -> bool:
 
 
 def apply_pattern(pattern: str, value: Any, locale: Locale) -> str:
-    """A date, time or datetime by a CLDR pattern; empty when a rare locale lacks a name that the pattern asks for."""
+    """Write a date, time or datetime by a CLDR pattern; empty when a rare locale lacks a name that it asks for."""
     try:
         return parse_pattern(pattern).apply(value, locale)  # babel parses each pattern once
     except (KeyError, ValueError):
@@ -127,7 +127,7 @@ class Styles(Generic[Value, Style]):
         return len(self._styles)
 
     def draw(self, random: Random, value: Value) -> Phrase | None:
-        """`value` in a style drawn by weight, or None when no style is left."""
+        """Write `value` in a style drawn by weight, or return None when no style is left."""
         key = self._key(value)
         if key not in self._usable:
             self._usable[key] = self._choose(value)
@@ -154,7 +154,7 @@ LIST_FALLBACKS = {
 
 
 def join_list(items: list[str], style: str, locale: Locale) -> str:
-    """Items by the locale's list patterns (UTS 35, part 2, "List Patterns"); each part falls back on its own.
+    """Join items by the locale's list patterns (UTS 35, part 2, "List Patterns"); each part falls back on its own.
 
     babel's `format_list` falls back for a style as a whole and raises KeyError where a locale gives only some parts.
     """
@@ -175,7 +175,7 @@ def join_list(items: list[str], style: str, locale: Locale) -> str:
 
 
 def common_names(source: dict[str, str], target: dict[str, str], skip: Iterable[str] = ()) -> list[Phrase]:
-    """Names that both locales have under one code, sorted by code.
+    """Return the names that both locales have under one code, sorted by code.
 
     Left out are codes that stand for themselves, the codes in `skip`, and names that would make the translation
     ambiguous: two codes with one source name.
@@ -187,7 +187,7 @@ def common_names(source: dict[str, str], target: dict[str, str], skip: Iterable[
 
 
 def unambiguous(phrases: Iterable[Phrase]) -> list[Phrase]:
-    """Without repetitions, and without all those whose source has two targets; order kept."""
+    """Leave out repetitions, and all phrases whose source has two targets; the order stays."""
     phrases = list(dict.fromkeys(phrases))
     targets: dict[str, set[str]] = {}
     for source, target in phrases:

@@ -55,12 +55,12 @@ MIXED_SPANS = (  # units that go together, each with the largest count
 
 
 def random_count(random: Random, limit: int) -> int:
-    """1 to `limit`; every sixth is 1, so that the singular is learned."""
+    """Draw 1 to `limit`; every sixth is 1, so that the singular is learned."""
     return 1 if random.random() < 1 / 6 else random.randint(1, limit)
 
 
 def format_measure(value: Decimal | int, unit: str, length: str, locale: Locale, per: str | None = None) -> str:
-    """`value` of `unit`, or of `unit` for each `per`: "12.5 liters per second".
+    """Write `value` of `unit`, or of `unit` for each `per`: "12.5 liters per second".
 
     Plural forms that the locale leaves out are those of "other" (babel's `format_unit` takes the unit's display
     name there, and writes "1 Kilometer" where German has "1 km").
@@ -72,7 +72,7 @@ def format_measure(value: Decimal | int, unit: str, length: str, locale: Locale,
 
 
 def format_relative(count: int, unit: str, length: str, locale: Locale) -> str:
-    """`count` units from now, or ago when negative: "in 3 days". Empty when the locale has no pattern.
+    """Write `count` units from now, or ago when negative: "in 3 days". Empty when the locale has no pattern.
 
     A length that the locale doesn't tell apart takes the long patterns (babel's `format_timedelta` raises
     KeyError where only one direction is told apart).
@@ -91,7 +91,7 @@ def _patterns(locale: Locale, unit: str, length: str):
 
 
 def available(pair: Pair, unit: str, length: str, form: str = "other") -> bool:
-    """Whether both locales have a pattern for it; `form` "per" is that of "... per unit"."""
+    """Say whether both locales have a pattern for it; `form` "per" is that of "... per unit"."""
     return all(_patterns(locale, unit, length).get(form) for locale in (pair.source, pair.target))
 
 
@@ -100,7 +100,7 @@ def _plurals(pair: Pair, value: Decimal | int) -> Phrase:
 
 
 def measures(pair: Pair) -> Draw:
-    """A number with a unit, or with a rate of two units: "3 miles", "12.5 km/h", "40 grams per liter"."""
+    """Draw a number with a unit, or with a rate of two units: "3 miles", "12.5 km/h", "40 grams per liter"."""
 
     def render(style: tuple[str, str | None, str], value: Decimal) -> Phrase:
         unit, per, length = style
@@ -127,7 +127,7 @@ def measures(pair: Pair) -> Draw:
 
 
 def spans(pair: Pair) -> Draw:
-    """Relative times and durations: "in 3 weeks", "5 min. ago", "2 hours, 40 minutes"."""
+    """Draw relative times and durations: "in 3 weeks", "5 min. ago", "2 hours, 40 minutes"."""
     styles = [((unit, length), weight) for unit in SPAN_LIMITS for length, weight in LENGTHS.items()]
 
     def measure(unit: str, length: str, count: int) -> Phrase:
@@ -136,7 +136,7 @@ def spans(pair: Pair) -> Draw:
         return pair.both(lambda x: format_measure(count, unit, length, x))
 
     def render(style: tuple[str, str], value: tuple[int, int]) -> Phrase:
-        """value: a count, and 1 for the future, -1 for the past, 0 for a duration."""
+        """Write a span; `value` is a count, and 1 for the future, -1 for the past, 0 for a duration."""
         (unit, length), (count, direction) = style, value
         if count > SPAN_LIMITS[unit]:
             return "", ""  # "in 120 weeks" is no phrase of daily life

@@ -27,7 +27,7 @@ class Names:
 
 
 def all_names(pair: Pair) -> Names:
-    """All names that CLDR has in both locales.
+    """Return all names that CLDR has in both locales.
 
     Without those that stand for a territory and a language with different translations ("Tokelau").
     """
@@ -38,7 +38,10 @@ def all_names(pair: Pair) -> Names:
 
 
 def joiner(pair: Pair) -> Join:
-    """Joins phrases to a list in both locales: "Peru, Chad, and Togo"; None where the two styles read alike."""
+    """Return a function that joins phrases to a list in both locales: "Peru, Chad, and Togo".
+
+    It gives None where the two styles read alike.
+    """
 
     def render(style: str, items: list[Phrase]) -> Phrase:
         sources, targets = [source for source, _ in items], [target for _, target in items]
@@ -52,13 +55,13 @@ def joiner(pair: Pair) -> Join:
 
 
 def territories(pair: Pair, names: Names) -> Draw:
-    """Two or three names of territories in a list: "Chad and Peru"."""
+    """Draw two or three names of territories in a list: "Chad and Peru"."""
     join = joiner(pair)
     return lambda random: join(random, _sample(random, names.territories, (2, 2, 2, 3)))
 
 
 def languages(pair: Pair, names: Names) -> Draw:
-    """Languages in a list, or one as used in a territory: "Catalan or Swiss German", "Arabic (Chad)"."""
+    """Draw languages in a list, or one as used in a territory: "Catalan or Swiss German", "Arabic (Chad)"."""
     join = joiner(pair)
 
     def used_in(random: Random) -> Phrase | None:
@@ -75,7 +78,7 @@ def languages(pair: Pair, names: Names) -> Draw:
 
 
 def lists(pair: Pair) -> Draw:
-    """Lists of two to four things of one sort: weekdays, months, quarters, years, numbers, days, times, amounts."""
+    """Draw lists of two to four of a sort: weekdays, months, quarters, years, numbers, days, times, amounts."""
     join = joiner(pair)
     sorts: list[tuple[Callable[[Random], list[Phrase]], float]] = []
     for get, weight in ((get_day_names, 2.0), (get_month_names, 2.0), (get_quarter_names, 0.5)):

@@ -29,7 +29,7 @@ MAJOR_CURRENCIES = (
 
 
 def random_decimal(random: Random, max_digits: int, max_fraction: int) -> Decimal:
-    """1 to `max_digits` digits before and 0 to `max_fraction` after the point, without a trailing zero after it.
+    """Draw 1 to `max_digits` digits before and 0 to `max_fraction` after the point, without a trailing zero after it.
 
     So the shown number is the number that CLDR's plural rules see.
     """
@@ -42,12 +42,12 @@ def random_decimal(random: Random, max_digits: int, max_fraction: int) -> Decima
 
 
 def choose(random: Random, draws: list[tuple[Draw, float]]) -> Phrase | None:
-    """One phrase of one of several sorts, by weight."""
+    """Draw one phrase of one of several sorts, by weight."""
     return random.choices([draw for draw, _ in draws], [weight for _, weight in draws])[0](random)
 
 
 def numbers(pair: Pair) -> Draw:
-    """Decimals, percentages, scientific and compact numbers: "-1,234.5", "12.5%", "2.5E-7", "14.2 million"."""
+    """Draw decimals, percentages, scientific and compact numbers: "-1,234.5", "12.5%", "2.5E-7", "14.2 million"."""
 
     def decimal(random: Random) -> Phrase:
         value = random_decimal(random, 9, 3)
@@ -71,7 +71,7 @@ def numbers(pair: Pair) -> Draw:
 
 
 def _round_number(random: Random) -> Decimal:
-    """Two or three digits and a power of ten, 1000 or more, so that no compact form has to round it."""
+    """Draw two or three digits and a power of ten, 1000 or more, so that no compact form has to round it."""
     digits = random.randint(10, 99) if random.random() < 0.7 else random.randint(100, 999)
     return Decimal(digits).scaleb(random.choice(COMPACT_POWERS) - (1 if digits < 100 else 2))
 
@@ -81,7 +81,7 @@ def _compact(pair: Pair, length: Length, value: Decimal) -> Phrase:
 
 
 def format_compact(value: Decimal, length: Length, locale: Locale) -> str:
-    """`value` in compact form, in the short one where the locale has no long one (an alias in CLDR's root).
+    """Write `value` in compact form, in the short one where the locale has no long one (an alias in CLDR's root).
 
     Six fraction digits: a locale that counts by 10^4 or 10^5 needs more of them than one that counts by 10^3.
     """
@@ -92,7 +92,7 @@ def format_compact(value: Decimal, length: Length, locale: Locale) -> str:
 
 
 def currencies_in_use() -> list[str]:
-    """Codes of all currencies that are legal tender somewhere today, sorted."""
+    """Return the codes of all currencies that are legal tender somewhere today, sorted."""
     used = {
         code
         for entries in get_global("territory_currencies").values()
@@ -103,7 +103,7 @@ def currencies_in_use() -> list[str]:
 
 
 def money(pair: Pair) -> Draw:
-    """Amounts with symbol or code, with the currency's name, and compact: "$12.50", "3 Swiss francs", "€1.2M"."""
+    """Draw amounts with symbol or code, with the currency's name, and compact: "$12.50", "3 Swiss francs", "€1.2M"."""
     codes = _distinct(pair, currencies_in_use())
     major = [code for code in MAJOR_CURRENCIES if code in codes]
 
@@ -137,7 +137,7 @@ def money(pair: Pair) -> Draw:
 
 
 def _distinct(pair: Pair, codes: list[str]) -> list[str]:
-    """Currencies that both locales name, and that neither share a name nor a symbol in the source."""
+    """Return the currencies that both locales name, and that neither share a name nor a symbol in the source."""
 
     def named(locale: Locale) -> dict[str, str]:
         return {code: locale.currencies[code] for code in codes if code in locale.currencies}

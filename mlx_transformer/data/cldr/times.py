@@ -27,21 +27,21 @@ CLOCK_INTERVALS = {"hm": 3.0, "h": 0.5}
 
 
 def random_date(random: Random) -> datetime.date:
-    """A day from 1900 to 2099; two thirds of them within 1990 to 2035, as in most texts."""
+    """Draw a day from 1900 to 2099; two thirds of them within 1990 to 2035, as in most texts."""
     if random.random() < 2 / 3:
         return datetime.date(random.randint(1990, 2035), 1, 1) + datetime.timedelta(random.randrange(365))
     return datetime.date.fromordinal(random.randint(FIRST_DAY, LAST_DAY))
 
 
 def random_moment(random: Random) -> datetime.datetime:
-    """A date with a time of day; half of the times are whole five minutes."""
+    """Draw a date with a time of day; half of the times are whole five minutes."""
     minute = random.randrange(60) if random.random() < 0.5 else 5 * random.randrange(12)
     time = datetime.time(random.randrange(24), minute, random.randrange(60))
     return datetime.datetime.combine(random_date(random), time)
 
 
 def date_styles(pair: Pair) -> list[tuple[Phrase, float]]:
-    """(source pattern, target pattern) of every usable style with its weight."""
+    """Return (source pattern, target pattern) of every usable style with its weight."""
     styles = [(pair.both(lambda x, w=width: x.date_formats[w].pattern), DATE_WIDTHS[width]) for width in DATE_WIDTHS]
     return _determined(styles + _skeletons(pair, DATE_SKELETONS))
 
@@ -54,26 +54,26 @@ def _clock_styles(pair: Pair) -> list[tuple[Phrase, float]]:
 
 
 def _dated(locale: Locale, width: str) -> str:
-    """Date and short time by the locale's own order (babel's rule, too, drops the quotes of this pattern)."""
+    """Join the patterns of date and short time in the locale's order (babel, too, drops the quotes of this pattern)."""
     joined = str(locale.datetime_formats[width]).replace("'", "")
     date, time = locale.date_formats[width].pattern, locale.time_formats["short"].pattern
     return joined.replace("{0}", time).replace("{1}", date)
 
 
 def own_clock(locale: Locale, skeleton: str) -> str:
-    """`h` in a skeleton becomes `H` where the locale tells time by 24 hours (CLDR's skeleton letter j)."""
+    """Write `H` for `h` in a skeleton where the locale tells time by 24 hours (CLDR's skeleton letter j)."""
     twelve = "hour of 12" in fields(locale.time_formats["short"].pattern)
     return skeleton if twelve or "B" in skeleton else skeleton.replace("h", "H")
 
 
 def common_pattern(pair: Pair, skeleton: str) -> Phrase | None:
-    """The patterns of a skeleton, if both locales have it and the source's determines the target's."""
+    """Return the patterns of a skeleton, if both locales have it and the source's determines the target's."""
     patterns = pair.both(lambda x: getattr(x.datetime_skeletons.get(own_clock(x, skeleton)), "pattern", ""))
     return patterns if all(patterns) and determines(*map(fields, patterns)) else None
 
 
 def _skeletons(pair: Pair, weights: dict[str, float]) -> list[tuple[Phrase, float]]:
-    """Patterns of those skeletons that can be used."""
+    """Return the patterns of those skeletons that can be used."""
     styles = [(common_pattern(pair, skeleton), weight) for skeleton, weight in weights.items()]
     return [(patterns, weight) for patterns, weight in styles if patterns]
 
@@ -87,7 +87,7 @@ def _render(pair: Pair, style: Phrase, value: datetime.date) -> Phrase:
 
 
 def _date_key(value: datetime.date) -> tuple:
-    """What decides whether two date styles look alike: the names, and whether zero padding shows."""
+    """Return what makes two date styles look alike: the names, and whether zero padding shows."""
     return value.month, value.weekday(), value.day < 10
 
 
@@ -96,19 +96,19 @@ def _moment_key(value: datetime.datetime) -> tuple:
 
 
 def dates(pair: Pair) -> Draw:
-    """Calendar dates: "Tuesday, March 5, 2024", "3/5/24", "Mar 5", "3rd quarter 1987"."""
+    """Draw calendar dates: "Tuesday, March 5, 2024", "3/5/24", "Mar 5", "3rd quarter 1987"."""
     styles = Styles(date_styles(pair), partial(_render, pair), key=_date_key)
     return lambda random: styles.draw(random, random_date(random))
 
 
 def times(pair: Pair) -> Draw:
-    """Times of day, alone, with a weekday or with a date: "3:05 PM", "Fri 17:20", "Mar 5, 2024, 3:05 PM"."""
+    """Draw times of day, alone, with a weekday or with a date: "3:05 PM", "Fri 17:20", "Mar 5, 2024, 3:05 PM"."""
     styles = Styles(_clock_styles(pair), partial(_render, pair), key=_moment_key)
     return lambda random: styles.draw(random, random_moment(random))
 
 
 def intervals(pair: Pair) -> Draw:
-    """From one day, month, year or time to another: "Mar 5 – 8, 2024", "10:15 AM – 1:00 PM"."""
+    """Draw intervals from one day, month, year or time to another: "Mar 5 – 8, 2024", "10:15 AM – 1:00 PM"."""
     cases = []
     for skeleton, differences in DATE_INTERVALS.items():
         usable = {d: weight for d, weight in differences.items() if _usable_interval(pair, (skeleton, skeleton), d, d)}
@@ -119,7 +119,7 @@ def intervals(pair: Pair) -> Draw:
             cases.append(((*names, "clock"), weight))
 
     def render(case: tuple[str, str, str], ends: tuple) -> Phrase:
-        """case: both skeletons and the greatest difference, which is worked out for times."""
+        """Write an interval; `case` is both skeletons and the greatest difference, which is worked out for times."""
         if case[2] == "clock":
             return _render_clock(pair, (case[0], case[1]), ends)
         return (
@@ -146,7 +146,7 @@ def intervals(pair: Pair) -> Draw:
 
 
 def _render_interval(locale: Locale, skeleton: str, difference: str, ends: tuple) -> str:
-    """Both ends by the two parts of CLDR's pattern (UTS 35, part 4, "intervalFormats")."""
+    """Write both ends by the two parts of CLDR's pattern (UTS 35, part 4, "intervalFormats")."""
     parts = locale.interval_formats[skeleton][difference]
     return "".join(apply_pattern(part, end, locale) for part, end in zip(parts, ends, strict=True))
 
@@ -192,14 +192,14 @@ def _random_ends(random: Random, difference: str) -> tuple:
 
 
 def _clock_differences(pair: Pair, names: Phrase) -> list[Phrase]:
-    """Pairs of greatest differences that one pair of times can have in the two locales."""
+    """Return the pairs of greatest differences that one pair of times can have in the two locales."""
     sides = [["a", "h"] if "h" in name else ["H"] for name in names]
     differences = [(a, b) for a in sides[0] for b in sides[1] if not (len(sides[0]) == len(sides[1]) == 2 and a != b)]
     return differences + ([("m", "m")] if "m" in names[0] else [])
 
 
 def _usable_interval(pair: Pair, names: Phrase, source_difference: str, target_difference: str) -> bool:
-    """Both locales have a pattern of two parts for it, and the source's parts tell what the target's tell."""
+    """Say whether both locales have a pattern of two parts, and the source's shows all that the target's shows."""
     formats = (pair.source.interval_formats.get(names[0], {}), pair.target.interval_formats.get(names[1], {}))
     parts = (formats[0].get(source_difference, ()), formats[1].get(target_difference, ()))
     if len(parts[0]) != 2 or len(parts[1]) != 2:

@@ -216,3 +216,23 @@ def test_a_cache_can_be_rearranged_by_rows() -> None:
 def test_bad_input_is_refused(call, message: str) -> None:
     with pytest.raises(UserError, match=message):
         call(make(positions="learned", max_positions=12))
+
+
+def test_logit_scale_multiplies_what_the_classifier_reads() -> None:
+    ids = RNG(6).integers(3, 17, (2, 5))
+    plain, scaled = make(output_bias=True), make(output_bias=True, logit_scale=0.25)
+    bias = plain.weights["output_proj.bias"]
+    np.testing.assert_allclose(scaled(ids, ids) - bias, (plain(ids, ids) - bias) / 4, rtol=1e-9)
+
+
+def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:
+    rng = RNG(5)
+    Q, K, V = rng.standard_normal((2, 3, 5)), rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 4, 6))
+    np.testing.assert_allclose(attention(Q, K, V, scale=1.0), attention(Q * math.sqrt(5), K, V), rtol=1e-12)
+    # As a model's option: queries that are larger by the root.
+    plain, scaled = make(), make(attention_scale=1.0)
+    for name in plain.weights:
+        if name.endswith("query_proj.weight"):
+            plain.weights[name] = plain.weights[name] * 2.0
+    ids = RNG(6).integers(3, 17, (2, 5))
+    np.testing.assert_allclose(scaled(ids, ids), plain(ids, ids), rtol=1e-9)

@@ -236,3 +236,30 @@ def test_too_many_requests_at_once_on_a_connection(text_model):
         assert ended(link)
         held.go.set()
         assert health(port) == 200
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "status", "message"),
+    [
+        ("1.1", "Transfer-Encoding: gzip, chunked", 501, "only chunked is known"),
+        ("1.1", "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked", 501, "only chunked is known"),
+        ("1.1", "Content-Encoding: gzip\r\nContent-Length: 3", 415, "send the body as it is"),
+        ("1.0", "Transfer-Encoding: chunked", 400, "HTTP/1.0 has no Transfer-Encoding"),
+    ],
+)
+def test_a_coded_body_is_refused_not_read_as_it_is(port, version, fields, status, message):
+    head = f"POST /translate HTTP/{version}\r\nHost: x\r\n{fields}\r\n\r\n".encode()
+    body = json.dumps({"text": "one"}).encode()
+    with opened(port) as link:
+        found, said = sent(link, head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    assert (found, message in json.dumps(said)) == (status, True)
+
+
+def test_who_has_said_all_still_reads_the_answer(port):
+    """`nc`, and whatever closes its half of the connection behind the request."""
+    body = json.dumps({"text": "one"}).encode()
+    with opened(port) as link:
+        link.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        link.shutdown(socket.SHUT_WR)
+        assert answered(link)[0] == 200
+        assert ended(link)

@@ -22,7 +22,7 @@ from export.validate import compare
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Scheme
 
-NARROW = dict(d_model=16, d_k=4, d_v=3, d_ff=12)
+NARROW = dict(d_model=16, d_k=4, d_v=3, d_ff=12, decoder={})
 """Nothing but vocabularies (50 and 60) and positions (40) is longer than 16."""
 # Every kind of model, each architecture at least twice.
 KINDS = [

@@ -15,9 +15,9 @@ from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system import progress
 from mlx_transformer.system.progress import Reporter
-from mlx_transformer.training import announcement, trainer
+from mlx_transformer.training import console, trainer
+from mlx_transformer.training.console import plan_lines
 from mlx_transformer.training.options import TrainingOptions
-from mlx_transformer.training.plan import plan_lines
 
 
 def main(*arguments: object) -> int:
@@ -174,7 +174,7 @@ def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
 
 
 def test_a_run_inside_its_warm_up_says_so_first(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(announcement, "FORECAST_AFTER", 3)
+    monkeypatch.setattr(console, "FORECAST_AFTER", 3)
     recipe = write_recipe(tmp_path, steps=12, warmup_steps=4000)
     assert main("train", recipe, "--out", tmp_path / "steps") == 0
     said = capsys.readouterr().err.splitlines()
@@ -244,7 +244,7 @@ def test_everything_is_on_standard_error(tmp_path: Path, capsys):
 
 def test_a_dry_run_forecasts_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(trainer, "FORECAST_AFTER", 3)
-    monkeypatch.setattr(announcement, "FORECAST_AFTER", 3)
+    monkeypatch.setattr(console, "FORECAST_AFTER", 3)
     monkeypatch.setenv("MLX_TRANSFORMER_DEVICE", "cpu")  # what --device sets, and here takes back again
     given = write_recipe(tmp_path, steps=1000)
     before = sorted(tmp_path.rglob("*"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.training.run import Run
+from mlx_transformer.training.run_folder import Run
 
 # Saves steps one after another, as checkpoints of a run (the last two are kept) and as one folder that is replaced
 # each time, and says so. Every number in a checkpoint is its step.
@@ -24,7 +24,7 @@ import numpy as np
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.training.run import Run
+from mlx_transformer.training.run_folder import Run
 
 config = TransformerConfig(vocab_size=8, d_model=4, heads=1, d_ff=4, encoder_layers=1, decoder_layers=1)
 folder, step = Path(sys.argv[1]), int(sys.argv[2])

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from small_checkpoint import contents, refusal, saved, value_of
 
-from mlx_transformer.spec import locks
-from mlx_transformer.system import durable
+from mlx_transformer.system import durable, locks
 from mlx_transformer.system.durable import replace_files, replace_folder
 from mlx_transformer.system.errors import UserError
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import drawn, options
 
-from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.core.config import PRESETS, YOUNGER, TransformerConfig
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.system.errors import UserError
 
@@ -140,3 +140,61 @@ def test_any_values_give_a_config_or_a_user_error(values):
         assert str(error).startswith("TransformerConfig: ")  # noqa: PT017
     else:
         assert TransformerConfig.from_json(config.to_json()) == config
+
+
+def test_files_of_models_without_younger_fields_stay_as_they_were():
+    """Folders, search files and digests of config.json are the same bytes as before there were such fields."""
+    plain = TransformerConfig(vocab_size=9)
+    assert plain.to_dict().keys().isdisjoint(YOUNGER)
+    assert {field.name for field in dataclasses.fields(plain)} == plain.to_dict().keys() | set(YOUNGER)
+    scaled = dataclasses.replace(plain, attention_scale=1)
+    assert json.loads(scaled.to_json())["attention_scale"] == 1.0
+    assert TransformerConfig.from_json(scaled.to_json()) == scaled != plain
+
+
+def test_a_stack_sees_what_it_has_of_its_own():
+    config = TransformerConfig(vocab_size=9, d_model=64, heads=4, decoder={"heads": 8, "d_ff": 100})
+    encoder, decoder = config.of("encoder"), config.of("decoder")
+    assert (encoder.heads, encoder.d_k, encoder.d_ff) == (4, 16, 2048)
+    assert (decoder.heads, decoder.key_value_heads, decoder.d_k, decoder.d_v, decoder.d_ff) == (8, 8, 8, 8, 100)
+    assert config.of("decoder") is decoder
+    assert decoder.of("decoder") is decoder
+    assert hash(config) != hash(encoder)
+    assert TransformerConfig.from_json(config.to_json()) == config
+    assert json.loads(config.to_json())["decoder"] == {"heads": 8, "d_ff": 100}
+    shapes = parameter_shapes(config)
+    assert shapes["encoder.layers.0.feed_forward.up_proj.weight"] == (2048, 64)
+    assert shapes["decoder.layers.0.feed_forward.up_proj.weight"] == (100, 64)
+    relative = parameter_shapes(dataclasses.replace(config, positions="relative"))
+    assert [relative[f"{stack}.positions.weight"] for stack in ("encoder", "decoder")] == [(32, 4), (32, 8)]
+
+
+def test_of_a_stack_only_what_differs_is_kept():
+    same = TransformerConfig(vocab_size=9, decoder={"heads": 8, "d_k": 64, "d_ff": 2048})
+    assert same == TransformerConfig(vocab_size=9)
+    assert "decoder" not in same.to_dict()
+    assert same.of("decoder") is same
+    assert dict(TransformerConfig(vocab_size=9, decoder={"heads": 16, "d_k": 32, "d_v": 64}).decoder) == {
+        "heads": 16,
+        "d_v": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decoder": 3}, "decoder=3 must be a table of fields"),
+        ({"decoder": {"dropout": 0.1}}, "decoder: 'dropout' is not one of heads, key_value_heads, d_k, d_v, d_ff"),
+        ({"decoder": {"heads": "8"}}, r"decoder: heads='8' must be a whole number"),
+        ({"decoder": {"heads": [8]}}, r"decoder: heads=\[8\] must be a whole number"),
+        ({"decoder": {"heads": 7}}, "decoder: d_model=512 is not a multiple of heads=7: give d_k and d_v"),
+        ({"decoder": {"heads": 4}, "positions": "rotary"}, "decoder: d_k=128 differs from d_k=64, and positions="),
+        (
+            dict(architecture="decoder", encoder_layers=0, tie_embeddings="none", decoder={"heads": 4}),
+            "decoder: an architecture of 'decoder' alone has one stack",
+        ),
+    ],
+)
+def test_what_a_stack_cannot_have(fields, message):
+    with pytest.raises(UserError, match=message):
+        TransformerConfig.from_dict({"vocab_size": 9, **fields})

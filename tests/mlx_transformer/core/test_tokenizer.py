@@ -134,6 +134,15 @@ def test_lone_surrogates_are_refused_with_their_place(tokenizer):
         Tokenizer.train(["\udfff"], vocab_size=300)
 
 
+@pytest.mark.parametrize("text", [None, ["a"], ("a", "b"), 3, b"a"])
+def test_what_is_no_text_is_named(tokenizer, text):
+    kind = type(text).__name__
+    with pytest.raises(UserError, match=f"text 1: must be text, not {kind}"):
+        tokenizer.encode(text)
+    with pytest.raises(UserError, match=f"text 2: must be text, not {kind}"):
+        tokenizer.encode_batch(["a", text])
+
+
 def test_vocabulary_below_the_bytes_is_refused():
     with pytest.raises(UserError, match="260"):
         Tokenizer.train(LINES, vocab_size=259)

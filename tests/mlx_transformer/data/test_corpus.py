@@ -12,7 +12,6 @@ from mlx_transformer.data.corpus import (
     first_suspect_line,
     read_lines,
     read_parallel,
-    split_lines,
     write_lines,
 )
 from mlx_transformer.system.errors import UserError
@@ -22,19 +21,20 @@ from mlx_transformer.system.errors import UserError
     ("data", "lines"),
     [
         (b"", []),
-        (b"a", [b"a"]),
-        (b"a\n", [b"a"]),
-        (b"a\n\n", [b"a", b""]),
-        (b"\n", [b""]),
-        (b"a\r\nb\r\n", [b"a", b"b"]),
-        (b"a\rb\nc", [b"a\rb", b"c"]),
-        (b"a\r\r\n", [b"a\r"]),
-        (b"a\nb\r", [b"a", b"b\r"]),  # no newline follows: the CR is text
-        ("a\u2028b\u0085c\x0bd\x0ce\x1cf\n".encode(), ["a\u2028b\u0085c\x0bd\x0ce\x1cf".encode()]),
+        (b"a", ["a"]),
+        (b"a\n", ["a"]),
+        (b"a\n\n", ["a", ""]),
+        (b"\n", [""]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\rb\nc", ["a\rb", "c"]),
+        (b"a\r\r\n", ["a\r"]),
+        (b"a\nb\r", ["a", "b\r"]),  # no newline follows: the CR is text
+        ("a\u2028b\u0085c\x0bd\x0ce\x1cf\n".encode(), ["a\u2028b\u0085c\x0bd\x0ce\x1cf"]),
     ],
 )
-def test_lines_end_at_newline_only(data, lines):
-    assert split_lines(data) == lines
+def test_lines_end_at_newline_only(data, lines, tmp_path):
+    (tmp_path / "text").write_bytes(data)
+    assert read_lines(tmp_path / "text") == lines
 
 
 @given(

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
-from mlx_transformer.data.sorted_batches import SortedBatches
 
 PAD, EOS, MASK, V = 0, 2, 100, 101
 

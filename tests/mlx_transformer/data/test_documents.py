@@ -1,6 +1,9 @@
 """Plain text from files, folders and patterns."""
 
+import gzip
+
 import pytest
+import zstandard
 
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.system.errors import UserError
@@ -21,6 +24,25 @@ def test_lines_files_folders_and_patterns(tmp_path):
     assert read_documents(str(tmp_path), "line")[0].texts == ["one", "two\u2028three", "four", "five"]
 
 
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_packed_files_are_read_as_plain_ones(ending, tmp_path):
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[ending]
+    for name, text in (("a.txt", "one\r\ntwo\n"), ("b.jsonl", '{"prompt": "2 +", "completion": " 3"}\n')):
+        (tmp_path / name).write_bytes(text.encode())
+        (tmp_path / f"{name}{ending}").write_bytes(pack(text.encode()))
+        for cut in ("line", "file"):
+            assert read_documents(str(tmp_path / f"{name}{ending}"), cut) == read_documents(str(tmp_path / name), cut)
+    (tmp_path / f"c.txt{ending}").write_bytes(b"no packed text")
+    with pytest.raises(UserError, match=rf"c\.txt\{ending}: damaged, or no"):
+        read_documents(str(tmp_path / f"c.txt{ending}"))
+
+
+def test_a_whole_file_names_the_line_that_is_no_utf8(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x\nab\xff\n")
+    with pytest.raises(UserError, match=r"a\.txt, line 2, byte 3: not UTF-8"):
+        read_documents(str(tmp_path / "a.txt"), "file")
+
+
 def test_lines_of_json(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n\n{"prompt": "2 +", "completion": " 3"}\n', encoding="utf-8")
@@ -38,7 +60,7 @@ def test_lines_of_json(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n[1]', r"a\.jsonl, line 2: needs"),
         ("a.jsonl", b"\nx", r"a\.jsonl, line 2: not JSON; each line must be an object"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1: not JSON"),
-        ("a.txt", b"x\n\xff", r"a\.txt, line 2: not UTF-8 \(0xff\)"),
+        ("a.txt", b"x\nab\xff", r"a\.txt, line 2, byte 3: not UTF-8 \(0xff\)"),
         ("a.txt", b" \n\n", r"a\.txt: holds no text"),
         ("b.txt", b"x", r"a\.txt: cannot be read \(no such file\)"),
     ],

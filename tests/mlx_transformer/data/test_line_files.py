@@ -1,4 +1,4 @@
-"""Lines of plain and packed files, a block at a time: as `corpus` reads them, and what is refused."""
+"""Lines of plain and packed files, a block at a time: the same whatever the blocks, and what is refused."""
 
 from __future__ import annotations
 

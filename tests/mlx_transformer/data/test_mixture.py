@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_transformer.data.batches import TokenBatches
+from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.examples import Pairs
 from mlx_transformer.data.mixture import Mixture, shares
-from mlx_transformer.data.sorted_batches import SortedBatches
 from mlx_transformer.system.errors import UserError
 
 EOS = 2

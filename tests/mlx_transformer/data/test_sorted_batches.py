@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.data.batches import SortedBatches
 from mlx_transformer.system.errors import UserError
 
 EOS = 2

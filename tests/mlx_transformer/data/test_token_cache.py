@@ -16,8 +16,9 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import token_cache
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.stored_text import StoredText
-from mlx_transformer.data.token_cache import TokenCache, default_folder, encoded
+from mlx_transformer.data.token_cache import TokenCache, encoded
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import default_folder
 
 SOURCE = [f"some words {i * i}" if i % 7 else "" for i in range(300)]
 TARGET = [f"einige Wörter {i} {'x' * (i % 30)}" for i in range(300)]

@@ -23,7 +23,8 @@ from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.families.names import channels
+from mlx_transformer.families.channels import channels
+from mlx_transformer.system.errors import UserError
 
 CONFIGS = {
     "paper": PAPER,
@@ -31,8 +32,12 @@ CONFIGS = {
     "unscaled": dataclasses.replace(PAPER, scale_embeddings=False, activation="gelu", encoder_layers=3),
     "target-output": dataclasses.replace(PAPER, tie_embeddings="target-output", attention_bias=True),
     "untied": dataclasses.replace(PAPER, tie_embeddings="none", output_bias=True, activation="gelu_tanh"),
+    "source-target": dataclasses.replace(PAPER, tie_embeddings="source-target", output_bias=True),
     "starts with pad": dataclasses.replace(PAPER, pad_id=49, bos_id=49, eos_id=0),
     "pre-norm": dataclasses.replace(PAPER, norm_placement="pre"),
+    "pre-norm, a classifier of its own": dataclasses.replace(
+        PAPER, norm_placement="pre", tie_embeddings="source-target"
+    ),
     "pre-norm, biases": dataclasses.replace(
         PAPER, norm_placement="pre", attention_bias=True, output_bias=True, scale_embeddings=False, activation="gelu"
     ),
@@ -98,8 +103,9 @@ def test_the_family_is_the_one_whose_norms_stand_there(tmp_path: Path) -> None:
     for side in ("encoder", "decoder"):
         assert np.array_equal(theirs[f"model.{side}.layer_norm.weight"], ours[f"{side}.norm.weight"][order])
         assert np.array_equal(theirs[f"model.{side}.layer_norm.bias"], ours[f"{side}.norm.bias"][order])
-    # As published Pegasus models have them.
-    edit_config(folder, normalize_before=True, add_final_layer_norm=True, static_position_embeddings=True)
+    # As published Pegasus models have them; CTranslate2's converter asks for the first two.
+    said = {"normalize_before": True, "normalize_embedding": False, "add_final_layer_norm": True}
+    assert said.items() <= values.items()
     import_huggingface(folder, tmp_path / "back")
     assert open_checkpoint(tmp_path / "back").config == CONFIGS["pre-norm"]
 
@@ -116,7 +122,7 @@ def test_biases_that_we_lack_become_zeros(tmp_path: Path) -> None:
 
 
 def test_shared_embeddings_with_a_classifier_of_their_own(tmp_path: Path) -> None:
-    """Marian has this way to tie; both of our embeddings then hold the shared matrix."""
+    """Marian has this way to tie too."""
     folder = written(tmp_path, CONFIGS["untied"])
 
     def share(tensors: dict[str, np.ndarray]) -> None:
@@ -127,9 +133,9 @@ def test_shared_embeddings_with_a_classifier_of_their_own(tmp_path: Path) -> Non
     edit_config(folder, share_encoder_decoder_embeddings=True)
     import_huggingface(folder, tmp_path / "back")
     back, ours = open_checkpoint(tmp_path / "back"), open_checkpoint(tmp_path / "ours")
-    assert back.config.tie_embeddings == "none"
-    for name in ("source_embedding.weight", "target_embedding.weight"):
-        assert np.array_equal(back.tensor(name), ours.tensor("source_embedding.weight"))
+    assert back.config.tie_embeddings == "source-target"
+    assert np.array_equal(back.tensor("embedding.weight"), ours.tensor("source_embedding.weight"))
+    assert np.array_equal(back.tensor("output_proj.weight"), ours.tensor("output_proj.weight"))
 
 
 def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
@@ -191,6 +197,18 @@ def test_the_tokenizer_goes_along(with_tokenizer: Path, tmp_path: Path) -> None:
     assert (settings["eos_token"], settings["pad_token"], settings["padding_side"]) == ("</s>", "<pad>", "right")
     assert import_huggingface(theirs, tmp_path / "back") == []
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "bytes"])
+def test_a_damaged_tokenizer_is_refused(with_tokenizer: Path, tmp_path: Path, damage: str) -> None:
+    """It may be the model's, which would be imported without a word that it can read."""
+    theirs = tmp_path / "theirs"
+    to_huggingface(with_tokenizer / "ours", theirs)
+    text = (theirs / "tokenizer.json").read_bytes()
+    (theirs / "tokenizer.json").write_bytes(text[:-9] if damage == "cut" else text[:50] + b"\xff" + text[51:])
+    with pytest.raises(UserError, match=r"tokenizer\.json: (damaged, or not JSON|cannot be read \(not UTF-8)"):
+        import_huggingface(theirs, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def test_a_tokenizer_of_another_kind_stays_behind(with_tokenizer: Path, tmp_path: Path) -> None:

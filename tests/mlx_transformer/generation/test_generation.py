@@ -118,6 +118,12 @@ def test_n_best_is_in_order_and_distinct():
         assert len({tuple(h.ids) for h in hypotheses}) == 6
 
 
+def test_generate_returns_the_best_alone():
+    """More of them are not silently left out."""
+    with pytest.raises(UserError, match="n_best=2: generate returns the best alone; search returns several"):
+        generate(Toy(seed=2), ROWS, beam=2, n_best=2)
+
+
 def test_early_stopping_takes_fewer_steps():
     steps = {}
     for early in (False, True):

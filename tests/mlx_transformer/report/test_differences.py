@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_transformer.report.differences import LARGEST, marked
+from mlx_transformer.report.differences import MAX_WORD_PAIRS, marked
 
 
 def shown(a: str, b: str) -> tuple[str, str]:
@@ -29,5 +29,5 @@ def test_marked(a, b, expected):
 
 
 def test_what_takes_too_long_differs_as_a_whole():
-    words = "x " * (int(LARGEST**0.5) // 2 + 1)
+    words = "x " * (int(MAX_WORD_PAIRS**0.5) // 2 + 1)
     assert marked(words, f"{words}y") == ([(words, True)], [(f"{words}y", True)])

@@ -7,9 +7,12 @@ import threading
 
 import pytest
 
+from export import OnnxTransformer
+from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.data import corpus
+from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
+from mlx_transformer.nn.loading import load
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_protobuf, read_text
 from mlx_transformer.system.manifest import sha256
@@ -60,6 +63,14 @@ def test_text_and_names_that_are_none(tmp_path):
             read_lines(name)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, f"{'b/' * 3000}c", "a\0b"])
+@pytest.mark.parametrize("reader", [load, OnnxTransformer, is_onnx_folder, READERS["tokenizer"], READERS["recipe"]])
+def test_names_that_the_system_does_not_take(name, reader):
+    with pytest.raises(UserError, match=r"cannot be read \(") as error:
+        reader(name)
+    assert len(str(error.value)) < 500
+
+
 def test_json_that_is_none_or_has_no_end(tmp_path):
     (tmp_path / "deep").write_text("[" * 100_000)
     with pytest.raises(UserError, match="deep: damaged, or not JSON"):
@@ -95,10 +106,10 @@ def test_text_may_come_from_a_pipe_that_somebody_writes_to(tmp_path):
 
 
 def test_a_line_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 8)
+    monkeypatch.setattr(line_files, "LONGEST_LINE", 8)
     (tmp_path / "text").write_bytes(b"1234567\n1234\n")
     assert read_lines(tmp_path / "text") == ["1234567", "1234"]
-    for data in (b"12345678", b"1\n123456789\n", b"1234567\n12345678901\n"):
+    for data in (b"123456789", b"1\n123456789\n", b"1234567\n12345678901\n"):
         (tmp_path / "text").write_bytes(data)
         with pytest.raises(UserError, match=rf"text, line {1 + (data[1:8].count(10))}: more than 16 MB in one line"):
             read_lines(tmp_path / "text")

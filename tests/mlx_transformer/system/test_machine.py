@@ -10,7 +10,7 @@ from mlx_transformer.generation.search import search
 from mlx_transformer.system import machine as module
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory, memory
-from mlx_transformer.training.plan import check_fits
+from mlx_transformer.training.setup import check_fits
 
 
 def test_the_machine_has_some():

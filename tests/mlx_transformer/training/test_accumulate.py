@@ -12,9 +12,10 @@ from mlx_transformer.data.batches import Batch
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.checkpointing import checkpoint_layers, checkpointed
 from mlx_transformer.nn.dropout import Dropout
+from mlx_transformer.nn.layers import EncoderLayer
 from mlx_transformer.training import loss as losses
-from mlx_transformer.training.arithmetic import FIRST_FACTOR, Arithmetic
 from mlx_transformer.training.loss import label_smoothed_loss
+from mlx_transformer.training.step import FIRST_FACTOR, Arithmetic
 
 pytestmark = both_choices
 
@@ -77,7 +78,7 @@ def test_the_loss_in_chunks_is_the_loss(rows, monkeypatch):
         return mx.value_and_grad(loss, argnums=(0, 1, 2))(h, w, b)
 
     loss, gradients = value_and_gradients()
-    monkeypatch.setattr(losses, "LARGEST", rows * V)
+    monkeypatch.setattr(losses, "MAX_LOGITS", rows * V)
     in_chunks, their_gradients = value_and_gradients()
     assert in_chunks.item() == pytest.approx(loss.item(), rel=1e-6)
     smoothed, plain = losses.losses(h, w, b, y, 0.1, 0)
@@ -100,7 +101,7 @@ def test_chunks_take_the_memory_of_one(monkeypatch):
         return mx.get_peak_memory() - before
 
     whole = peak()
-    monkeypatch.setattr(losses, "LARGEST", 100 * 500)
+    monkeypatch.setattr(losses, "MAX_LOGITS", 100 * 500)
     assert peak() < whole / 5
 
 
@@ -141,6 +142,21 @@ def test_checkpointed_layers_give_the_same_gradient(positions):
     plain.model.update(again.model.parameters())
     ids = mx.array(batch().source)
     np.testing.assert_array_equal(np.array(again.model(ids, ids)), np.array(plain.model.eval()(ids, ids)))
+
+
+def test_checkpointed_layers_are_others_with_the_same_parts():
+    made = of_config().freeze(recurse=True, keys=["bias"])
+    before = list(made.encoder.layers)
+    trained = {name for name, _ in tree_flatten(made.trainable_parameters())}
+    checkpoint_layers(made)
+    for old, new in zip(before, made.encoder.layers, strict=True):
+        assert type(old) is EncoderLayer
+        assert isinstance(new, EncoderLayer)
+        assert new is not old
+        assert new.self_attention is old.self_attention
+        assert new.training
+    assert {name for name, _ in tree_flatten(made.trainable_parameters())} == trained
+    assert not made.eval().encoder.layers[0].training
 
 
 @pytest.mark.usefixtures("on_cpu")

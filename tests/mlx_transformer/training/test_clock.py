@@ -10,8 +10,8 @@ import pytest
 from tiny_run import metrics, recipe
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training import clock as clock_module
-from mlx_transformer.training.clock import CLOCK, Clock
+from mlx_transformer.training import progress as clock_module
+from mlx_transformer.training.progress import CLOCK, Clock
 from mlx_transformer.training.trainer import Trainer
 
 BY_THE_CLOCK = {

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from tiny_run import recipe, write_pairs
 
-from mlx_transformer.data.batches import TokenBatches
-from mlx_transformer.data.sorted_batches import SortedBatches
+from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.device import deciding_as
 from mlx_transformer.generation.scoring import score
 from mlx_transformer.system.errors import UserError

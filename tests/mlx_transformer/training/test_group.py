@@ -158,5 +158,5 @@ def test_alone(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert joined() is ALONE
     assert (ALONE.rank, ALONE.size, ALONE.leads) == (0, 1, True)
-    assert ALONE.told([1.5]) == [1.5]
+    assert ALONE.broadcast([1.5]) == [1.5]
     assert ALONE.largest(3) == 3

@@ -11,7 +11,7 @@ from tiny_run import metrics, recipe, write_pairs
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import memory
-from mlx_transformer.training.loss import LARGEST, chunk_within
+from mlx_transformer.training.loss import MAX_LOGITS, logits_within
 from mlx_transformer.training.recipe import Recipe, load_recipe
 from mlx_transformer.training.trainer import Trainer
 
@@ -83,9 +83,9 @@ def test_what_never_fits(tmp_path):
 
 
 def test_chunks_of_the_loss_follow():
-    assert chunk_within(None) == LARGEST
-    assert chunk_within(1000.0) == LARGEST
-    assert 16 * chunk_within(1.0) == pytest.approx(1e9 / 8, rel=1e-6)
+    assert logits_within(None) == MAX_LOGITS
+    assert logits_within(1000.0) == MAX_LOGITS
+    assert 16 * logits_within(1.0) == pytest.approx(1e9 / 8, rel=1e-6)
 
 
 def test_a_step_that_would_take_the_text_over_and_over(tmp_path):

@@ -9,11 +9,11 @@ import tomllib
 
 import pytest
 
+from mlx_transformer.commands.recipe_help import recipe_help
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions
 from mlx_transformer.training.recipe import FROM_TOKENIZER, RECIPES, Recipe, load_recipe
-from mlx_transformer.training.recipe_help import recipe_help
 
 FILES = {"data": {"source": "a", "target": "b"}}
 BUILT_IN = sorted(path.stem for path in RECIPES.glob("*.toml"))
@@ -53,7 +53,7 @@ def test_the_papers_numbers(name):
     assert made.data.batch_tokens * options.accumulate == 25_000
     assert (options.warmup_steps, options.schedule, options.cooldown) == (4000, "noam", 0)
     assert (options.beta1, options.beta2, options.epsilon, options.smoothing) == (0.9, 0.98, 1e-9, 0.1)
-    assert (options.steps, options.kept) == ((100_000, 5) if name.endswith("base") else (300_000, 20))
+    assert (options.steps, options.checkpoints_to_keep) == ((100_000, 5) if name.endswith("base") else (300_000, 20))
     config = made.config(made.data.vocab_size)
     dropout = {"wmt14-en-de-base": 0.1, "wmt14-en-de-big": 0.3, "wmt14-en-fr-big": 0.1}[name]
     assert (config.dropout, config.attention_dropout, config.norm_placement) == (dropout, 0, "post")

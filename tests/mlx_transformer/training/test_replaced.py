@@ -15,7 +15,7 @@ from tiny_run import recipe, write_pairs
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training import run as training_run
+from mlx_transformer.training import run_folder
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer
 
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_everything(place, monkeypatch, failing):
             raise UserError(f"{path}: could not be written")
         path.write_text(text, encoding="utf-8")
 
-    monkeypatch.setattr(training_run, "write_text", write)
+    monkeypatch.setattr(run_folder, "write_text", write)
     if failing == 2:
         Trainer(recipe(place, steps=1), place / "run", force=True).files.close()
         assert written == ["tokenizer.json", "run.json"], "the record comes last"

@@ -14,8 +14,8 @@ from mlx_transformer.core import checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system import durable
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.training import run as training_run
-from mlx_transformer.training.run import Run
+from mlx_transformer.training import run_folder
+from mlx_transformer.training.run_folder import Run
 from mlx_transformer.training.trainer import Trainer
 
 pytestmark = both_choices
@@ -47,7 +47,7 @@ def test_the_disk_has_the_curve_before_the_checkpoint(tmp_path, monkeypatch):
         flushed.append(path.name)
         original(path)
 
-    monkeypatch.setattr(training_run, "flush", flush)
+    monkeypatch.setattr(run_folder, "flush", flush)
     monkeypatch.setattr(durable, "flush", flush)
     train(tmp_path, steps=2, checkpoint_seconds=0)
     logs = [i for i, name in enumerate(flushed) if name == "metrics.jsonl"]
@@ -58,7 +58,7 @@ def test_the_disk_has_the_curve_before_the_checkpoint(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(training_run, "flush", refuse)
+    monkeypatch.setattr(run_folder, "flush", refuse)
     with pytest.raises(UserError, match=r"metrics\.jsonl: could not be written .*continue with --resume"):
         train(tmp_path, resume=True, steps=3, checkpoint_seconds=0)
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from mlx_transformer.training.optimizers import cooldown, learning_rate, noam, peak, warmup_steps
 from mlx_transformer.training.options import TrainingOptions
-from mlx_transformer.training.schedule import cooldown, learning_rate, noam, peak, warmup_steps
 
 
 def rates(steps: int, d_model: int = 128, **options) -> list[float]:

@@ -15,7 +15,7 @@ from tiny_run import COMMAND, metrics, start, write_recipe
 from waiting import PATIENCE, until
 
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.training.run import Run
+from mlx_transformer.training.run_folder import Run
 
 
 def trained_steps(run: Path) -> int:

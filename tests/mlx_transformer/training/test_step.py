@@ -99,8 +99,7 @@ class Recording(TrainStep):
 
 def test_adam_with_bias_correction():
     """Kingma and Ba 2015, algorithm 1, in float64, fed with the same gradients; the rate changes every step."""
-    step = step_with(model(), kind=Recording)
-    step.streams = step.streams[:1]
+    step = step_with(model(), streams=1, kind=Recording)
     weights = {name: w.astype(np.float64) for name, w in flat(step.model.parameters()).items()}
     m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     for t, rate in enumerate((1e-3, 2e-3, 3e-3, 1e-3, 5e-4), start=1):
@@ -159,7 +158,7 @@ def test_a_batch_of_padding_changes_no_weight_to_nan():
 
 @pytest.mark.slow  # MLX compiles C++ at run time on Linux CPUs
 def test_the_compiled_step_is_the_same_step():
-    eager, compiled = step_with(model(), clip_norm=1.0), step_with(model(), clip_norm=1.0, compiled=True)
+    eager, compiled = step_with(model(), clip_norm=1.0), step_with(model(), clip_norm=1.0, streams=0)
     traces = []
     original = compiled.loss
     compiled.loss = lambda *arguments: (traces.append(1), original(*arguments))[1]
@@ -176,7 +175,7 @@ def test_the_compiled_step_is_the_same_step():
 
 @pytest.mark.slow
 def test_the_compiled_step_draws_new_dropout_and_skips_bad_steps():
-    step = step_with(model(dropout=0.3), compiled=True)
+    step = step_with(model(dropout=0.3), streams=0)
     losses = [run(step, batch(), rate=0.0)[0] for _ in range(3)]
     assert len(set(losses)) == 3
     mx.random.seed(9)
@@ -185,7 +184,7 @@ def test_the_compiled_step_draws_new_dropout_and_skips_bad_steps():
     assert run(step, batch(), rate=0.0)[0] == once
 
     factor = mx.array(1.0)  # read as an input of the compiled step: its weights
-    step = step_with(model(), clip_norm=1.0, compiled=True)
+    step = step_with(model(), clip_norm=1.0, streams=0)
     run(step, batch(seed=1))
     bias = step.model.output_proj.bias
     before = state_of(step)

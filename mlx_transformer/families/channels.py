@@ -1,0 +1,32 @@
+"""The order of the channels: published models hold all sines before all cosines, ours in pairs.
+
+With the paper's own frequencies the one is a permutation of the other, `theirs[j] = ours[CHANNELS[j]]`, applied to
+every axis of width d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+WRITES = ("_attention.output_proj", ".down_proj")
+"""Ends of modules whose result is d_model wide; other matrices read such a vector, and norms have one."""
+
+
+def channels(d_model: int) -> NDArray[np.intp]:
+    """CHANNELS: which of our channels each of theirs is (d_model,)."""
+    return np.r_[0:d_model:2, 1:d_model:2]
+
+
+def reordered(weights: Mapping[str, NDArray], order: NDArray[np.intp]) -> dict[str, NDArray]:
+    """The weights of the same model with its d_model channels in another order."""
+    return {name: _reordered(name, array, order) for name, array in weights.items()}
+
+
+def _reordered(name: str, array: NDArray, order: NDArray[np.intp]) -> NDArray:
+    module = name.rpartition(".")[0]
+    if module.endswith(WRITES) or (module.endswith("norm") and not module.endswith(("query_norm", "key_norm"))):
+        return array[order]
+    return array[:, order] if array.ndim == 2 else array

@@ -1,0 +1,151 @@
+"""Keys of config.json: what each line of it means among the fields of our config, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Values = dict[str, Any]
+
+
+class Given:
+    """The values of a folder's two files; a key that neither has is as their library takes it to be."""
+
+    def __init__(self, config: Values, generation: Values, defaults: Values) -> None:
+        self._files, self._defaults = (config, generation), defaults
+
+    def value(self, key: str, default: Any) -> Any:
+        """The key's value; null is as missing. `default` "@other": what the key `other` has."""
+        found = (file[key] for file in self._files if file.get(key) is not None)
+        return next(found, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
+
+    def mistyped(self, key: str, default: Any) -> list[str]:
+        """The problem that the value is of another kind than the default, or none."""
+        while _follows(default):
+            default = self._defaults[default[1:]]
+        value = self.value(key, default)
+        if isinstance(default, bool):
+            fits, kind = isinstance(value, bool), "true or false"
+        elif isinstance(default, int):
+            fits, kind = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        elif isinstance(default, float):
+            fits, kind = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+        else:
+            return []
+        return [] if fits else [f"{key}={value!r:.60} must be {kind}"]
+
+
+class Line(Protocol):
+    """One line of config.json (or several that belong together), read and written."""
+
+    @property
+    def defaults(self) -> Values:
+        """What their library takes where a key is missing."""
+        ...
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        """Put what it says into the fields of our config; returns what is wrong with it."""
+        ...
+
+    def write(self, config: Any) -> Values:
+        """The line of a model of ours."""
+        ...
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of config.json (or several) and a field of ours (or several) that mean the same; "decoder.heads": that
+    of the decoder."""
+
+    theirs: str | tuple[str, ...]
+    ours: str | tuple[str, ...]
+    default: Any
+    """What their library takes where the key is missing, of each of several; "@other": what the key `other` has."""
+    words: Mapping[Any, Any] | None = None
+    """{their value: ours}; of several for one of ours the first is written."""
+
+    @property
+    def defaults(self) -> Values:
+        return dict(zip(_several(self.theirs), _several(self.default), strict=True))
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        if problems := [p for key, default in self.defaults.items() for p in given.mistyped(key, default)]:
+            return problems
+        values = tuple(given.value(key, default) for key, default in self.defaults.items())
+        value = values if isinstance(self.theirs, tuple) else values[0]
+        if self.words is not None:
+            if value not in list(self.words):
+                if isinstance(self.ours, str):
+                    fields[self.ours] = value  # so that nothing else is said of it
+                wrong = " and ".join(f"{key}={x!r:.60}" for key, x in zip(self.defaults, values, strict=True))
+                return [f"{wrong} is not one of {', '.join(map(str, self.words))}"]
+            value = self.words[value]
+        fields |= zip(_several(self.ours), value if isinstance(self.ours, tuple) else (value,), strict=True)
+        return []
+
+    def write(self, config: Any) -> Values:
+        own = tuple(_field(config, name) for name in _several(self.ours))
+        value: Any = own if isinstance(self.ours, tuple) else own[0]
+        if self.words is not None:
+            # What there is no word for can't be said. It is read back as another value, or is no word, and so refused.
+            unsaid = value if type(value) is type(self.default) else self.default
+            value = next((theirs for theirs, ours in self.words.items() if ours == value), unsaid)
+        return dict(zip(self.defaults, value if isinstance(self.theirs, tuple) else (value,), strict=True))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A key of which the family has one value: written, and with another one, where it is `checked`, refused."""
+
+    theirs: str
+    value: Any
+    checked: bool = True
+
+    @property
+    def defaults(self) -> Values:
+        return {self.theirs: self.value}
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        value = given.value(self.theirs, self.value)
+        if problems := given.mistyped(self.theirs, self.value):
+            return problems
+        if not self.checked or value == self.value:
+            return []
+        if isinstance(value, bool):
+            return [f"{self.theirs} is {'on' if value else 'off'}"]
+        return [f"{self.theirs}={value!r:.60} is not {self.value!r}"]
+
+    def write(self, config: Any) -> Values:
+        return {self.theirs: self.value}
+
+
+@dataclass(frozen=True)
+class Also:
+    """A whole number of ours that has a second key, for others who read config.json: written, and of the right kind."""
+
+    theirs: str
+    ours: str
+
+    @property
+    def defaults(self) -> Values:
+        return {self.theirs: 0}
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        return given.mistyped(self.theirs, 0)
+
+    def write(self, config: Any) -> Values:
+        return {self.theirs: getattr(config, self.ours)}
+
+
+def _field(config: Any, name: str) -> Any:
+    stack, _, own = name.rpartition(".")
+    return getattr(config.of(stack) if stack else config, own)
+
+
+def _follows(default: Any) -> bool:
+    return isinstance(default, str) and default.startswith("@")
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,19 @@
+"""The families whose models are read and written."""
+
+from __future__ import annotations
+
+from mlx_transformer.core.config import TransformerConfig
+
+from .engine import Family, differences
+from .marian import MARIAN
+from .mt5 import MT5
+from .pegasus import PEGASUS
+from .t5 import T5
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (MARIAN, PEGASUS, T5, MT5)}
+"""{model_type of config.json: its family}"""
+
+
+def family_of(config: TransformerConfig) -> Family:
+    """The first family that has such a model; of none, the one that differs least."""
+    return min(FAMILIES.values(), key=lambda family: len(differences(family, config)))

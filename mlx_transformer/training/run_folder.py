@@ -1,0 +1,381 @@
+"""A run's folder: what was asked for, what it ran on, its metrics and its checkpoints.
+
+OUT/run.json              recipe, model config, versions, digests of the data
+OUT/tokenizer.json        the vocabulary, as in every checkpoint of the run (two files for one of each language)
+OUT/clock.txt             when each step began, in a run by minutes
+OUT/metrics.jsonl         one JSON object a line: training, validation, skipped steps
+OUT/tensorboard/          the same curves, where a TensorBoard writer is installed
+OUT/wandb.txt             the run's name at Weights & Biases, where the recipe names a project
+OUT/checkpoints/step-N/   checkpoint folders that also hold the optimizer's state; the last ones are kept
+OUT/best/                 the checkpoint of the best validation, where the recipe names a score
+OUT/model/                the trained model, a checkpoint folder without optimizer state
+OUT/adapter/              the adapter that is merged into it, where one was trained
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+from numpy.typing import NDArray
+
+from mlx_transformer.core import checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer_files import NAMES
+from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_bytes, read_json
+from mlx_transformer.system.locks import lock
+from mlx_transformer.system.machine import versions
+from mlx_transformer.system.tensors import read_tensors
+
+from .boards import TENSORBOARD, WANDB_ID, Board, boards
+
+RECORD = "run.json"
+MODEL = "model"  # the record's key that says what the trained model was made of
+# These may differ between a run and its continuation: how long it goes on, what is reported, where the files are (their
+# digests may not differ); nothing that is computed.
+MAY_CHANGE = {
+    f"recipe.training.{name}"
+    for name in (
+        "epochs steps minutes log_every keep checkpoint_seconds checkpoint_steps valid_every valid_sentences "
+        "patience final average"
+    ).split()
+} | {
+    f"recipe.data.{name}"
+    for name in (
+        "source target pairs valid_source valid_target valid_pairs text valid_text cache "
+        "corpora.source corpora.target corpora.pairs"
+    ).split()
+}
+NUMBER = re.compile(r"(?<=\.corpora)\.\d+")
+# Differences that only change the last bits of results: there is a warning, and no refusal.
+ENVIRONMENT = {"blas", "versions.mlx"}
+METRICS = "metrics.jsonl"
+MAX_LOG_BYTES = 1 << 30
+VALIDATION_LINES = '{"kind": "valid"', '{"kind": "samples"'
+STATE, OPTIMIZER = "training.json", "optimizer.safetensors"
+PARTS = (
+    *NAMES,
+    METRICS,
+    TENSORBOARD,
+    WANDB_ID,
+    "wandb",
+    "checkpoints",
+    "best",
+    "model",
+    "adapter",
+)  # what a run has beside its record
+OTHERS = (checkpoint.CONFIG, checkpoint.WEIGHTS)  # files of a checkpoint or export, whose tokenizer would be replaced
+
+Newest = tuple[checkpoint.Checkpoint, dict[str, NDArray], dict[str, Any]]
+
+
+def check_folder(folder: Path, resume: bool, force: bool = False) -> None:
+    """Raise `UserError` if a run can't begin (or, with `resume`, go on; or, with `force`, begin anew) in `folder`.
+
+    Files that no run makes may be there: they stay as they are.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; --out needs a folder")
+    if resume and force:
+        raise UserError("--resume goes on with a run, --force begins it anew: choose one")
+    has_record = (folder / RECORD).exists()
+    if has_record and not resume and not force:
+        raise UserError(
+            f"{folder}: already holds a run; continue it with --resume, choose another --out, or --force to replace it"
+        )
+    if resume and not has_record:
+        raise UserError(f"{folder}: nothing to resume (no {RECORD}); start it without --resume")
+    if foreign := [name for name in (*OTHERS, *PARTS) if not has_record and _holds(folder / name)]:
+        raise UserError(f"{folder}: holds {foreign[0]} of something else than a run; choose another --out")
+
+
+def _holds(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+class Run:
+    """Files of one run, locked against other processes until `close`.
+
+    Creating one refuses a folder that already holds a run, or with `resume` a run of another `record` (as JSON), and
+    changes nothing there; `begin` does. With `force` a run that is there is removed then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        record: dict[str, Any],
+        resume: bool,
+        warn: Callable[[str], None],
+        force: bool = False,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        project: str | None = None,
+    ):
+        """Begin the run's files, or go on with them.
+
+        `defaults`: the values of keys, such as "recipe.training.optimizer", that the record of an earlier version may
+        lack. `project`: the one of Weights & Biases that gets the curves.
+        """
+        check_folder(folder, resume, force)
+        self.folder, self.warn, self._force = folder, warn, force
+        self._metrics: BinaryIO | None = None
+        self._boards: list[Board] = []
+        self._project = project
+        self._first_step = 0
+        self._record = record = json.loads(json.dumps({**record, "versions": versions()}))
+        self._before = check_same(folder, record, defaults, warn) if resume else None
+        self._made = [place for place in (folder, *folder.parents) if not place.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder)
+        except OSError as error:
+            raise _cannot_begin(folder, error) from error
+        try:
+            check_folder(folder, resume, force)  # another process may have trained here meanwhile
+        except UserError:
+            self.close()
+            raise
+
+    def begin(self, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write the record and `texts`, by their files' names, and with `force` remove an earlier run.
+
+        It comes when all that the run reads is read and checked: until then, and if this fails, the folder stays as it
+        was.
+        """
+        record = {RECORD: _as_json(self._record)} if self._before != self._record else {}
+        try:
+            with taken_away(self.folder, PARTS) if self._force else nullcontext():
+                (self.folder / "checkpoints").mkdir(exist_ok=True)
+                clear_leftovers(self.folder / "checkpoints", "step-*")
+                if self._force:
+                    self._open_metrics()  # the boards may refuse while the earlier run can still be put back
+                # Without a record a vocabulary belongs to something else; an earlier record is replaced last.
+                files = {**texts, **record} if self._force else {**record, **texts}
+                for name, text in files.items():
+                    write_text(self.folder / name, text)
+        except OSError as error:
+            raise _cannot_begin(self.folder, error) from error
+        self._made = []
+
+    def note_model(self, made_of: dict[str, Any]) -> None:
+        """Say in the record which weights OUT/model has."""
+        write_text(self.folder / RECORD, _as_json({**self._record, MODEL: made_of}))
+
+    def close(self) -> None:
+        """Close the files and drop the lock."""
+        if self._metrics is not None:
+            self._metrics.close()
+        for board in self._boards:
+            board.close()
+        if self._lock is not None:
+            for place in self._made:  # for a run that hasn't begun
+                with suppress(OSError):
+                    place.rmdir()
+            os.close(self._lock)
+        self._metrics = self._lock = None
+        self._boards, self._made = [], []
+
+    def _open_metrics(self) -> BinaryIO:
+        if self._metrics is None:
+            self._metrics = (self.folder / METRICS).open("ab", buffering=0)
+            self._boards = boards(self.folder, self._first_step, self._project, self._record)
+        return self._metrics
+
+    def metric(self, kind: str, step: int, **values: Any) -> None:
+        """Append one line to metrics.jsonl (and numbers to the boards); `UserError` when the disk refuses."""
+        path = self.folder / METRICS
+        try:
+            line = json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n"
+            self._open_metrics().write(line.encode())
+        except OSError as error:
+            raise _refused(path, error) from error
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        for board in self._boards if numbers else ():
+            board.add(kind, step, numbers)
+
+    def rewind(self, step: int, validated: bool = True) -> None:
+        """Forget metrics after `step`, which will be computed again, and a last line that a kill cut short; unless
+        `validated`, the validation of `step` too."""
+        self._first_step = step + 1
+        path = self.folder / METRICS
+        if not path.exists():
+            return
+        lines = read_bytes(path, MAX_LOG_BYTES).decode(errors="replace").split("\n")
+        earlier = [line for line in lines if (number := _step_of(line)) is not None and number <= step]
+        if not validated:
+            earlier = [line for line in earlier if not (line.startswith(VALIDATION_LINES) and _step_of(line) == step)]
+        write_text(path, "".join(line + "\n" for line in earlier))
+
+    def save(
+        self,
+        config: TransformerConfig,
+        weights: Mapping[str, NDArray],
+        tokenizer_json: str,
+        optimizer: Mapping[str, NDArray],
+        state: dict[str, Any],
+        keep: int,
+        extra: tuple[Mapping[str, str], Mapping[str, Mapping[str, NDArray]]] = ({}, {}),
+    ) -> Path:
+        """Write checkpoints/step-N durably, and before it the curve up to there; then drop all but the last `keep`.
+
+        `extra`: further (texts, arrays) of the checkpoint, by their files' names.
+        """
+        log = self.folder / METRICS
+        try:
+            if log.exists():
+                flush(log)
+        except OSError as error:
+            raise _refused(log, error) from error
+        path = self.folder / "checkpoints" / f"step-{state['step']:08d}"
+        texts = {STATE: json.dumps(state, indent=2) + "\n", **extra[0]}
+        tensors = {OPTIMIZER: optimizer, **extra[1]}
+        checkpoint.save_checkpoint(path, config, weights, tokenizer_json, texts=texts, tensors=tensors)
+        self.prune(keep)
+        return path
+
+    def prune(self, keep: int) -> None:
+        """Drop all but the last `keep` checkpoints."""
+        for old in self.checkpoints()[:-keep]:
+            remove_folder(old)
+
+    def checkpoints(self) -> list[Path]:
+        """List the checkpoint folders, oldest first."""
+        folders = (self.folder / "checkpoints").glob("step-*")
+        numbers = {int(p.name.removeprefix("step-")): p for p in folders if re.fullmatch(r"step-\d+", p.name)}
+        return [numbers[step] for step in sorted(numbers)]
+
+    def newest(self) -> Newest | None:
+        """Read (checkpoint, optimizer's arrays, state) of the newest undamaged checkpoint; None if there is none.
+
+        Damaged ones are reported and renamed damaged-step-N. `UserError` if all are damaged.
+        """
+        damaged: list[Path] = []
+        for path in reversed(self.checkpoints()):
+            try:
+                if not (path / checkpoint.MANIFEST).exists():
+                    raise UserError(f"{path / checkpoint.MANIFEST} is missing")
+                opened = checkpoint.open_checkpoint(path)
+                contents = opened, read_tensors(path / OPTIMIZER), read_json(path / STATE)
+            except (UserError, OSError) as error:
+                self.warn(f"{path.name} is damaged, trying the one before it ({error})")
+                damaged.append(path)
+                continue
+            for bad in damaged:  # else it would count as the newest again when old ones are dropped
+                with suppress(OSError):
+                    bad.rename(bad.with_name(f"damaged-{bad.name}"))
+            return contents
+        if damaged:
+            raise UserError(f"{self.folder}: every checkpoint is damaged; restore one from a copy or start a new run")
+        return None
+
+
+class FollowerFolder(Run):
+    """The run's folder for a process that doesn't lead: nothing is read, and nothing written."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def begin(self, texts: Mapping[str, str]) -> None: ...
+
+    def note_model(self, made_of: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def metric(self, kind: str, step: int, **values: Any) -> None: ...
+
+    def checkpoints(self) -> list[Path]:
+        return []
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock the folder and return the handle that holds the lock; None on a file system without locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    if is_locked := lock(handle):
+        return handle
+    os.close(handle)
+    if is_locked is None:
+        return None
+    raise UserError(f"{folder}: another process is training in this folder; wait for it or stop it")
+
+
+def _cannot_begin(folder: Path, error: OSError) -> UserError:
+    return UserError(f"{folder}: cannot be written ({error}); choose another --out")
+
+
+def _step_of(line: str) -> int | None:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _refused(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: could not be written ({error}); fix that and continue with --resume")
+
+
+def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
+    """Return the record of the run so far, if `record` continues it; else raise `UserError`."""
+    before = read_json(folder / RECORD)
+    if isinstance(before, dict):
+        before.pop(MODEL, None)
+    old, new = {**_flat(dict(defaults)), **_flat(before)}, _flat(record)
+    _check_device(folder, old, new)
+    # The recipe first: the rest mostly follows from it.
+    names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
+    changes = {
+        name: f"{name} was {_short(old.get(name))}, now {_short(new.get(name))}"
+        for name in names
+        if old.get(name) != new.get(name)
+    }
+    for name in ENVIRONMENT & changes.keys():
+        warn(f"{changes[name]}: the run goes on, not bit by bit as it would have")
+    refused = [
+        text
+        for name, text in changes.items()
+        if NUMBER.sub("", name) not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
+    ]
+    if refused:
+        more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
+        differences = "; ".join(refused[:8]) + more
+        raise UserError(
+            f"{folder}: cannot resume with another recipe: {differences} (--resume alone takes the run's own)"
+        )
+    return before
+
+
+def _check_device(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Refuse another kind of device: batches are cut otherwise there, and text would come twice or never."""
+    was, now = old.get("device"), new.get("device")
+    if was == "Device(cpu, 0)":  # earlier versions' word for it
+        was = old["device"] = "cpu"
+    if was != now:
+        where = "with MLX_TRANSFORMER_DEVICE=cpu" if was == "cpu" else f"on a machine with {was}"
+        raise UserError(
+            f"{folder}: cannot resume on {now} what was trained on {was}: batches are cut otherwise there; "
+            f"continue it {where}, or start a new run with another --out"
+        )
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, list | tuple) and all(isinstance(inner, dict) for inner in value):  # tables of one name
+        value = {str(i): inner for i, inner in enumerate(value)}
+    if isinstance(value, dict):
+        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
+    return {name: value}

@@ -1,0 +1,86 @@
+"""What is seen of a run: its curve in blocks, the arithmetic of a step counted by hand, a terminal's second line."""
+
+import math
+import re
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from terminal import on_a_terminal
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.data.batches import Batch
+from mlx_transformer.data.packed import PackedBatch
+from mlx_transformer.device import choices
+from mlx_transformer.training.console import MAX_LOSSES, Curve
+from mlx_transformer.training.flops import Work, peak_speed
+from mlx_transformer.training.step import Arithmetic
+
+
+def test_the_curve_is_one_line_of_means():
+    curve = Curve()
+    assert curve.drawn(20) == ""
+    for value in (8.0, 6.0, 4.0, 1.0):
+        curve.add(value)
+    assert curve.drawn(20) == "█▆▄▁"
+    assert curve.drawn(2) == "█▁"
+    curve.add(math.inf)
+    assert curve.drawn(20) == "█▆▄▁ "
+
+
+def test_a_long_run_takes_no_more_memory_and_keeps_its_beginning():
+    curve = Curve()
+    for step in range(10 * MAX_LOSSES):
+        curve.add(float(10 * MAX_LOSSES - step))
+    assert len(curve._values) < MAX_LOSSES
+    assert curve.drawn(8) == "█▇▆▅▄▃▂▁"
+
+
+@pytest.mark.parametrize("value", [3.0, 0.0])
+def test_a_flat_curve_is_the_lowest_block(value):
+    curve = Curve()
+    curve.add(value)
+    curve.add(value)
+    assert curve.drawn(8) == "▁▁"
+
+
+def test_the_arithmetic_of_a_translation_step():
+    """Two layers each, d 8, two heads, d_ff 32, a vocabulary of 50; 3 sentences of 5 and 4 tokens."""
+    config = TransformerConfig(vocab_size=50, d_model=8, heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
+    ids = [np.ones((3, length), np.int32) for length in (5, 4, 4)]
+    attention, feed_forward = 4 * 8 * 8, 2 * 8 * 32
+    weights = 2 * 15 * (attention + feed_forward)  # the encoder's, of 15 tokens
+    weights += 2 * (12 * (attention + 8 * 8 * 2 + feed_forward) + 15 * 8 * 8 * 2)  # the decoder's, of 12 and of 15
+    weights += 12 * 8 * 50
+    scores = 2 * 3 * 2 * 8 * (5 * 5 + 4 * 4 + 5 * 4)
+    assert Work(config)(Batch(*ids, 12)) == 3 * 2 * (weights + scores)
+
+
+def test_the_arithmetic_of_a_decoder_alone():
+    sizes = dict(vocab_size=50, d_model=8, heads=2, d_ff=32, encoder_layers=0, decoder_layers=1)
+    config = TransformerConfig(architecture="decoder", tie_embeddings="target-output", **sizes)
+    ids = np.ones((2, 6), np.int32)
+    weights = 12 * (4 * 8 * 8 + 2 * 8 * 32 + 8 * 50)
+    assert Work(config)(PackedBatch(ids, ids, None, 12)) == 3 * 2 * (weights + 2 * 2 * 8 * 6 * 6)
+
+
+def test_the_device_multiplies():
+    assert 1e6 < peak_speed(Arithmetic()) < 1e16
+    mx.clear_cache()
+
+
+def test_a_terminal_shows_curve_rate_memory_and_share(tmp_path):
+    lines = "".join(f"{i} a b c\n" for i in range(50))
+    (tmp_path / "x").write_text(lines)
+    train = "['train', '--source', 'x', '--target', 'x', '--preset', 'tiny', '--vocab-size', '300', '--steps', '3']"
+    code = (
+        f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv[1:] = [*{train}, '--out', 'run']\n"
+        "from mlx_transformer.cli import main\nsys.exit(main())"
+    )
+    shown = on_a_terminal([sys.executable, "-c", code], 80, PYTHONUTF8="1")
+    seen = [line for line in re.split(r"[\r\n]+", shown) if "of peak FLOP/s" in line]
+    compiled = r"  \d compiled" if choices().compiles else ""
+    line = rf"loss [▁-█]{{3}}  rate \d\.\d\de-\d\d  peak \d+ MB  \d+% of peak FLOP/s{compiled} *"
+    assert re.fullmatch(line, seen[-1])
+    assert all(len(line) <= 80 for line in seen)
