@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.precision.adapters import A, B
-from export.targets.coreml.shape import part_of
-from export.targets.names import (
+from export.interface import (
     CROSS_ATTENTION,
     DECODER_COREML,
     DECODER_CPU,
@@ -31,6 +29,8 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
+from export.precision.adapters import A, B
+from export.targets.coreml.shape import part_of
 from export.validate.engines.protocol import Engine, unread_by
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession
-from export.targets.names import DECODER_COREML, ENCODER_COREML
-from export.targets.portable.runtime import Session
+from export.interface import DECODER_COREML, ENCODER_COREML
+from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession, unpadded
+from export.targets.session import Session
 from export.validate.cases import Case
 from export.validate.findings import PLAIN
 from export.validate.points import tap_names
@@ -57,13 +57,13 @@ class CoreMLEngine(NoCachedPath, OnnxEngine):
             if name == "logits":
                 continue
             decoder = name.startswith("decoder.")
-            graph = CoreMLSession(self.sessions[DECODER_COREML if decoder else ENCODER_COREML])
+            graph = self._session(DECODER_COREML if decoder else ENCODER_COREML)
             portions = -(-rows // graph.rows)
             runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
             joined = np.concatenate(runs, axis=1)
             taps[name] = joined if case.target_ids is not None and decoder else _placed(joined, case.source_real)
         if self.memory:
-            taps[self.memory] = self.graphs.encode(case.ids, case.source_real)
+            taps[self.memory] = self.graphs.encode(case.inputs, case.source_real)
         return taps
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -76,7 +76,7 @@ class CoreMLEngine(NoCachedPath, OnnxEngine):
         target = source if case.target_ids is None else case.target_ids.shape[1]
         for name, values in self._observed.items():
             encoder = name.startswith("encoder.")
-            graph = CoreMLSession(self.sessions[ENCODER_COREML if encoder else DECODER_COREML])
+            graph = self._session(ENCODER_COREML if encoder else DECODER_COREML)
             portions = -(-rows // graph.rows)
             runs = [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
             keys = source if encoder or "cross_attention" in name else target
@@ -87,24 +87,27 @@ class CoreMLEngine(NoCachedPath, OnnxEngine):
         """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
         assert isinstance(self.graphs, CoreMLModel)
         assert case.target_ids is not None
-        return {PLAIN: self.graphs.attention(case.ids, case.source_real, case.target_ids)}
+        return {PLAIN: self.graphs.attention(case.inputs, case.source_real, case.target_ids)}
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
         return self.graphs
 
     def _over(self, sessions: Mapping[str, Session]) -> Graphs:
         make: Callable[..., Graphs] = CoreMLModel if self.config.has_decoder else CoreMLEncoder
-        return make(self.config, sessions)
+        return make(self.folder.request, sessions)
+
+    def _session(self, graph: str) -> CoreMLSession:
+        return CoreMLSession(self.sessions[graph], graph, self.folder.request)
 
 
 def _logits(graphs: Graphs, case: Case) -> Array:
     """Logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
     if isinstance(graphs, CoreMLEncoder):
-        return graphs.logits(case.ids, case.source_real)
-    rows = [row[real] for row, real in zip(case.ids, case.source_real, strict=True)]
-    decoder = graphs.begin(rows)
+        return graphs.logits(case.inputs, case.source_real)
+    sources = unpadded(graphs.config, case.inputs, case.source_real)
+    decoder = graphs.begin(sources)
     if case.target_ids is None:
-        return _placed(np.stack(graphs.read(decoder, rows), axis=1), case.source_real)
+        return _placed(np.stack(graphs.read(decoder, list(sources)), axis=1), case.source_real)
     return np.stack([decoder.step(column) for column in case.target_ids.T], axis=1)
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.interface import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.cpu.runtime import CpuModel
-from export.targets.names import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
-from export.targets.portable.runtime import Session
+from export.targets.session import Session
 from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
@@ -62,6 +62,9 @@ class TappedCpuSession:
 
     def get_inputs(self) -> list[Any]:
         return self.session.get_inputs()
+
+    def get_outputs(self) -> list[Any]:
+        return [entry for entry in self.session.get_outputs() if entry.name not in self.taps]
 
     def run(self, output_names: Sequence[str], input_feed: Any, options: Any) -> list[Any]:
         values = self.session.run([*output_names, *self.taps], input_feed, options)
@@ -121,7 +124,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
             else:
                 taps[name] = np.stack(values, axis=1)
         memory = [name for name in tap_names(self.config) if name.startswith("encoder.")][-1]
-        taps[memory] = self.graphs.encode(case.source, case.source_real.astype(np.int64))
+        taps[memory] = self.graphs.encode(case.inputs, case.source_real.astype(np.int64))
         return taps
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -135,7 +138,8 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         sessions, shown, read = self._attending[inside]
         self._observed = {}
         self._logits(self._over(sessions), case)
-        cross = self.graphs.begin(case.source, case.source_real.astype(np.int64)).cross
+        source = self.graphs.begin(case.inputs, case.source_real.astype(np.int64)).source
+        cross = {self.graphs.inputs[value]: source[value] for value in self.graphs.cross}
         points |= {point: self._observed[value][0] for point, value in shown.items()}
         return points | decoder_weights(read, self._observed, cross, self.config.of("decoder").heads, case.source_real)
 
@@ -170,7 +174,7 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
         return self.graphs
 
     def _over(self, sessions: Any) -> CpuModel:
-        return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU])
+        return CpuModel(self.folder.request, sessions[ENCODER_CPU], sessions[DECODER_CPU])
 
     def _copy(self, graph: str, names: Sequence[str]) -> TappedCpuSession:
         model = onnx.load(self.files[graph], load_external_data=False)
@@ -180,4 +184,4 @@ class CpuEngine(NoCachedPath, OnnxRuntimeEngine):
 
     def _logits(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
-        return graphs.logits(case.source, case.source_real.astype(np.int64), case.target_ids)
+        return graphs.logits(case.inputs, case.source_real.astype(np.int64), case.target_ids)

@@ -19,11 +19,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
-from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
-from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
+from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
+from export.targets.session import Session
 from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
@@ -56,7 +57,7 @@ class TappedSession:
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
         self.taps = [name for name in names if name in extra]
 
-    def get_inputs(self) -> list[Any]:
+    def get_inputs(self) -> Sequence[Any]:
         return self.session.get_inputs()
 
     def get_outputs(self) -> list[Any]:
@@ -95,9 +96,9 @@ class OnnxEngine:
         """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
-        self.attention_layer = self.folder.interface.attention_layer
+        self.attention_layer = self.folder.request.attention_layer
         self._round_trips: dict[tuple[str, str], RoundTrip] = {}
-        self.config, self.inputs_embeds = self.folder.config, self.folder.interface.inputs_embeds
+        self.config, self.inputs_embeds = self.folder.config, self.folder.request.inputs_embeds
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
         self.files = _all_graphs(self.folder)
@@ -193,7 +194,7 @@ class OnnxEngine:
         if self._encoded is None or self._encoded[0] is not case:
             model = self._model()
             assert isinstance(model, EncoderDecoderGraphs)
-            self._encoded = case, model.encode(case.source, case.source_real.astype(np.int64))
+            self._encoded = case, model.encode(case.inputs, case.source_real.astype(np.int64))
         return self._encoded[1]
 
     def search(
@@ -207,7 +208,7 @@ class OnnxEngine:
         """The graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
         kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
-        return kinds[self.config.architecture](self.config, sessions)
+        return kinds[self.config.architecture](self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
         """Each way of running with a cache, and the graphs it takes."""
@@ -255,9 +256,9 @@ def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
     mask = case.source_real.astype(np.int64)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
-        memory = model.encode(case.source, mask) if memory is None else memory
+        memory = model.encode(case.inputs, mask) if memory is None else memory
         return model.decode(case.target_ids, memory, mask)
-    return model.logits(case.source, mask)
+    return model.logits(case.inputs, mask)
 
 
 def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:

@@ -16,7 +16,7 @@ from small_models import CHOICES, encoder_decoder
 
 from export import export_search
 from export.__main__ import main
-from export.search.interface import CONFIG
+from export.search.metadata import CONFIG
 from export.search.runtime import SearchModel
 from export.validate import compare
 from export.validate.engines.taps import initializers
