@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from .nn.deferred import defer
+from .graph.deferred import defer
 
 # ONNX Runtime's wheels for Linux (from 1.31 on) tell their maker of each session, unless they are told not to before
 # they are imported, and warn where there is no home to keep an identifier in. Who wants that sets 0.

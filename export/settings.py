@@ -16,6 +16,9 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
+TARGET_NAMES = ("portable", "cpu", "web", "cuda", "coreml")
+"""The rows of `targets/table.py`."""
+
 Count = Annotated[int, Bounds(at_least=1)]
 Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
 

@@ -71,7 +71,7 @@ class RecordedBeam(Beam):
 def searched(model: Model, ids: list[int], options: Options) -> tuple[list[Hypothesis], list[Node], int]:
     """Return the outputs of one input, best first; the tree, none of greedy search; and the most tokens that were
     allowed."""
-    sources, forced, limits = checked(model, [ids], None, options)
+    sources, forced, limits = checked(model, {"ids": [ids]}, None, options)
     batch = Batch(np.arange(1), sources, forced, limits, np.arange(1))
     kind = RecordedBeam if options.beam > 1 else Greedy
     strategy = kind(model.arrays, batch, options, model.config)

@@ -9,11 +9,8 @@ runtime repeats, reorders and drops rows between two runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import onnx_ir as ir
-
-from mlx_transformer.core.config import TransformerConfig
 
 from .masks import Mask, causal_mask, causal_padding_mask, padding_mask
 from .positions import PositionIds, positions_after
@@ -21,24 +18,6 @@ from .primitives import Op, size
 
 KeyValues = tuple[ir.Value, ir.Value]
 """Keys (rows, K, length, d_k) and values (rows, K, length, d_v)."""
-
-
-class CacheShape(NamedTuple):
-    """The extents of a layer's keys and values (rows, heads, length, width) that don't change."""
-
-    heads: int
-    key_width: int
-    value_width: int
-
-    @property
-    def widths(self) -> dict[str, int]:
-        return {"key": self.key_width, "value": self.value_width}
-
-
-def cache_shape(config: TransformerConfig) -> CacheShape:
-    """Those of a model's decoder, of its own keys and of the source's."""
-    c = config.of("decoder")
-    return CacheShape(c.key_value_heads, c.d_k, c.d_v)
 
 
 class LayerCache:

@@ -43,6 +43,8 @@ class Transformer(nn.Module):
                 self.source_embedding = Embedding(config.source_vocab_size, config.d_model)
             if config.has_decoder:
                 self.target_embedding = Embedding(config.vocab_size, config.d_model)
+        if config.token_types:
+            self.token_type_embedding = Embedding(config.token_types, config.d_model)
         if config.has_encoder:
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
@@ -60,14 +62,15 @@ class Transformer(nn.Module):
         source_mask: ir.Value,
         *,
         inputs_embeds: ir.Value | None = None,
+        token_types: ir.Value | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
         """Encoder's output, the memory (B, S, D)."""
-        given = inputs_embeds if source_ids is None else source_ids
-        assert given is not None
-        x = given if source_ids is None else self.embed_source(op, source_ids)
+        first = inputs_embeds if source_ids is None else source_ids
+        assert first is not None
+        x = self.embedded(op, source_ids, inputs_embeds=inputs_embeds, token_types=token_types)
         mask = padding_mask(op, source_mask)
-        position_ids = positions_of(op, size(op, given, 1), source_mask)
+        position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, tap: Tap = no_tap) -> ir.Value:
@@ -93,6 +96,23 @@ class Transformer(nn.Module):
     def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
         """(..., D), times logit_scale."""
         return x if self.config.logit_scale is None else op.Mul(x, self.config.logit_scale)
+
+    def embedded(
+        self,
+        op: Op,
+        source_ids: ir.Value | None,
+        *,
+        inputs_embeds: ir.Value | None = None,
+        token_types: ir.Value | None = None,
+    ) -> ir.Value:
+        """What enters the encoder: the embedding of its ids, or vectors in their place; and the kinds of its tokens."""
+        x = inputs_embeds if source_ids is None else self.embed_source(op, source_ids)
+        assert x is not None
+        return x if token_types is None else self._with_types(op, x, token_types)
+
+    def _with_types(self, op: Op, x: ir.Value, token_types: ir.Value) -> ir.Value:
+        """What enters the encoder (B, S, D), with the rows of its tokens' kinds."""
+        return op.Add(x, self.token_type_embedding(op, token_types))
 
     def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
         """(B, S) -> (B, S, D), times sqrt(d_model) (section 3.4)."""

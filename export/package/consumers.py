@@ -6,8 +6,10 @@ This project's own description of the model is mlx_transformer.json.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from export.interface import GRAPHS, MODEL, Request
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.families.folder import generation_config
 from mlx_transformer.families.forms import their_activation
@@ -104,7 +106,12 @@ def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
 
 def _genai(c: TransformerConfig) -> dict[str, Any]:
     """onnxruntime-genai, decoder-only: it has no banned tokens, and pads a batch of prompts on the right."""
-    past, present = "past_key_values.%d", "present.%d"
+    ports = GRAPHS[MODEL](Request(config=c))
+    inputs, outputs = ports.input_names, ports.output_names
+
+    def each_layer(names: Mapping[str, str], part: str) -> str:
+        return names[f"cache.0.{part}"].replace(".0.", ".%d.")
+
     return {
         "model": {
             "type": "decoder",
@@ -122,14 +129,14 @@ def _genai(c: TransformerConfig) -> dict[str, Any]:
                 "num_key_value_heads": c.key_value_heads,
                 "num_hidden_layers": c.decoder_layers,
                 "inputs": {
-                    **{name: name for name in ("input_ids", "attention_mask", "position_ids")},
-                    "past_key_names": f"{past}.key",
-                    "past_value_names": f"{past}.value",
+                    **{name: name for value, name in inputs.items() if not value.startswith("cache.")},  # its keys too
+                    "past_key_names": each_layer(inputs, "key"),
+                    "past_value_names": each_layer(inputs, "value"),
                 },
                 "outputs": {
-                    "logits": "logits",
-                    "present_key_names": f"{present}.key",
-                    "present_value_names": f"{present}.value",
+                    "logits": outputs["logits"],
+                    "present_key_names": each_layer(outputs, "key"),
+                    "present_value_names": each_layer(outputs, "value"),
                 },
             },
         },

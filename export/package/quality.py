@@ -22,7 +22,9 @@ import numpy as np
 
 from export.precision.table import PRECISIONS, Limits
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.data.corpus import read_lines, read_parallel
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -202,18 +204,18 @@ def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs:
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for begin in range(0, len(order), BATCH):
         chosen = order[begin : begin + BATCH]
-        ids, mask = _padded([rows[i] for i in chosen], config.pad_id)
-        target, _ = _padded([[config.bos_id, *outputs[i]][: config.max_positions] for i in chosen], config.pad_id)
+        ids, mask = _padded([rows[i] for i in chosen], config)
+        target, _ = _padded([[config.bos_id, *outputs[i]][: config.max_positions] for i in chosen], config)
         best = model.decode(target, model.encode(ids, mask), mask).argmax(axis=-1)
         for i, row in zip(chosen, best, strict=True):
             tokens[i] = row[: len(outputs[i]) + 1]
     return tokens
 
 
-def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    from export.targets.portable.runtime import padded
-
-    return padded([np.asarray(row, np.int64) for row in rows], pad_id)
+def _padded(rows: Sequence[Sequence[int]], config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (B, L), padded on the right, and their mask."""
+    arrays, mask = Sources(config, {SOURCE_IDS.name: [np.asarray(row, np.int64) for row in rows]}).padded()
+    return arrays[SOURCE_IDS.name], mask
 
 
 def _scores(got: list[str], expected: list[str], reference: list[str] | None) -> dict[str, float]:

@@ -23,13 +23,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from export.interface import Request
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
 from export.targets.attention import shown_layer
-from export.targets.coreml.shape import FixedShape
-from export.targets.names import CROSS_ATTENTION, INPUTS_EMBEDS, USUAL, Interface
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
@@ -99,8 +98,12 @@ def export_onnx(
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
     replace = force or _source(out) == source
     check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replace, opened.folder)
-    chosen.shape_of(fixed_shape, opened.config)
-    interface = Interface(shown_layer(opened.config, attention, attention_layer), inputs_embeds)
+    request = Request(
+        config=opened.config,
+        shape=chosen.shape_of(fixed_shape, opened.config),
+        attention_layer=shown_layer(opened.config, attention, attention_layer),
+        inputs_embeds=inputs_embeds,
+    )
     if inputs_embeds:
         chosen.check_vectors(opened.config)
     if (written := chosen.for_model(opened.config)) is not chosen:
@@ -111,10 +114,11 @@ def export_onnx(
     judged = [name for name in precisions if name in LIMITS]
     text = gate_text(opened, judged, gate_source, gate_reference, told, inputs_embeds)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, interface, external_threshold)
+        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, request, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
-                _write(opened, tokenizer, Path(plain), target_of("portable"), ["float32", *judged], activations)
+                plainly = target_of("portable"), ["float32", *judged], activations
+                _write(opened, tokenizer, Path(plain), *plainly, None, Request(config=opened.config))
                 qualities = judge(folder, Path(plain), judged, text, watch)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not accept_loss:
@@ -134,18 +138,17 @@ def _write(
     target: Target,
     precisions: Sequence[str],
     activations: str,
-    fixed_shape: str | None = None,
-    interface: Interface = USUAL,
+    fixed_shape: str | None,
+    request: Request,
     external_threshold: int = 1024,
 ) -> None:
     """Fill an empty folder."""
-    config = opened.config
-    shape, written = target.shape_of(fixed_shape, config), target.for_model(config)
+    config, written = opened.config, target.for_model(opened.config)
     graphs = folder / GRAPHS
     graphs.mkdir()
     external = []
     for precision in precisions:
-        external += _write_graphs(opened, graphs, external_threshold, target, shape, interface, precision, activations)
+        external += _write_graphs(opened, graphs, external_threshold, target, request, precision, activations)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
     for name, text in ({} if tokenizer is None else tokenizer_files(tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -159,8 +162,7 @@ def _write(
         "target": target.name,
         **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
         **({"fixed_shape": fixed_shape} if fixed_shape else {}),
-        **({} if interface.attention_layer is None else {CROSS_ATTENTION: {"layer": interface.attention_layer}}),
-        **({INPUTS_EMBEDS: True} if interface.inputs_embeds else {}),
+        **request.written(),
         "precisions": {
             name: {"suffix": PRECISIONS[name].suffix, **_blocks(name, target, activations)} for name in precisions
         },
@@ -182,8 +184,7 @@ def _write_graphs(
     folder: Path,
     external_threshold: int,
     target: Target,
-    shape: FixedShape | None,
-    interface: Interface,
+    request: Request,
     precision: str,
     activations: str,
 ) -> list[str]:
@@ -191,7 +192,7 @@ def _write_graphs(
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, names in target.data_files(checkpoint.config).items():
-        models = {f"{name}{suffix}": target.build(checkpoint.config, name, shape, interface) for name in names}
+        models = {f"{name}{suffix}": target.build(name, request) for name in names}
         for model in models.values():
             lower(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":

@@ -57,6 +57,7 @@ class Reference(Sublayers):
         target_ids: ArrayLike | None = None,
         mask: ArrayLike | None = None,
         tap: Tap | None = None,
+        token_types: ArrayLike | None = None,
     ) -> Array:
         """Logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder alone.
 
@@ -68,16 +69,29 @@ class Reference(Sublayers):
                 raise UserError("reference: an encoder-decoder needs target_ids")
             return self.decode(target_ids, self.encode(source_ids, mask, tap), mask, tap)
         if self.config.architecture == "encoder":
-            return self.classify(self.encode(source_ids, mask, tap), tap)
+            return self.classify(self.encode(source_ids, mask, tap, token_types), tap)
         return self.step(source_ids, self.start(batch=len(np.asarray(source_ids))), mask, tap)[0]
 
-    def encode(self, ids: ArrayLike, mask: ArrayLike | None = None, tap: Tap | None = None) -> Array:
+    def encode(
+        self,
+        ids: ArrayLike,
+        mask: ArrayLike | None = None,
+        tap: Tap | None = None,
+        token_types: ArrayLike | None = None,
+    ) -> Array:
         """Return the memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be:
-        section 3.1, encoder."""
+        section 3.1, encoder.
+
+        `token_types` (B,S): the kinds of the tokens in a model that tells them apart, by default 0.
+        """
         c, tokens = self.config, checked_source(ids, self.config)
+        kinds = None
+        if c.token_types:
+            given = np.zeros(tokens.shape[:2], int) if token_types is None else token_types
+            kinds = checked_ids(given, c.token_types, "token_types")
         real = np.ones(tokens.shape[:2], bool) if mask is None else np.asarray(mask, bool)
         positions = position_ids(real)
-        x = self.embed(source_embedding_name(c), "encoder", tokens, positions, tap)
+        x = self.embed(source_embedding_name(c), "encoder", tokens, positions, tap, kinds)
         for i in range(c.encoder_layers):
             layer = f"encoder.layers.{i}"
             allowed = real[:, None, None, :]  # (B,1,1,S)

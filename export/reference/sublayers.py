@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
-from mlx_transformer.core.parameters import check_parameters, output_weight_name
+from mlx_transformer.core.parameters import TOKEN_TYPES, check_parameters, output_weight_name
 from mlx_transformer.system.errors import UserError
 
 from .layers import (
@@ -58,10 +58,17 @@ class Sublayers:
 
     # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos)
 
-    def embed(self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None) -> Array:
-        """Return (B,L,D) of ids (B,L), or of vectors (B,L,D) in place of their scaled rows."""
+    def embed(
+        self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None, kinds: Array | None = None
+    ) -> Array:
+        """Return (B,L,D) of ids (B,L), or of vectors (B,L,D) in place of their scaled rows.
+
+        `kinds` (B,L): those of the tokens, if the model tells them apart.
+        """
         c = self.config
         x = ids.astype(self.dtype) if ids.ndim == 3 else self._rows(name, ids, self.observer(tap, f"{stack}.embedding"))
+        if kinds is not None:
+            x = x + self.weights[TOKEN_TYPES][kinds]
         if c.positions == "learned":
             table = self.weights[f"{stack}.positions.weight"]
             if positions.size and positions.max() >= len(table):

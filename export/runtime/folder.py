@@ -13,6 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from export.interface import (
+    DECODER_COREML,
+    DECODER_CPU,
+    DECODER_FIRST,
+    DECODER_MERGED,
+    DECODER_NEXT,
+    ENCODER,
+    ENCODER_COREML,
+    ENCODER_CPU,
+    GRAPHS,
+    MODEL,
+    Request,
+)
 from export.precision.table import (
     ACTIVATIONS,
     DEFAULT_ACTIVATIONS,
@@ -23,23 +36,6 @@ from export.precision.table import (
     check_precisions,
 )
 from export.targets.coreml.shape import FixedShape
-from export.targets.names import (
-    CROSS_ATTENTION,
-    DECODER_COREML,
-    DECODER_CPU,
-    DECODER_FIRST,
-    DECODER_MERGED,
-    DECODER_NEXT,
-    EARLIER,
-    ENCODER,
-    ENCODER_COREML,
-    ENCODER_CPU,
-    GRAPHS,
-    INPUTS_EMBEDS,
-    MODEL,
-    USUAL,
-    Interface,
-)
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
@@ -52,6 +48,14 @@ FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""
 
 
+OLD_GRAPH_NAMES = {
+    ENCODER_CPU: "encoder_rows",
+    DECODER_CPU: "decoder_rows",
+    ENCODER_COREML: "encoder_fixed",
+    DECODER_COREML: "decoder_fixed",
+}
+"""Folders that were written up to version 0.1 hold the same graphs under these names."""
+
 READ = (SPEC, "config.json", *NAMES)
 """What is read of the files beside the graphs' folder."""
 
@@ -61,13 +65,13 @@ class OnnxFolder:
     """`graphs`: name -> file, those that are needed to run the model and no others."""
 
     path: Path
-    config: TransformerConfig
+    request: Request
+    """The model, and what its graphs take and return."""
     graphs: dict[str, Path]
     precision: str = "float32"
     activations: str | None = None
     """What weights in blocks are multiplied with (`precision.ACTIVATIONS`); None without such weights, or if the folder
     doesn't say."""
-    interface: Interface = USUAL
     standard: bool = False
     """Its blocks are read by standard operators: what they are multiplied with is the session's to decide."""
 
@@ -81,6 +85,10 @@ class OnnxFolder:
             made = f"with {self.activations} activations" if self.activations else "elsewhere"
             raise UserError(f"{self.path}: was exported {made}; export it with activations {activations}")
         return dataclasses.replace(self, activations=activations)
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.request.config
 
     @property
     def place(self) -> Path:
@@ -148,7 +156,8 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         )
     place = path / "onnx" if (path / "onnx").is_dir() else path
     precision = _precision(place, precision)
-    config, interface, activations, standard = _described(path, precision)
+    request, activations, standard = _described(path, precision)
+    config = request.config
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     present = files.keys()
@@ -167,7 +176,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     if missing:
         raise UserError(f"{place}: {' and '.join(missing)} missing; export the model again")
     graphs = {name: files[name] for name in needed}
-    return OnnxFolder(path, config, graphs, precision, activations, interface, standard)
+    return OnnxFolder(path, request, graphs, precision, activations, standard)
 
 
 def precisions(path: str | Path) -> list[str]:
@@ -184,7 +193,7 @@ def has_graph(path: str | Path, name: str) -> bool:
 
 def graph_file(place: Path, name: str, suffix: str) -> Path | None:
     """The graph of that name in a folder of graphs, be it of this version or an earlier one; None if it isn't there."""
-    called = (name, EARLIER[name]) if name in EARLIER else (name,)
+    called = (name, OLD_GRAPH_NAMES[name]) if name in OLD_GRAPH_NAMES else (name,)
     files = (place / f"{known}{suffix}.onnx" for known in called)
     return next((file for file in files if file.is_file()), None)
 
@@ -208,26 +217,18 @@ def _precision(place: Path, requested: str | None) -> str:
     return available[0] if len(available) == 1 else "float32"
 
 
-def _described(path: Path, precision: str) -> tuple[TransformerConfig, Interface, str | None, bool]:
-    """The config, what the graphs take and return, and of this precision the activations and whether its blocks are
+def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
+    """The model and what its graphs take and return, and of this precision the activations and whether its blocks are
     read by standard operators."""
     for file in (path / SPEC, path / "onnx" / SPEC):
         if file.is_file():
             values = read_json(file)
             try:
-                config = _of_fixed_shape(values)
-                return config, _interface(values, config), *_blocks(values, precision)
+                return _request(values), *_blocks(values, precision)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{file}: damaged ({error}); export the model again") from error
     file = path / "config.json"
-    return _from_published(file, read_json(file)), USUAL, None, False
-
-
-def _interface(values: dict[str, Any], config: TransformerConfig) -> Interface:
-    layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
-    if layer is not None and layer not in range(config.decoder_layers):
-        raise ValueError(f"there is no decoder layer {layer!r}")
-    return Interface(layer, values.get(INPUTS_EMBEDS) is True)
+    return Request(config=_from_published(file, read_json(file))), None, False
 
 
 def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
@@ -242,12 +243,13 @@ def _blocks(values: dict[str, Any], precision: str) -> tuple[str | None, bool]:
     return activations, entry.get("blocks") == STANDARD
 
 
-def _of_fixed_shape(values: dict[str, Any]) -> TransformerConfig:
-    """The config in mlx_transformer.json, with no more positions than its graphs have."""
-    config = TransformerConfig.from_dict(values["config"])
-    if values.get("fixed_shape") is None:
-        return config
-    return dataclasses.replace(config, max_positions=FixedShape.parse(values["fixed_shape"], config).positions)
+def _request(values: dict[str, Any]) -> Request:
+    """What mlx_transformer.json says of the graphs; a config of no more positions than they have."""
+    config, shape = TransformerConfig.from_dict(values["config"]), None
+    if values.get("fixed_shape") is not None:
+        shape = FixedShape.parse(values["fixed_shape"], config)
+        config = dataclasses.replace(config, max_positions=shape.positions)
+    return Request.read(values, config, shape)
 
 
 def _from_published(file: Path, values: Any) -> TransformerConfig:

@@ -13,9 +13,7 @@ from typing import Annotated, Any
 
 import onnxruntime as ort
 
-from export.precision.table import ACTIVATIONS
-from export.targets.coreml import trial
-from export.targets.names import (
+from export.interface import (
     DECODER_COREML,
     DECODER_CPU,
     DECODER_FIRST,
@@ -25,6 +23,8 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
+from export.precision.table import ACTIVATIONS
+from export.targets.coreml import trial
 from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_value
@@ -209,7 +209,7 @@ class Opener:
             try:
                 sessions[name] = self._open(name, threads, None)
                 plain: Any = on_cpu._open(name, threads, on_cpu.weights)
-                problem = trial.problem(self.folder.config, name, sessions[name], plain)
+                problem = trial.problem(self.folder.request, name, sessions[name], plain)
             except Exception as error:  # onnxruntime's exceptions have no common base of their own
                 problem = f"{name}: {' '.join(str(error).split())[:300]}"
             if problem:

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.precision.table import PRECISIONS
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
-from export.targets.names import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.likelihood import log_probabilities
-from mlx_transformer.generation.options import Hypothesis, Ids, check_ids, check_sources
+from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.search import generate, search
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import usable_cores
@@ -70,16 +71,17 @@ class OnnxTransformer:
 
     def _graphs(self, threads: int | None) -> Any:
         sessions: Any = self.sessions
+        request = self.folder.request
         if DECODER_COREML in sessions:
-            return CoreMLModel(self.config, sessions)
+            return CoreMLModel(request, sessions)
         if ENCODER_COREML in sessions:
-            return CoreMLEncoder(self.config, sessions)
+            return CoreMLEncoder(request, sessions)
         if ENCODER_CPU not in sessions:
             kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
-            return kinds[self.config.architecture](self.config, sessions)
+            return kinds[self.config.architecture](request, sessions)
 
         def cpu_model(sessions: dict[str, Any], **named: Any) -> CpuModel:
-            return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU], **named)
+            return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **named)
 
         cores = threads or usable_cores()
         if cores == 1 or self.folder.weights_size > opening.SMALL:
@@ -149,39 +151,39 @@ class OnnxTransformer:
         from mlx_transformer.core.tokenizer import Tokenizer
         from mlx_transformer.generation.translate import Translator
 
-        if self.folder.interface.inputs_embeds:
+        if self.folder.request.inputs_embeds:
             raise UserError(f"{self.folder.path}: its encoder reads vectors, inputs_embeds: it translates no text")
         path = self.folder.tokenizer_path
         tokenizer = Tokenizer.load(path) if path else None
         translator = Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
-        translator.shows_attention = self.folder.interface.attention_layer is not None
+        translator.shows_attention = self.folder.request.attention_layer is not None
         return translator
 
-    def encode(self, ids: Any = None, mask: Any = None, *, inputs_embeds: Any = None) -> NDArray[np.float32]:
-        """Encoder's output (B, S, D) of ids (B, S), or of vectors (B, S, D) in a folder whose encoder reads them. mask
-        (B, S): true on tokens, default everywhere."""
+    def encode(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a folder whose
+        encoder reads them. mask (B, S): true on tokens, default everywhere."""
         graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CpuModel, CoreMLModel)
-        source = self._source(ids, inputs_embeds)
-        return graphs.encode(source, _mask(mask, source))
+        source = self._source(ids, others)
+        return graphs.encode(source, _mask(mask, next(iter(source.values()))))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
         """Teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
         ids = self._ids(target_ids, self.config.vocab_size)
         return self._of(EncoderDecoderGraphs).decode(ids, hidden, _mask(mask, hidden))
 
-    def logits(self, ids: Any = None, mask: Any = None, *, inputs_embeds: Any = None) -> NDArray[np.float32]:
+    def logits(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
         """Logits (B, L, V) of an encoder alone (inputs as for `encode`) or a decoder alone (padding on the left)."""
         graphs = self._of(EncoderGraphs, CausalGraphs)
-        source = self._source(ids, inputs_embeds)
-        return graphs.logits(source, _mask(mask, source))
+        source = self._source(ids, others)
+        return graphs.logits(source, _mask(mask, next(iter(source.values()))))
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
         is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. Of folders exported with attention.
         """
         self._check_attention()
-        ids, target_ids = self._ids(ids, self.config.source_vocab_size), self._ids(target_ids, self.config.vocab_size)
-        return self.graphs.attention(ids, _mask(mask, ids), target_ids)
+        source, target_ids = self._source(ids, {}), self._ids(target_ids, self.config.vocab_size)
+        return self.graphs.attention(source, _mask(mask, next(iter(source.values()))), target_ids)
 
     def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
         """A cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
@@ -199,14 +201,15 @@ class OnnxTransformer:
         from mlx_transformer.generation.alignment import cross_weights_by  # not at the top, as the translator
 
         weights = cross_weights_by(
-            lambda source, real, read: self.graphs.attention(source, real.astype(np.int64), read), self.config
+            lambda ids, real, read: self.graphs.attention(self._source(ids, {}), real.astype(np.int64), read),
+            self.config,
         )
         sources = [row for row, hypotheses in zip(ids, found, strict=True) for _ in hypotheses]
         each = iter(weights(sources, [h.ids for hypotheses in found for h in hypotheses]))
         return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in found]
 
     def _check_attention(self) -> None:
-        if self.folder.interface.attention_layer is None:
+        if self.folder.request.attention_layer is None:
             raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
 
     def _of(self, *kinds: type) -> Any:
@@ -214,18 +217,13 @@ class OnnxTransformer:
             raise UserError(f"{self.folder.path}: architecture={self.config.architecture!r} has no such pass")
         return self.graphs
 
-    def _source(self, ids: Any, inputs_embeds: Any) -> NDArray:
-        """(B, L) ids or (B, L, D) vectors, whichever is given."""
-        return self._stacked(check_sources(ids, inputs_embeds, self.config, "ids"), "ids")
+    def _source(self, ids: Any, others: dict[str, Any]) -> dict[str, NDArray]:
+        """What the model reads, by value: (B, L) ids or (B, L, D) vectors, whichever is given."""
+        return Sources.of(self.config, "ids", ids=ids, **others).stacked()
 
     def _ids(self, ids: Any, vocab_size: int) -> NDArray[np.int64]:
-        return self._stacked(check_ids(ids, vocab_size, "ids"), "ids")
-
-    def _stacked(self, rows: list[NDArray], name: str) -> NDArray:
-        if len({len(row) for row in rows}) != 1:
-            raise UserError(f"{name}: rows have different lengths; pad them and pass a mask")
-        if len(rows[0]) > self.config.max_positions:
-            raise UserError(f"{name}: {len(rows[0])} tokens, the model takes at most {self.config.max_positions}")
+        rows = check_ids(ids, vocab_size, "ids")
+        check_equally_long(rows, self.config, "ids")
         return np.stack(rows)
 
 

@@ -14,8 +14,8 @@ from copy import copy
 import numpy as np
 import onnx_ir as ir
 
+from export.interface import BATCH
 from export.nn.primitives import Op, scope, size, table
-from export.targets.graph import BATCH
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 
@@ -32,26 +32,29 @@ class Beam:
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value):
         """lengths: tokens of each source (B,)."""
         self.options, self.config = options, config
-        self.beam = op.Where(options.sample, 1, options.beam)
+        self.beam = op.Where(options["sample"], 1, options["beam"])
         self.size = op.Shape(lengths)
         self.width = op.Reshape(self.beam, [1])
         greedy = op.Equal(self.beam, 1)
         self.candidates = op.Where(greedy, [1], op.Mul(self.width, 2))
         self.tokens_per_hypothesis = op.Min(op.Add(self.candidates, EXCLUDED), [config.vocab_size])
-        self.early_stopping = op.Or(options.early_stopping, greedy)
+        self.early_stopping = op.Or(options["early_stopping"], greedy)
         limits = op.Expand(options.length_limits(op, lengths, config), self.size)
         self.limits = op.Unsqueeze(limits, [1])  # (B, 1)
         self.steps = op.ReduceMax(limits, keepdims=0)
         self.penalties = options.penalty(op, op.Range(0, op.Add(self.steps, 2), 1))  # by length
         self.limit_penalty = options.penalty(op, limits)
-        self.rising = op.GreaterOrEqual(options.length_penalty, 0.0)
+        self.rising = op.GreaterOrEqual(options["length_penalty"], 0.0)
         self.bans = table(op, "search.bans", lambda: bans(config))
         self.sampling = Sampling(op, options, self.size, config.vocab_size)
+        prefix = op.Expand(options["prefix"], op.Concat(self.size, [1], axis=0))
+        self.forced = op.Pad(prefix, [0, 0, 0, 1], -1)  # (B, P + 1): from number P on nothing is forced
+        self.last_forced = size(op, prefix, 1)
 
     def at(self, op: Op, index: ir.Value) -> Beam:
         chosen = copy(self)
         chosen.limits, chosen.limit_penalty = op.Gather(self.limits, index), op.Gather(self.limit_penalty, index)
-        chosen.sampling = self.sampling.at(op, index)
+        chosen.sampling, chosen.forced = self.sampling.at(op, index), op.Gather(self.forced, index)
         return chosen
 
     def initial(self, op: Op) -> dict[str, Carried]:
@@ -74,10 +77,11 @@ class Beam:
         A candidate is written as parent * V + token; where a finished hypothesis ended, as its step * K * V + that.
         """
         v, length = self.config.vocab_size, op.Add(t, 1)
-        bans = op.Gather(self.bans, op.Cast(op.Less(t, self.options.min_new_tokens), to=ir.DataType.INT64))  # (V,)
+        bans = op.Gather(self.bans, op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64))  # (V,)
         tokens = self.sampling.or_likeliest(op, logits, bans, t, self.tokens_per_hypothesis)  # (B, h, c)
+        tokens, others = self._force(op, tokens, t)
         scores = op.GatherElements(op.LogSoftmax(logits, axis=-1), tokens, axis=2)
-        scores = op.Add(op.Add(scores, op.Unsqueeze(state["live"], [2])), op.Gather(bans, tokens))
+        scores = op.Add(op.Add(scores, op.Unsqueeze(state["live"], [2])), op.Add(op.Gather(bans, tokens), others))
         scores = op.Flatten(scores)  # (B, h*c)
         count = op.Min(self.candidates, op.Shape(scores, start=1))
         values, place = op.TopK(scores, count, _outputs=2)  # (B, C)
@@ -93,6 +97,13 @@ class Beam:
         ended = op.Or(op.Squeeze(at_limit, [1]), self._decided(op, finished["scores"], live, length))
         still = op.And(state["open"], op.Not(ended))
         return {"ids": op.Mod(chosen, v), "live": live, **finished, "open": still}, parents, chosen
+
+    def _force(self, op: Op, tokens: ir.Value, t: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The candidates (B, h, c), a forced token in the first's place, and what bans the others (B, 1, c)."""
+        forced = op.Unsqueeze(op.Gather(self.forced, op.Min(t, self.last_forced), axis=1), [1, 2])  # (B, 1, 1)
+        is_forced, first = op.GreaterOrEqual(forced, 0), op.Range(0, size(op, tokens, 2), 1)  # (c,): 0, 1, ...
+        takes = op.And(is_forced, op.Equal(first, 0))  # (B, 1, c)
+        return op.Where(takes, forced, tokens), op.Where(op.And(is_forced, op.Greater(first, 0)), BANNED, 0.0)
 
     def _finish(
         self, op: Op, state: State, values: ir.Value, candidate: ir.Value, ends: ir.Value, t: ir.Value
@@ -126,7 +137,7 @@ class Beam:
         history: chosen candidates of each step (T, B, K). read: what each hypothesis read at it (T, B, K, S), or None.
         """
         c, per_step = self.config, op.Mul(self.beam, self.config.vocab_size)
-        n = op.Reshape(op.Min(self.options.n_best, self.beam), [1])
+        n = op.Reshape(op.Min(self.options["n_best"], self.beam), [1])
         scores, ends = (op.Slice(state[name], [0], n, [1]) for name in ("scores", "ends"))  # (B, n)
         step, end = op.Div(ends, per_step), op.Mod(ends, per_step)
         last = op.Mod(end, c.vocab_size)

@@ -11,20 +11,19 @@ Shapes: B sentences, S source, K hypotheses (h before a step), P past positions,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 
 import onnx_ir as ir
 
-from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
+from export.interface import BATCH, Request, cache_shape
+from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, distances
 from export.nn.primitives import Op, size
 from export.nn.taps import no_tap
-from export.targets.attention import Watch
-from export.targets.graph import BATCH
-from mlx_transformer.core.config import TransformerConfig
+from export.targets.attention import AttentionTap
 
 from .steps import Carried, State
 
@@ -66,21 +65,17 @@ class TreeDecoder:
     """`steps.Decoder` in standard operators."""
 
     def __init__(
-        self,
-        op: Op,
-        config: TransformerConfig,
-        input_ids: ir.Value,
-        tokens: ir.Value,
-        beam: ir.Value,
-        attention: int | None = None,
+        self, op: Op, request: Request, source: Mapping[str, ir.Value | None], source_mask: ir.Value, beam: ir.Value
     ):
-        """Encodes the source. input_ids, tokens (B, S); beam: K (scalar); attention: the layer that is shown."""
-        self.config, self.model, self.beam = config, Transformer(config), beam
-        self.shape = cache_shape(config)
-        self.cross, self.tokens = self._encode(op, input_ids, tokens)
-        self.watch = Watch(self.model, attention, no_tap)
-        self.shown = None if attention is None else op.Shape(input_ids, start=1)
-        self.size = op.Shape(input_ids, start=0, end=1)  # (1,): B
+        """Encode the source. source: what `embedded` takes; source_mask (B, S); beam: K (scalar)."""
+        self.config, self.model, self.beam = request.config, Transformer(request.config), beam
+        self.shape = cache_shape(request.config)
+        self.cross, self.tokens = self._encode(op, source, source_mask)
+        self.attention = AttentionTap(self.model, request.attention_layer, no_tap)
+        ids = source["source_ids"]
+        assert ids is not None
+        self.shown = None if request.attention_layer is None else op.Shape(ids, start=1)
+        self.size = op.Shape(ids, start=0, end=1)  # (1,): B
         # A new position sees itself and no other hypothesis of its step.
         slot = op.Range(0, beam, 1)
         itself_only = op.Where(op.Equal(op.Unsqueeze(slot, [1]), slot), 0.0, HIDDEN)
@@ -96,10 +91,12 @@ class TreeDecoder:
                 value.type, value.shape = source.type, source.shape
         return chosen
 
-    def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
+    def _encode(
+        self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
+    ) -> tuple[Sequence[KeyValues], ir.Value]:
         """Each layer's keys and values of the source, and where its tokens are (B, S)."""
-        memory = self.model.encode(op, input_ids, tokens)
-        return self.model.decoder.cross_keys_values(op, memory), tokens
+        memory = self.model.encode(op, **{"source_mask": source_mask, **source})
+        return self.model.decoder.cross_keys_values(op, memory), source_mask
 
     def initial(self, op: Op) -> dict[str, Carried]:
         heads = self.shape.heads
@@ -114,8 +111,8 @@ class TreeDecoder:
         layers = [LayerCache(k, v) for k, v in self.pairs(state)]
         cross_mask, index = padding_mask(op, self.tokens), op.Reshape(t, [1, 1])
         cache = TreeCache(layers, self.cross, cross_mask, state["mask"], index, self.beam)
-        logits = self.model.step(op, ids, cache, tap=self.watch.tap)
-        return logits, cache.state(state), self.watch.mean(op, ids)
+        logits = self.model.step(op, ids, cache, tap=self.attention.tap)
+        return logits, cache.state(state), self.attention.mean(op, ids)
 
     def pairs(self, state: State) -> Iterator[KeyValues]:
         """Each layer's keys and values of the past."""

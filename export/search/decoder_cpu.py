@@ -8,15 +8,16 @@ Shapes: B sentences, S source, K hypotheses (h before a step), R = B*h rows, P p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from export.interface import operator_shape
 from export.nn.cache import KeyValues, LayerCache
 from export.nn.masks import Mask
 from export.nn.primitives import Op
-from export.targets.cpu.network import CpuTransformer, Sources, operator_shape
+from export.targets.cpu.network import CpuTransformer, Sources
 
 from .decoder import TreeCache, TreeDecoder
 from .steps import State
@@ -42,15 +43,17 @@ class Appended(LayerCache):
 class CpuTreeDecoder(TreeDecoder):
     """`steps.Decoder` in ONNX Runtime's operators."""
 
-    def _encode(self, op: Op, input_ids: ir.Value, tokens: ir.Value) -> tuple[Sequence[KeyValues], ir.Value]:
-        sources = Sources.of(op, tokens, self.config.of("encoder").heads)
+    def _encode(
+        self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
+    ) -> tuple[Sequence[KeyValues], ir.Value]:
+        sources = Sources.of(op, source_mask, self.config.of("encoder").heads)
         self.model, self.shape = CpuTransformer(self.config, sources), operator_shape(self.config)
-        memory = self.model.encode_rows(op, input_ids)
+        memory = self.model.encode_rows(op, source)
         return self.model.cross_keys_values(op, memory), sources.mask
 
     def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
         by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)
         layers = [Appended(k, v, by_sentence) for k, v in self.pairs(state)]
         cache = TreeCache(layers, self.cross, self.tokens, state["mask"], op.Reshape(t, [1]), self.beam)
-        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache, tap=self.watch.tap), by_sentence)
-        return logits, cache.state(state), self.watch.mean(op, ids)
+        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache, tap=self.attention.tap), by_sentence)
+        return logits, cache.state(state), self.attention.mean(op, ids)

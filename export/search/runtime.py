@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from export.interface import GRAPHS, SEARCH, SETTINGS, Request
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
-from export.targets.names import CROSS_ATTENTION
-from export.targets.portable.runtime import padded_sources
+from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
-    Ids,
     Options,
     check_beam,
-    check_ids,
+    check_prefix,
     check_single,
     expected_tokens,
     length_limits,
@@ -36,14 +36,14 @@ from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_file
 
-from .interface import ACTIVATIONS, ATTENTION, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, PRECISION, TEXT_DOMAIN, TOKENIZER
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
 EXTENSIONS = "onnxruntime_extensions"
 REPLACEMENT = "\ufffd"  # of a character that was cut
-OWN = ("max_new_tokens", "rows", "seed")  # inputs that aren't simply an option's value
+OWN = ("max_new_tokens", "rows", "seed", "prefix")  # inputs that aren't simply an option's value
 
 
 class SearchModel:
@@ -78,17 +78,24 @@ class SearchModel:
         # ONNX Runtime rounds the activations of weights in blocks unless it is told not to, and the file says that.
         if metadata.get(ACTIVATIONS) == "float32":
             self.session = _opened(self.path, threads, providers, "float32")
-        self.takes_text = "text" in {entry.name for entry in self.session.get_inputs()}
+        settings = self.session.get_overridable_initializers()  # inputs with a default
+        sides = [*self.session.get_inputs(), *settings], self.session.get_outputs()
+        names = [[entry.name for entry in side] for side in sides]
         self.has_attention = ATTENTION in metadata
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
         except UserError as error:
             raise UserError(f"{path}: {error}; write it again with export --search") from error
+        layer = int(metadata[ATTENTION]) if self.has_attention else None
+        of_text = Request(config=self.config, text=True)
+        self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names[0]
+        request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
+        self.ports = GRAPHS[SEARCH](request).among(*names)
 
-    def generate(self, ids: Ids, **options: Any) -> list[list[int]]:
-        """New token ids of each input's best output."""
+    def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+        """New token ids of each input's best output; arguments as for `search`."""
         check_single(options, "generate", "search")
-        return [hypotheses[0].ids for hypotheses in self.search(ids, **options)]
+        return [hypotheses[0].ids for hypotheses in self.search(ids, prefix, **options)]
 
     @property
     def depends_on_batch(self) -> bool:
@@ -97,25 +104,37 @@ class SearchModel:
         return chosen is not None and chosen.depends_on_batch and self.metadata.get(ACTIVATIONS) != "float32"
 
     def search(
-        self, ids: Ids, *, attention: bool = False, done: Done | None = None, share: Share = ALONE, **options: Any
+        self,
+        ids: Ids,
+        prefix: Ids | None = None,
+        *,
+        attention: bool = False,
+        done: Done | None = None,
+        share: Share = ALONE,
+        **options: Any,
     ) -> list[list[Hypothesis]]:
-        """The `n_best` best outputs of each input, best first. attention: each with its own. done: told the share that
-        is finished. share: for a server's batches. options: the fields of `Options`."""
+        """The `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none; one
+        that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
+        server's batches. options: the fields of `Options`."""
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if attention and not self.has_attention:
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
-        rows = check_ids(ids, self.config.source_vocab_size)
-        limits = length_limits(rows, [np.zeros(0, np.int64)] * len(rows), chosen, self.config, hard=True)
-        check_fits(self.config, chosen.beam, max(map(len, rows), default=0), int(limits.max(initial=0)))
-        places = _places(share, len(rows))
-        results: list[list[Hypothesis]] = [[] for _ in rows]
-        lengths = np.array([len(row) for row in rows], int)
-        indices = batches(lengths, expected_tokens(lengths, limits, chosen), limits, chosen)
-        for index in reported(indices, len, len(rows), done):
-            feeds = {**feeds_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
-            hypotheses = self._run([rows[i] for i in index], feeds, share, attention)
+        sources = Sources.of(self.config, ids=ids)
+        forced = check_prefix(prefix, len(sources), self.config)
+        if any(map(len, forced)) and "prefix" not in self.ports.input_names:
+            raise UserError(f"{self.path}: takes no prefix: an earlier version wrote it; export it again")
+        limits = length_limits(sources, forced, chosen, self.config, hard=True)
+        lengths = sources.lengths
+        check_fits(self.config, chosen.beam, int(lengths.max(initial=0)), int(limits.max(initial=0)))
+        places = _places(share, len(sources))
+        results: list[list[Hypothesis]] = [[] for _ in sources]
+        indices = batches(lengths, expected_tokens(lengths, limits, chosen, forced), limits, chosen)
+        for index in reported(indices, len, len(sources), done):
+            settings = {**settings_of(chosen), "rows": places[index], "max_new_tokens": limits[index]}
+            settings["prefix"] = prefixes([forced[i] for i in index])
+            hypotheses = self._run(sources[index], settings, share, attention)
             for i, best in zip(index, hypotheses, strict=True):
                 results[i] = best
         for i, best in enumerate(results):
@@ -228,8 +247,9 @@ class SearchModel:
         indices = batches(sizes, expected_tokens(sizes, limits, chosen), limits, chosen)
         for index in reported(indices, len, len(lines), done):
             text = np.array([lines[i] for i in index], object)
-            feeds = {"text": text, **feeds_of(chosen), "max_new_tokens": limit, "rows": places[index]}
-            texts, scores = self._outputs(["translations", "scores"], feeds, share)
+            values = {"text": text, **settings_of(chosen), "max_new_tokens": limit, "rows": places[index]}
+            values["prefix"] = prefixes([])
+            texts, scores = self._outputs(["translations", "scores"], values, share)
             for i, row, values in zip(index, texts, scores, strict=True):
                 results[i] = [Translation(t, float(s)) for t, s in zip(row, values, strict=True) if not s <= DEAD]
         for number, best in zip(numbers, results, strict=True):
@@ -241,7 +261,9 @@ class SearchModel:
         check_beam(chosen, self.config)
         return chosen
 
-    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray], share: Share) -> list[Any]:
+    def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: Share) -> list[Any]:
+        names = [self.ports.output_names[value] for value in wanted]
+        feeds = {name: values[value] for value, name in self.ports.input_names.items()}
         try:
             if share is ALONE:
                 return list(self.session.run(names, feeds))
@@ -250,14 +272,14 @@ class SearchModel:
             raise UserError(f"{error}; a sentence may be too long for it") from None
 
     def _run(
-        self, rows: list[np.ndarray], feeds: dict[str, np.ndarray], share: Share, attention: bool
+        self, sources: Sources, settings: dict[str, np.ndarray], share: Share, attention: bool
     ) -> list[list[Hypothesis]]:
-        ids, mask = padded_sources(rows, self.config)
-        names = ["sequences", "lengths", "scores", *([CROSS_ATTENTION] if attention else [])]
-        tensors = self._outputs(names, {"input_ids": ids, "attention_mask": mask, **feeds}, share)
+        source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
+        wanted = ["sequences", "lengths", "scores", *(["attention"] if attention else [])]
+        tensors = self._outputs(wanted, {**source, "source_mask": mask, **settings}, share)
         results = []
-        for source, *sentence in zip(rows, *tensors, strict=True):
-            shown = [x[:, : len(source)] for x in sentence[3]] if attention else [None] * len(sentence[0])
+        for row, *sentence in zip(sources, *tensors, strict=True):
+            shown = [x[:, : len(row)] for x in sentence[3]] if attention else [None] * len(sentence[0])
             results.append(
                 [
                     Hypothesis(ids[:length].tolist(), float(score), attention=None if x is None else x[:length])
@@ -293,7 +315,15 @@ def _check_finite(best: Sequence[Hypothesis | Translation], what: str) -> None:
         raise UserError(f"{what}: the model's logits are not finite; check its weights")
 
 
-def feeds_of(options: Options) -> dict[str, np.ndarray]:
-    """The settings as the graph's inputs, but for the length limit and the rows' numbers."""
-    settings = {name: np.asarray(getattr(options, name), x.dtype) for name, x in DEFAULTS.items() if name not in OWN}
-    return {**settings, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}
+def prefixes(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Forced tokens (B, P), -1 after the last of each; (1, 0) of no rows."""
+    padded = np.full((max(1, len(rows)), max(map(len, rows), default=0)), -1, np.int64)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
+def settings_of(options: Options) -> dict[str, np.ndarray]:
+    """The settings by value, but for the length limit, the rows' numbers and what is forced."""
+    values = {name: np.asarray(getattr(options, name), s.dtype) for name, s in SETTINGS.items() if name not in OWN}
+    return {**values, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}

@@ -28,12 +28,12 @@ class Sampling:
         """size: B (1,)."""
         self.options, self.vocab_size = options, vocab_size
         numbers = op.Range(0, op.Squeeze(size, [0]), 1)
-        rows = op.Where(op.Less(options.rows, 0), numbers, options.rows)
+        rows = op.Where(op.Less(options["rows"], 0), numbers, options["rows"])
         self.blocks = -(-vocab_size // BLOCK)
         self.counters = counters(op, rows, BLOCK + self.blocks)
-        self.keys = round_keys(op, words_of(op, options.seed))
-        every = op.Or(op.LessOrEqual(options.top_k, 0), op.GreaterOrEqual(options.top_k, vocab_size))
-        self.restricted = op.Not(op.And(every, op.GreaterOrEqual(options.top_p, 1.0)))
+        self.keys = round_keys(op, words_of(op, options["seed"]))
+        every = op.Or(op.LessOrEqual(options["top_k"], 0), op.GreaterOrEqual(options["top_k"], vocab_size))
+        self.restricted = op.Not(op.And(every, op.GreaterOrEqual(options["top_p"], 1.0)))
 
     def at(self, op: Op, index: ir.Value) -> Sampling:
         chosen = copy(self)
@@ -48,7 +48,7 @@ class Sampling:
             return [op.Reshape(tokens, op.Concat(op.Shape(logits, end=2), count, axis=0))]
 
         def drawn(op: Op) -> list[ir.Value]:
-            scores = op.Div(op.Squeeze(op.Add(logits, bans), [1]), self.options.temperature)
+            scores = op.Div(op.Squeeze(op.Add(logits, bans), [1]), self.options["temperature"])
 
             def restricted(op: Op) -> list[ir.Value]:
                 return [likeliest(op, scores, self.options)]
@@ -59,7 +59,7 @@ class Sampling:
             scores = either(op, self.restricted, "kept", ir.DataType.FLOAT, restricted, all_of_them)
             return [op.Unsqueeze(self._draw(op, scores, gumbel(op, self.counters, t, self.keys)), [1, 2])]
 
-        return either(op, self.options.sample, "candidates", ir.DataType.INT64, drawn, best)
+        return either(op, self.options["sample"], "candidates", ir.DataType.INT64, drawn, best)
 
     def _draw(self, op: Op, scores: ir.Value, noise: ir.Value) -> ir.Value:
         """A token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
@@ -83,13 +83,13 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
     border stay in together.
     """
     every = op.Shape(scores, start=1)
-    k = op.Where(op.Greater(options.top_k, 0), op.Min(options.top_k, every), every)
+    k = op.Where(op.Greater(options["top_k"], 0), op.Min(options["top_k"], every), every)
     falling = op.TopK(scores, k, _outputs=2)[0]
     scores = op.Where(op.Less(scores, op.Slice(falling, [-1], [BEYOND], [1])), BANNED, scores)
     p = op.Softmax(falling, axis=-1)
-    in_nucleus = op.Less(op.Sub(op.CumSum(p, 1), p), options.top_p)
+    in_nucleus = op.Less(op.Sub(op.CumSum(p, 1), p), options["top_p"])
     # With top_p = 1 all stay: the sum's rounding must not cut the tail.
-    in_nucleus = op.Or(in_nucleus, op.GreaterOrEqual(options.top_p, 1.0))
+    in_nucleus = op.Or(in_nucleus, op.GreaterOrEqual(options["top_p"], 1.0))
     last = op.Sub(op.ReduceSum(op.Cast(in_nucleus, to=ir.DataType.INT64), [1], keepdims=1), 1)
     return op.Where(op.Less(scores, op.GatherElements(falling, last, axis=1)), BANNED, scores)
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from export.interface import BATCH
 from export.nn.primitives import Op, scope, size
-from export.targets.graph import BATCH
 
 DROP_BELOW = (3, 4)
 """Drop finished sentences when at most this share of the phase's is open: what is kept has to be copied."""

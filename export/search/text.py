@@ -32,7 +32,7 @@ from mlx_transformer.system.errors import UserError
 
 from . import utf8
 from .categories import LETTERS_AND_MARKS, NUMBERS
-from .interface import TEXT_DOMAIN
+from .metadata import TEXT_DOMAIN
 
 END = 1 << 60  # of a Slice
 SPECIAL = len(SPECIAL_TOKENS)
@@ -102,7 +102,7 @@ class TextOps:
         # The list ends with eos as well, so that a line's column after its last token can read something.
         longest = op.Add(op.ReduceMax(count, keepdims=0), 1)
         rounded = op.Mul(op.Div(op.Add(longest, SOURCE_MULTIPLE - 1), SOURCE_MULTIPLE), SOURCE_MULTIPLE)
-        width = op.Max(longest, op.Min(rounded, self.positions))  # as `padded_sources`
+        width = op.Max(longest, op.Min(rounded, self.positions))  # as `Sources.padded`
         ids, column = rows_of(op, op.Concat(tokens, [EOS], axis=0), start, op.Add(count, 1), PAD, width)
         count = op.Unsqueeze(count, [1])
         ids = op.Where(op.Equal(column, count), EOS, ids)

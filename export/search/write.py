@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from export.interface import Request
 from export.package import export_onnx
 from export.package.quality import LIMITS, gate_text
 from export.package.source import open_source
@@ -29,7 +30,7 @@ from mlx_transformer.system.files import read_protobuf
 from mlx_transformer.system.watch import Watch, unwatched
 
 from .graph import search_model
-from .interface import ACTIVATIONS, ATTENTION, PRECISION, SOURCE, TOKENIZER
+from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SOURCE, TOKENIZER
 from .placement import move_inside
 from .steps import STEPS
 
@@ -91,7 +92,8 @@ def export_search(
     shown = shown_layer(opened.config, attention, attention_layer)
     if text and shown is not None:
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --text")
-    model = search_model(opened.config, target, tokenizer if text else None, shown)
+    request = Request(config=opened.config, attention_layer=shown, text=text)
+    model = search_model(request, target, tokenizer)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
     lower(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from export.runtime.folder import open_folder
-from export.search.interface import check_file
+from export.search.metadata import check_file
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.process import drop_hung_up

@@ -9,6 +9,7 @@ from typing import cast
 
 import onnx_ir as ir
 
+from export.interface import CROSS_ATTENTION
 from export.nn.layers import DecoderLayer
 from export.nn.model import Transformer
 from export.nn.primitives import Op, scope
@@ -16,9 +17,6 @@ from export.nn.taps import Tap
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.alignment import alignment_layer
 from mlx_transformer.system.errors import UserError
-
-from .graph import IR_VERSION, GraphBuilder, merge_equal
-from .names import CROSS_ATTENTION
 
 
 def shown_layer(config: TransformerConfig, attention: bool, layer: int | None) -> int | None:
@@ -33,7 +31,7 @@ def shown_layer(config: TransformerConfig, attention: bool, layer: int | None) -
     return alignment_layer(config) if layer is None else layer
 
 
-class Watch:
+class AttentionTap:
     """The weights of one layer's cross-attention, of a step that is built with `tap`; none without a layer."""
 
     def __init__(self, model: Transformer, layer: int | None, tap: Tap):
@@ -55,10 +53,3 @@ class Watch:
         with scope(op, CROSS_ATTENTION, "Mean"):
             mean = op.ReduceMean(self._weights, [1], keepdims=0)  # (B, R/B*T, S)
             return op.Reshape(mean, op.Concat(op.Shape(ids), [-1], axis=0))
-
-    def put(self, g: GraphBuilder, ids: ir.Value, *axes: str | int) -> None:
-        """The output, if there is one. To be called when all others are there."""
-        mean = self.mean(g.op, ids)
-        if mean is not None:
-            g.output(CROSS_ATTENTION, mean, *axes)
-            merge_equal(ir.Model(g.graph, ir_version=IR_VERSION))  # before a target changes one of two equal nodes

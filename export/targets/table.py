@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from export.graph.builder import GraphBuilder
+from export.interface import DECODER_MERGED, ENCODER, Request
 from export.precision.table import ONNXRUNTIME, PRECISIONS, Lowering
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
@@ -17,13 +19,10 @@ from mlx_transformer.system.errors import UserError
 from .coreml import graphs as coreml_graphs
 from .coreml.shape import FixedShape
 from .cpu import graphs as cpu_graphs
-from .graph import GraphBuilder
-from .names import DECODER_MERGED, ENCODER, MODEL, USUAL, Interface
 from .portable import graphs
 
-Builders = Mapping[str, Mapping[str, Callable[..., GraphBuilder]]]
-"""By architecture, then by the graph's name; of fixed shape they take (config, shape), else config; those of
-`CROSS_DECODERS` also `attention`."""
+Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
+"""By architecture, then by the graph's name."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,9 @@ class Target:
         names = self.graph_names(config)
         return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
-    def build(
-        self, config: TransformerConfig, name: str, shape: FixedShape | None = None, interface: Interface = USUAL
-    ) -> ir.Model:
-        """The graph of that name, its parameters named but not filled. shape: as from `shape_of`."""
-        make = self.for_model(config).builders[config.architecture][name]
-        settings = interface.settings(name)
-        return (make(config, **settings) if shape is None else make(config, shape, **settings)).model()
+    def build(self, name: str, request: Request) -> ir.Model:
+        """Build the graph of that name, its parameters named but not filled."""
+        return self.for_model(request.config).builders[request.config.architecture][name](request).model()
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
         """The fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets one."""
@@ -117,9 +112,8 @@ class Target:
                 raise UserError(f"precision {name}: target {self.name} takes {supported} alone; choose another target")
 
 
-_ALONE = {name: {MODEL: graphs.BUILDERS[name]} for name in ("decoder", "encoder")}
-_PORTABLE = {"encoder-decoder": {name: graphs.BUILDERS[name] for name in graphs.ENCODER_DECODER}, **_ALONE}
-_BROWSER = {name: graphs.BUILDERS[name] for name in (ENCODER, DECODER_MERGED)}
+_PORTABLE = graphs.BUILDERS
+_BROWSER = {name: _PORTABLE["encoder-decoder"][name] for name in (ENCODER, DECODER_MERGED)}
 
 # ONNX Runtime 1.31.1, CPU provider; where nothing else is said 2 threads of an AMD EPYC without AVX-512.
 _CPU = (
@@ -264,7 +258,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "web",
             "onnxruntime-web and transformers.js in a browser, on wasm or WebGPU",
-            {"encoder-decoder": _BROWSER, **_ALONE},
+            {**_PORTABLE, "encoder-decoder": _BROWSER},
             Lowering(blocks=ONNXRUNTIME, tables_in_blocks=True),
             _WEB,
             file_per_graph=True,

@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import CROSS_ATTENTION
+from export.interface import CROSS_ATTENTION
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import SOURCE_IDS, VECTORS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .findings import tap_names
 
 if TYPE_CHECKING:
-    from export.reference import Reference
+    from export.reference import Reference, Tap
 
 Array = NDArray
 Bits = NDArray[np.bool_]
@@ -52,7 +53,8 @@ SENTENCES = (
 @dataclass(frozen=True)
 class Case:
     """One input. `ids` (B,S) int64, `mask` (B,S) True on tokens or None, `target_ids` (B,T) where both stacks exist.
-    `vectors` (B,S,D) float32, if there are any, are what the encoder reads in place of `ids`.
+    `vectors` (B,S,D) float32, if there are any, are what the encoder reads in place of `ids`; `others` (B,S), by name
+    (`core/inputs.py`), what it reads with either.
 
     `prefill`: how many decoder tokens a cached run takes in its first pass, `chunk`: how many in each one after it.
     """
@@ -64,11 +66,17 @@ class Case:
     prefill: int
     chunk: int = 1
     vectors: NDArray[np.float32] | None = None
+    others: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def source(self) -> Array:
         """What the first stack reads: ids (B,S), or vectors (B,S,D)."""
         return self.ids if self.vectors is None else self.vectors
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """All that the first stack reads but the mask, by name."""
+        return {(SOURCE_IDS if self.vectors is None else VECTORS).name: self.source, **self.others}
 
     def passes(self) -> list[slice]:
         """The passes of a cached run over the decoder's tokens."""
@@ -105,25 +113,36 @@ class Case:
 
 def encoded(model: Any, case: Case) -> Any:
     """The encoder's output of a `Transformer` in MLX."""
-    return model.encode(None if case.vectors is not None else case.ids, case.mask, inputs_embeds=case.vectors)
+    return model.encode(source_mask=case.mask, **case.inputs)
 
 
 def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
     """Logits of a `Transformer` in MLX."""
-    ids = None if case.vectors is not None else case.ids
-    inputs = (ids,) if case.target_ids is None else (ids, case.target_ids)
-    return model(*inputs, case.mask, inputs_embeds=case.vectors, tap=tap)
+    if not model.config.has_encoder:
+        return model(case.ids, case.mask, tap=tap)
+    targets = {} if case.target_ids is None else {"target_ids": case.target_ids}
+    return model(**case.inputs, **targets, source_mask=case.mask, tap=tap)
+
+
+def reference_memory(reference: Reference, case: Case) -> Array:
+    """The encoder's output of a reference."""
+    return reference.encode(case.source, case.mask, **case.others)  # type: ignore[arg-type]
+
+
+def reference_logits(reference: Reference, case: Case, tap: Tap | None = None) -> Array:
+    """Logits of a reference, in one pass over all positions."""
+    return reference(case.source, case.target_ids, case.mask, tap, **case.others)  # type: ignore[arg-type]
 
 
 def search_inputs(sources: Sequence[Any]) -> dict[str, Any]:
     """What a search is given of `Case.rows`."""
-    return {"inputs_embeds" if isinstance(sources[0], np.ndarray) else "ids": list(sources)}
+    return {(VECTORS if isinstance(sources[0], np.ndarray) else SOURCE_IDS).argument: list(sources)}
 
 
 def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
     """Every tap of one input, in the order of the data."""
     taps: dict[str, Array] = {}
-    reference(case.source, case.target_ids, case.mask, tap=taps.__setitem__)
+    reference_logits(reference, case, taps.__setitem__)
     return taps
 
 
@@ -144,7 +163,7 @@ def reference_outputs(reference: Reference, case: Case, layer: int | None) -> di
         if name in wanted:
             taps[name] = value
 
-    reference(case.source, case.target_ids, case.mask, tap=keep)
+    reference_logits(reference, case, keep)
     weights = taps.pop(weights_name(layer))
     return {**taps, CROSS_ATTENTION: weights.mean(axis=1)}
 
@@ -235,9 +254,8 @@ def _case(
     ids = words(config, rng, (batch, source), config.has_encoder)
     if mask is not None:
         ids = np.where(mask, ids, config.pad_id)
-    if config.architecture != "encoder-decoder":
-        return Case(name, ids, mask, None, prefill)
-    return Case(name, ids, mask, _targets(config, rng, batch, target), prefill)
+    targets = _targets(config, rng, batch, target) if config.architecture == "encoder-decoder" else None
+    return Case(name, ids, mask, targets, prefill, others=_others(config, rng, ids.shape))
 
 
 def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[list[int]]) -> Case:
@@ -253,7 +271,12 @@ def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[l
             tokens = [config.bos_id, *tokens][: targets.shape[1]]
             targets[row, : len(tokens)] = tokens
     prefill = width if targets is None else _prefill(rng, targets.shape[1])
-    return Case("real text", ids, mask, targets, prefill)
+    return Case("real text", ids, mask, targets, prefill, others=_others(config, rng, ids.shape))
+
+
+def _others(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
+    """What a model reads with its ids or vectors, drawn at random; nothing of what it hasn't."""
+    return {entry.name: rng.integers(0, entry.size(config), shape) for entry in companions(config)}
 
 
 def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, length: int) -> Array:

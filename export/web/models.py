@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import onnx
 
+from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
+from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
-from export.search.interface import ATTENTION, CONFIG, DEFAULTS, PRECISION, SOURCE, TOKENIZER
-from export.targets.names import DECODER_MERGED, ENCODER
+from export.search.metadata import ATTENTION, CONFIG, PRECISION, SOURCE, TOKENIZER
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -21,10 +22,11 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json, read_protobuf
 from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
 
-GRAPHS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
+STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
+"""What the page calls the graphs of a model whose search is its own."""
+GRAPHS = {**STEPS, "search": SEARCH}
 WASM_ALONE = ("int8", "bfloat16")
 """Precisions that WebGPU lacks: it has no MatMulInteger, and no bfloat16."""
-PRESENT = "present."
 BEFORE = [
     {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False},
     {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
@@ -34,32 +36,49 @@ BEFORE = [
 
 @dataclass(frozen=True)
 class Graph:
-    """`data`: its external data files by the names that it has for them. `contents`: its bytes, if they aren't the
-    file's."""
+    """`data`: its external data files by the names that it has for them. `inputs`, `outputs`: their names. `contents`:
+    its bytes, if they aren't the file's."""
 
     file: Path
     data: Mapping[str, Path]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     contents: bytes | None = None
 
 
 @dataclass(frozen=True)
 class SiteModel:
     """One entry of the page's list. `kind`: "steps" for encoder and decoder, whose search is the page's, "search" for
-    one file that holds it. `caches`: the decoder's outputs that go back into it. `source`: SHA-256 of the weights that
+    one file that holds it. `request`: what its graphs take and return. `source`: SHA-256 of the weights that
     it was made from, if it says."""
 
     name: str
     kind: Literal["steps", "search"]
-    config: TransformerConfig
+    request: Request
     tokenizer: str
     source: str | None
     graphs: dict[str, Graph]
     webgpu: bool
     float16: bool = False
     """On WebGPU it needs one that computes in float16."""
-    caches: tuple[str, ...] = ()
-    attention: bool = False
-    """Whether it says how much of each source token was read."""
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.request.config
+
+    @property
+    def attention(self) -> bool:
+        """Whether it says how much of each source token was read."""
+        return self.request.attention_layer is not None
+
+    @property
+    def names(self) -> dict[str, dict[str, dict[str, str]]]:
+        """{graph: {"inputs": {value: name}, "outputs": {value: name}}}"""
+        found = {}
+        for name, graph in self.graphs.items():
+            ports = PORTS[GRAPHS[name]](self.request).among(graph.inputs, graph.outputs)
+            found[name] = {"inputs": ports.input_names, "outputs": ports.output_names}
+        return found
 
 
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
@@ -78,15 +97,15 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
     found = []
     for precision in precisions(path) or [None]:
         opened = open_folder(path, precision)  # says what is wrong with a folder without graphs
-        if opened.interface.inputs_embeds:
+        if opened.request.inputs_embeds:
             raise UserError(f"{path}: its encoder reads vectors, inputs_embeds, and a page translates text")
         if opened.tokenizer_path is None:
             raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
         suffix = PRECISIONS[opened.precision].suffix
-        files = {name: graph_file(opened.place, graph, suffix) for name, graph in GRAPHS.items()}
-        graphs = {name: _graph(file) for name, file in files.items() if file is not None}
-        if opened.config.architecture == "encoder-decoder" and len(graphs) < len(GRAPHS):
-            needed = " and ".join(f"{name}{suffix}.onnx" for name in GRAPHS.values())
+        files = {name: graph_file(opened.place, graph, suffix) for name, graph in STEPS.items()}
+        graphs = {name: _read(file) for name, file in files.items() if file is not None}
+        if opened.config.architecture == "encoder-decoder" and len(graphs) < len(STEPS):
+            needed = " and ".join(f"{name}{suffix}.onnx" for name in STEPS.values())
             raise UserError(f"{path}: a page needs {needed}: export it with --target web")
         if verify:
             used = [file.name for graph in graphs.values() for file in (graph.file, *graph.data.values())]
@@ -95,9 +114,8 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
             verify_files(path, [name for name in (SPEC, "tokenizer.json") if name in listed])
         tokenizer = read_tokenizer(opened.tokenizer_path)
         webgpu = opened.precision not in WASM_ALONE
-        details = _source(path), graphs, webgpu, opened.precision == "float16", _caches(files["decoder"])
-        attention = opened.interface.attention_layer is not None
-        found.append(SiteModel(opened.precision, "steps", opened.config, tokenizer, *details, attention))
+        details = _source(path), graphs, webgpu, opened.precision == "float16"
+        found.append(SiteModel(opened.precision, "steps", opened.request, tokenizer, *details))
     return found
 
 
@@ -111,23 +129,24 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
         raise UserError(
             f"{file}: holds no search of ours; write it: mlx-transformer export CHECKPOINT OUT.onnx --search"
         )
-    if "text" in {value.name for value in model.graph.input}:
+    config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
+    if PORTS[SEARCH](Request(config=config, text=True)).input_names["text"] in {v.name for v in model.graph.input}:
         raise UserError(
             f"{file}: takes text, by operators that browsers lack: export it with --search in place of --text"
         )
     if TOKENIZER not in facts:
         raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")
-    config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
     data = _data(file, model)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in DEFAULTS]
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in SETTINGS]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
     for entry in [entry for entry in model.metadata_props if entry.key == TOKENIZER]:
         model.metadata_props.remove(entry)
     name = f"{facts.get(PRECISION, 'float32')}, search inside"
-    graph = Graph(file, data, model.SerializeToString(deterministic=True))
+    graph = _graph(file, model, data, model.SerializeToString(deterministic=True))
     details = facts[TOKENIZER], facts.get(SOURCE), {"search": graph}, False
-    return SiteModel(name, "search", config, *details, attention=ATTENTION in facts)
+    layer = int(facts[ATTENTION]) if ATTENTION in facts else None
+    return SiteModel(name, "search", Request(config=config, attention_layer=layer), *details)
 
 
 def _load(file: Path) -> onnx.ModelProto:
@@ -139,8 +158,14 @@ def _load(file: Path) -> onnx.ModelProto:
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
 
 
-def _graph(file: Path) -> Graph:
-    return Graph(file, _data(file, _load(file)))
+def _graph(file: Path, model: onnx.ModelProto, data: Mapping[str, Path], contents: bytes | None = None) -> Graph:
+    inputs, outputs = (tuple(value.name for value in side) for side in (model.graph.input, model.graph.output))
+    return Graph(file, data, inputs, outputs, contents)
+
+
+def _read(file: Path) -> Graph:
+    model = _load(file)
+    return _graph(file, model, _data(file, model))
 
 
 def _data(file: Path, model: onnx.ModelProto) -> dict[str, Path]:
@@ -156,12 +181,6 @@ def _locations(model: onnx.ModelProto) -> Iterator[str]:
         for entry in tensor.external_data:
             if entry.key == "location":
                 yield entry.value
-
-
-def _caches(decoder: Path | None) -> tuple[str, ...]:
-    if decoder is None:
-        return ()
-    return tuple(value.name for value in _load(decoder).graph.output if value.name.startswith(PRESENT))
 
 
 def _source(folder: Path) -> str | None:

@@ -105,7 +105,7 @@ def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
     size = sum((folder / path).stat().st_size for path in paths)
     entry: dict[str, Any] = {"name": model.name, "kind": model.kind, "bytes": size}
     where = {"webgpu": model.webgpu, "float16": model.float16}
-    return {**entry, **where, "graphs": graphs, "caches": list(model.caches), "attention": model.attention}
+    return {**entry, **where, "graphs": graphs, "names": model.names, "attention": model.attention}
 
 
 def _copy_graph(graph: Graph, folder: Path, place: str) -> dict[str, Any]:

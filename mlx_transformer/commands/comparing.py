@@ -151,7 +151,7 @@ def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
     if _runs_onnx(model):
         facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
         if model.is_file():
-            from export.search.interface import PRECISION
+            from export.search.metadata import PRECISION
 
             files = [model, model.with_name(f"{model.name}_data")]
             facts["precision"] = translator.metadata.get(PRECISION, "float32")

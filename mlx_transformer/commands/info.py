@@ -40,7 +40,7 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
 
 
 def _file(path: Path, graph_facts: Facts) -> RenderableType:
-    from export.search.interface import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER
+    from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER
 
     if path.suffix != ".onnx":
         raise UserError(f"{path}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")

@@ -96,7 +96,7 @@ def open_model(model: Path, runtime: RuntimeSettings) -> Opened:
 
 def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
     from export import SearchModel
-    from export.search.interface import check_file
+    from export.search.metadata import check_file
 
     check_file(file, runtime.precision)
     if runtime.backend == "mlx":

@@ -34,12 +34,13 @@ Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
 TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
+Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale", "logit_scale", "decoder")
+YOUNGER = ("attention_scale", "logit_scale", "token_types", "decoder")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -151,6 +152,9 @@ class TransformerConfig:
     source-target: a classifier of its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
+    token_types: Types = 0
+    """Kinds of tokens that an encoder alone tells apart, each with a row that is added to the embedding, as BERT's
+    segments (Devlin et al. 2019); 0: none."""
 
     dropout: Rate = 0.1
     """On every sub-layer's output and on embedding + position (section 5.4)."""
@@ -350,6 +354,8 @@ def _relations(c: TransformerConfig) -> list[str]:
     else:
         same = c.source_vocab_size == c.vocab_size
         check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
+    only = f"token_types={c.token_types}: an encoder alone tells kinds of tokens apart, not {c.architecture!r}"
+    check(not c.token_types or c.architecture == "encoder", only)
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")

@@ -36,6 +36,10 @@ def parameter_count(config: TransformerConfig) -> int:
     return total
 
 
+TOKEN_TYPES = "token_type_embedding.weight"
+"""The table of the kinds of tokens."""
+
+
 def source_embedding_name(config: TransformerConfig) -> str:
     """Parameter that the encoder's embedding reads."""
     return "embedding.weight" if config.one_embedding else "source_embedding.weight"
@@ -59,15 +63,17 @@ def embedding_names(config: TransformerConfig) -> set[str]:
     return source | ({target_embedding_name(config)} if config.has_decoder else set())
 
 
-def position_table_names(config: TransformerConfig) -> set[str]:
-    """Tables that are read by position, learned positions and T5's buckets: nothing is multiplied by them."""
+def added_table_names(config: TransformerConfig) -> set[str]:
+    """Tables whose rows are only added, learned positions, T5's buckets and the kinds of tokens: nothing is multiplied
+    by them."""
     stacks = {"encoder": config.has_encoder, "decoder": config.has_decoder}
-    return {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+    positions = {name for stack, exists in stacks.items() if exists for name, _ in _position_tables(config, stack)}
+    return positions | ({TOKEN_TYPES} if config.token_types else set())
 
 
 def quantizable_shapes(config: TransformerConfig) -> dict[str, Shape]:
     """The matrices that MLX's layers can hold quantised: those of linear maps and embeddings."""
-    others = position_table_names(config)
+    others = added_table_names(config)
     return {name: s for name, s in parameter_shapes(config).items() if len(s) == 2 and name not in others}
 
 
@@ -99,6 +105,8 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
             yield "source_embedding.weight", (c.source_vocab_size, c.d_model)
         if c.has_decoder:
             yield "target_embedding.weight", (c.vocab_size, c.d_model)
+    if c.token_types:
+        yield TOKEN_TYPES, (c.token_types, c.d_model)
     if c.has_encoder:
         yield from _stack(c.of("encoder"), "encoder", c.encoder_layers, cross=False)
     if c.has_decoder:

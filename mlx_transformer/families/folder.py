@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from mlx_transformer.core.checkpoint import CONFIG, FLOATS, HALVES, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.system.durable import replace_folder
@@ -101,7 +102,7 @@ def tokenizer_config(config: TransformerConfig, tokenizer: str) -> dict[str, Any
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": [SOURCE_IDS.published, *(entry.published for entry in companions(config)), MASK],
         "model_max_length": config.max_positions,
         "padding_side": "left" if config.architecture == "decoder" else "right",
         "clean_up_tokenization_spaces": False,

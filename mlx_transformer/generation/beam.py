@@ -11,11 +11,10 @@ transformers. A sentence stops when no live hypothesis can beat the worst finish
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays, first_of, top_k
 from .options import Hypothesis, Options
@@ -40,7 +39,7 @@ class Beam:
         self.tokens, self.parents = History(xp, size), History(xp, size)
         self.aside = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
 
-    def start(self, model: Model, sources: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+    def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
         return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .fitting import fitting_tokenizer
-from .options import Ids, check_single
+from .options import check_single
 from .stream import pieces
 from .translate import as_lines
 

@@ -5,11 +5,10 @@ Shapes: B sentences, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options
@@ -37,7 +36,7 @@ class Greedy:
         self.history = History(xp, size)
         self.scores = np.zeros(size, np.float64)
 
-    def start(self, model: Model, sources: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+    def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
         return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, None]:

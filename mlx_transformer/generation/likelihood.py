@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlx_transformer.core.inputs import Ids, Sources, check_ids
 from mlx_transformer.system.errors import UserError
 
-from .options import Ids, Options, check_ids
+from .options import Options
 from .search import Done, batches, reported
 from .steps import Model
 
@@ -26,20 +27,20 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Done | None
         raise UserError("an encoder alone generates nothing, so it finds no output likely")
     if len(ids) != len(targets):
         raise UserError(f"{len(ids)} inputs but {len(targets)} targets: they must be equally many")
-    sources = check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size)
+    sources = Sources.of(config, ids=ids)
     wanted = check_ids(targets, config.vocab_size, "target")
     for i, (source, target) in enumerate(zip(sources, wanted, strict=True)):
         prompt = 0 if config.has_encoder else len(source) - 1
         longest = max(len(source), prompt + len(target))
         if longest > config.max_positions and not model.extends_positions:
             raise UserError(f"row {i}: {longest} tokens, the model takes at most {config.max_positions}")
-    lengths = np.array([len(row) for row in sources], int)
+    lengths = sources.lengths
     steps = np.array([len(row) for row in wanted], int)
     found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(sources)
     positions = None if model.extends_positions or config.has_encoder else config.max_positions
     # By the number of steps: a batch takes as many as its longest target.
     for index in reported(batches(steps, lengths, lengths, Options(), positions), len, len(sources), done):
-        values = _batch(model, [sources[i] for i in index], [wanted[i] for i in index])
+        values = _batch(model, sources[index], [wanted[i] for i in index])
         for i, row in zip(index, values, strict=True):
             found[i] = row[: steps[i]]
     for i, row in enumerate(found):
@@ -48,7 +49,7 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Done | None
     return found
 
 
-def _batch(model: Model, sources: list[np.ndarray], targets: list[np.ndarray]) -> np.ndarray:
+def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndarray:
     """(B, longest target); what is beyond the end of a target means nothing."""
     xp = model.arrays
     tokens = np.full((len(targets), max(map(len, targets))), model.config.eos_id, np.int32)

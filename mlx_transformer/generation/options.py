@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids, check_ids, listed
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
 
@@ -21,11 +22,6 @@ LONGEST = 2**20
 
 PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
-
-Ids = Sequence[Sequence[int]]
-Vectors = Sequence[Any]
-"""Of each input an array (S, D), or lists of its numbers."""
-Rows = TypeVar("Rows", bound=Sequence[Any])
 
 
 @dataclass(frozen=True)
@@ -97,78 +93,11 @@ class Options:
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
-def check_sources(
-    ids: Ids | None, inputs_embeds: Vectors | None, config: TransformerConfig, what: str = "source"
-) -> list[np.ndarray]:
-    """What a search begins with: rows of ids (S,), or of vectors (S, D) in their place. `UserError` unless exactly one
-    of both is given and fits the model."""
-    if ids is not None and inputs_embeds is not None:
-        raise UserError("ids and inputs_embeds: give one of them; the vectors stand in place of the ids")
-    if inputs_embeds is not None:
-        if not config.has_encoder:
-            raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
-        return check_vectors(inputs_embeds, config.d_model)
-    if ids is None:
-        raise UserError(f"{what}: expected a list of lists of ids, or vectors in their place as inputs_embeds")
-    return check_ids(ids, config.source_vocab_size if config.has_encoder else config.vocab_size, what)
-
-
-def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> list[np.ndarray]:
-    """The rows as float32 arrays (S, `width`); `UserError` names the first row that is none."""
-    rows = []
-    for i, row in enumerate(_listed(vectors, what, "vectors")):
-        try:
-            array = np.asarray(row)
-        except ValueError:  # vectors of unequal length within it
-            array = np.zeros((0, 0))
-        if array.ndim != 2 or array.shape[1] != width or not len(array):
-            raise UserError(
-                f"{what} row {i}: expected (length, {width}), a vector of d_model={width} numbers for each position,"
-                f" found shape {array.shape}"
-            )
-        if array.dtype.kind not in "fiu":
-            raise UserError(f"{what} row {i}: expected numbers, found {array.dtype}")
-        rows.append(array.astype(np.float32))
-    return rows
-
-
-def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[np.ndarray]:
-    """The rows as int64 arrays; `UserError` names the row and position of the first id outside 0..vocab_size-1."""
-    rows = []
-    for i, row in enumerate(_listed(ids, what)):
-        try:
-            array = np.asarray(row)
-        except ValueError:  # lists of unequal length within it
-            array = np.zeros((0, 0))
-        if array.ndim != 1:
-            raise UserError(f"{what} row {i}: expected a list of ids, found an array of shape {array.shape}")
-        if array.size == 0:
-            if not empty:
-                raise UserError(f"{what} row {i} is empty: it must hold at least one id (eos)")
-            array = array.astype(np.int64)
-        if array.dtype.kind not in "iu":
-            raise UserError(f"{what} row {i}: ids must be whole numbers, found {array.dtype}")
-        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
-        if bad.size:
-            raise UserError(
-                f"{what} row {i}, position {bad[0]}: id {array[bad[0]]} is outside the vocabulary"
-                f" (0 to {vocab_size - 1})"
-            )
-        rows.append(array.astype(np.int64))
-    return rows
-
-
-def _listed(rows: Rows, what: str, kind: str = "ids") -> Rows:
-    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
-        raise UserError(f"{what}: expected a list of lists of {kind}, found {type(rows).__name__}")
-    return rows
-
-
 def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
     """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
     if prefix is None:
         return [np.zeros(0, np.int64)] * rows
-    prefix = _listed(prefix, "prefix")
+    prefix = listed(prefix, "prefix")
     if len(prefix) != rows:
         raise UserError(f"prefix has {len(prefix)} rows for {rows} inputs: give one list (it may be empty) for each")
     checked = check_ids(prefix, config.vocab_size, "prefix", empty=True)
@@ -187,7 +116,7 @@ def check_beam(options: Options, config: TransformerConfig) -> None:
 
 
 def length_limits(
-    sources: Sequence[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
+    sources: Iterable[np.ndarray], prefix: Sequence[np.ndarray], options: Options, config: TransformerConfig, hard: bool
 ) -> np.ndarray:
     """Most new tokens of each row (N,), eos counted.
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import INPUTS, Ids, Sources
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 
@@ -19,13 +20,10 @@ from .beam import Beam
 from .greedy import Greedy
 from .options import (
     Hypothesis,
-    Ids,
     Options,
-    Vectors,
     check_beam,
     check_prefix,
     check_single,
-    check_sources,
     expected_tokens,
     length_limits,
 )
@@ -65,14 +63,13 @@ def generate(
     ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
-    inputs_embeds: Vectors | None = None,
     done: Done | None = None,
     share: Share = ALONE,
     **options: Any,
 ) -> list[list[int]]:
     """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
     check_single(options, "generate", "search")
-    found = _search(model, (ids, inputs_embeds), prefix, Options(**options), share, done, False)
+    found = _search(model, *_parted(ids, options), prefix, share, done, False)
     return [hypotheses[0].ids for hypotheses in found]
 
 
@@ -81,7 +78,6 @@ def search(
     ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
-    inputs_embeds: Vectors | None = None,
     done: Done | None = None,
     share: Share = ALONE,
     **options: Any,
@@ -90,27 +86,36 @@ def search(
 
     ids: source ids of each sentence, eos included (decoder-only: prompts, as they should be continued), of any lengths.
     prefix: forced first tokens of each output, [] for none; they are part of the output and of its score.
-    inputs_embeds: in place of ids, of each input vectors (S, d_model) of any lengths, where rows of the embedding are
-    once they are multiplied by sqrt(d_model): the patches of a picture, say.
     done: told the share of the inputs that is finished, batch by batch. share: for a server's batches. options: the
-    fields of `Options`. Raises `UserError` for ids outside the vocabulary, empty rows, rows longer than the model
-    takes, and options that contradict each other.
+    fields of `Options`, and other inputs of the model (`core/inputs.py`): inputs_embeds in place of ids, for each
+    input vectors (S, d_model) of any lengths, where rows of the embedding are once they are multiplied by
+    sqrt(d_model): the patches of a picture, say. Raises `UserError` for ids outside the vocabulary, empty rows, rows
+    longer than the model takes, and options that contradict each other.
     """
-    return _search(model, (ids, inputs_embeds), prefix, Options(**options), share, done, True)
+    return _search(model, *_parted(ids, options), prefix, share, done, True)
+
+
+def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
+    """What the model reads, by argument, and how it searches."""
+    others = {entry.argument for entry in INPUTS.values()} - {"ids"}
+    given = {name: value for name, value in options.items() if name in others}
+    chosen = Options(**{name: value for name, value in options.items() if name not in others})
+    return {"ids": ids, **given}, chosen
 
 
 def checked(
-    model: Model, ids: Ids | None, prefix: Ids | None, chosen: Options, vectors: Vectors | None = None
-) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-    """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says."""
+    model: Model, given: dict[str, Any], prefix: Ids | None, chosen: Options
+) -> tuple[Sources, list[np.ndarray], np.ndarray]:
+    """Sources, forced first tokens and most new tokens of each input; `UserError` as `search` says. given: what
+    `Sources.of` takes."""
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
     check_beam(chosen, config)
-    sources = check_sources(ids, vectors, config)
+    sources = Sources.of(config, **given)
     forced = check_prefix(prefix, len(sources), config)
     limits = length_limits(sources, forced, chosen, config, not model.extends_positions)
-    check_fits(config, chosen.beam, max(map(len, sources), default=0), int(limits.max(initial=0)))
+    check_fits(config, chosen.beam, int(sources.lengths.max(initial=0)), int(limits.max(initial=0)))
     return sources, forced, limits
 
 
@@ -125,22 +130,22 @@ def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> Non
 
 def _search(
     model: Model,
-    given: tuple[Ids | None, Vectors | None],
-    prefix: Ids | None,
+    given: dict[str, Any],
     chosen: Options,
+    prefix: Ids | None,
     share: Share,
     done: Done | None,
     scored: bool,
 ) -> list[list[Hypothesis]]:
-    config, (ids, vectors) = model.config, given
-    sources, forced, limits = checked(model, ids, prefix, chosen, vectors)
+    config = model.config
+    sources, forced, limits = checked(model, given, prefix, chosen)
     places = np.arange(len(sources)) if share.places is None else np.asarray(share.places, int)
     results: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
-    lengths = np.array([len(row) for row in sources], int)
+    lengths = sources.lengths
     expected = expected_tokens(lengths, limits, chosen, forced) if config.has_encoder else limits
     indices = batches(lengths, expected, limits, chosen, shared)
-    work = [Batch(i, [sources[j] for j in i], [forced[j] for j in i], limits[i], places[i]) for i in indices]
+    work = [Batch(i, sources[i], [forced[j] for j in i], limits[i], places[i]) for i in indices]
     searched = run_all(model, work, chosen, scored, share.stopped)
     for batch, hypotheses in reported(searched, lambda pair: len(pair[0].index), len(results), done):
         for i, best in zip(batch.index, hypotheses, strict=True):

@@ -5,13 +5,14 @@ Shapes: B sentences, K hypotheses of a sentence, R = B*K rows (hypothesis r % K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options
@@ -56,18 +57,18 @@ class Model(Protocol):
     extends_positions: bool
     """Sequences may be longer than `config.max_positions`."""
 
-    def start(self, rows: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+    def start(self, sources: Sources) -> tuple[Decoder, Array]:
         """Sources (decoder-only: prompts) of any lengths -> the decoder and the first tokens' logits (B, V)."""
         ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs that are decoded together: their indices in the caller's list, ids, forced tokens, limits (B,) and
-    places (B,), on which drawn tokens depend."""
+    """The inputs that are decoded together: their indices in the caller's list, what is read of them, forced tokens,
+    limits (B,) and places (B,), on which drawn tokens depend."""
 
     index: np.ndarray
-    sources: list[np.ndarray]
+    sources: Sources
     prefix: list[np.ndarray]
     limits: np.ndarray
     places: np.ndarray
@@ -83,7 +84,7 @@ class Strategy(Protocol):
     index: np.ndarray
     """(B,) place of each sentence that is still here in the batch as it was at the start."""
 
-    def start(self, model: Model, sources: Sequence[np.ndarray]) -> tuple[Decoder, Array]:
+    def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
         """Begin with these inputs: the decoder, and what it says of their first tokens."""
         ...
 

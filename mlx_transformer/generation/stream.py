@@ -33,7 +33,7 @@ def stream_ids(
     chosen = Options(**options)
     if chosen.beam > 1:
         raise UserError(f"beam={chosen.beam} has no token that is sure before the end: stream with beam=1")
-    sources, forced, limits = checked(model, [ids], [prefix], chosen)
+    sources, forced, limits = checked(model, {"ids": [ids]}, [prefix], chosen)
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]))
     return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
 

@@ -64,6 +64,8 @@ class Transformer(nn.Module):
                 self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
             if config.has_decoder:
                 self.target_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        if config.token_types:
+            self.token_type_embedding = nn.Embedding(config.token_types, config.d_model)
         if config.has_encoder:
             self.encoder = Encoder(config, attention)
         if config.has_decoder:
@@ -131,11 +133,15 @@ class Transformer(nn.Module):
         source_mask: Tokens | None = None,
         *,
         inputs_embeds: Vectors | None = None,
+        token_types: Ids | None = None,
         tap: Tap | None = None,
     ) -> mx.array:
-        """Encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels."""
+        """Encoder's output, the memory (B, S, D). Leave out a mask of True alone: None takes faster kernels.
+
+        `token_types` (B, S): the kind of each token, in a model that tells them apart; by default all are of kind 0.
+        """
         self._needs("has_encoder", "encode")
-        x = self._embedded(source_ids, inputs_embeds, "source_ids")
+        x = self._with_types(self._embedded(source_ids, inputs_embeds, "source_ids"), token_types)
         tokens = as_tokens(source_mask, x.shape[:2], "source_mask")
         mask = None if tokens is None else padding_mask(tokens)
         return self.encoder(x, positions_of(x.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
@@ -149,6 +155,18 @@ class Transformer(nn.Module):
             return as_vectors(vectors, c.d_model, stack.layers[0].feed_forward_norm.weight.dtype)
         embed, size = (self.embed_source, c.source_vocab_size) if c.has_encoder else (self.embed_target, c.vocab_size)
         return embed(as_ids(ids, size, name))
+
+    def _with_types(self, x: mx.array, token_types: Ids | None) -> mx.array:
+        """What enters the encoder (B, S, D), with the rows of its tokens' kinds."""
+        kinds, shape = self.config.token_types, tuple(x.shape[:2])
+        if not kinds:
+            if token_types is not None:
+                raise UserError("token_types: the model reads none; leave them out")
+            return x
+        ids = mx.zeros(shape, mx.int32) if token_types is None else as_ids(token_types, kinds, "token_types")
+        if tuple(ids.shape) != shape:
+            raise UserError(f"token_types: their shape {tuple(ids.shape)} differs from that of the input, {shape}")
+        return x + self.token_type_embedding(ids)
 
     def decode(
         self, target_ids: Ids, memory: mx.array, source_mask: Tokens | None = None, *, tap: Tap | None = None

@@ -9,14 +9,14 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.parameters import embedding_names, position_table_names
+from mlx_transformer.core.parameters import added_table_names, embedding_names
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
     """Embeddings N(0, 1/d_model), so that times sqrt(d_model) they have unit variance; Xavier uniform for the other
     matrices (Glorot and Bengio 2010), zero biases. Norms start at weight 1, bias 0 by themselves."""
     normal, xavier = nn.init.normal(std=config.d_model**-0.5), nn.init.glorot_uniform()
-    tables, fresh = embedding_names(config) | position_table_names(config), []
+    tables, fresh = embedding_names(config) | added_table_names(config), []
     for name, value in named_parameters(model):
         if value.ndim == 2:
             fresh.append((name, normal(value) if name in tables else xavier(value, 1.0)))

@@ -5,7 +5,7 @@ Shapes: B sentences, R rows (hypotheses), L prompt, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -14,12 +14,13 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import SOURCE_IDS, Ids, Sources
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.device import choices
 from mlx_transformer.generation import likelihood
 from mlx_transformer.generation import search as shared
 from mlx_transformer.generation.arrays import Arrays
-from mlx_transformer.generation.options import Hypothesis, Ids
+from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.stream import stream
 from mlx_transformer.generation.stream import stream_ids as shared_stream_ids
 from mlx_transformer.generation.translate import Translator
@@ -43,13 +44,8 @@ class Network(Protocol):
     @property
     def training(self) -> bool: ...
     def train(self, mode: bool = True) -> Any: ...
-    def encode(
-        self,
-        source_ids: mx.array | None = None,
-        source_mask: np.ndarray | None = None,
-        *,
-        inputs_embeds: mx.array | None = None,
-    ) -> mx.array: ...
+    @property
+    def encode(self) -> Callable[..., mx.array]: ...
     def start(
         self,
         memory: mx.array | None = None,
@@ -107,24 +103,18 @@ class MlxModel:
         self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
         self.extends_positions = model.config.positions != "learned"
 
-    def start(self, rows: Sequence[np.ndarray]) -> tuple[MlxDecoder, mx.array]:
+    def start(self, sources: Sources) -> tuple[MlxDecoder, mx.array]:
         """Encode the sources and feed the start token; decoder-only: read the prompts, padded on the left, at once."""
         c = self.config
-        longest = max(len(row) for row in rows)
-        vectors = rows[0].ndim > 1
-        ids = np.full((len(rows), longest, *rows[0].shape[1:]), c.pad_id, np.float32 if vectors else np.int32)
-        tokens = np.zeros((len(rows), longest), bool)
-        for i, row in enumerate(rows):
-            place = slice(0, len(row)) if c.has_encoder else slice(longest - len(row), longest)
-            ids[i, place], tokens[i, place] = row, True
-        mask = None if tokens.all() else tokens
+        arrays, mask = sources.padded(left=not c.has_encoder)
+        tokens = None if mask.all() else mask.astype(bool)
+        given = {name: mx.array(x.astype(np.int32) if x.dtype == np.int64 else x) for name, x in arrays.items()}
         if c.has_encoder:
-            source = {"inputs_embeds" if vectors else "source_ids": mx.array(ids)}
-            cache = self.model.start(self.model.encode(source_mask=mask, **source), mask)
-            ids = np.full((len(rows), 1), c.bos_id, np.int32)
+            cache = self.model.start(self.model.encode(source_mask=tokens, **given), tokens)
+            ids = mx.full((len(sources), 1), c.bos_id, mx.int32)
         else:
-            cache = self.model.start(prompt_mask=mask)
-        return MlxDecoder(self.model, cache), self.model.step(mx.array(ids), cache, last=True)[:, 0]
+            cache, ids = self.model.start(prompt_mask=tokens), given[SOURCE_IDS.name]
+        return MlxDecoder(self.model, cache), self.model.step(ids, cache, last=True)[:, 0]
 
 
 class MlxDecoder:

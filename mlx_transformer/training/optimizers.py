@@ -26,7 +26,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from mlx_transformer.core.parameters import embedding_names, output_weight_name, position_table_names
+from mlx_transformer.core.parameters import added_table_names, embedding_names, output_weight_name
 from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
@@ -161,7 +161,7 @@ class Optimizer:
         self._decayed = frozenset(trained) - exempt if self._decay else frozenset()
         self.inner = kind.make(options, self.streams)
         if options.optimizer_name == "muon":
-            tables = embedding_names(model.config) | position_table_names(model.config)
+            tables = embedding_names(model.config) | added_table_names(model.config)
             tables |= {output_weight_name(model.config)}
             self.inner = optim.MultiOptimizer(
                 [self.inner, _adam(options, self.streams)], [lambda name, value: value.ndim == 2 and name not in tables]

@@ -30,6 +30,7 @@ BY_HAND: Factors = {
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
     "lengths": [{}, dict(max_positions=17)],
+    "token types": [{}, dict(token_types=3)],
 }
 FACTORS = factors_of(BY_HAND)
 

@@ -22,6 +22,9 @@ CONFIGS = {
         **SIZES, norm_placement="pre", norm="rmsnorm", positions="relative", activation="gelu_tanh", gated=True,
         feed_forward_bias=False, scale_embeddings=False, attention_scale=1.0, logit_scale=0.25,
     ),
+    "token types": TransformerConfig(
+        **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", token_types=3
+    ),
     "decoder": TransformerConfig(
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
     ),

@@ -127,6 +127,10 @@ ONNX = {
     "learned positions off by one": Mutation(
         one_more(1, -1)("Gather", "decoder/positions"), model="decoder", tap="decoder.embedding", culprit="positions"
     ),
+    "the mask taken for the token types": Mutation(
+        reads("token_type_embedding/", "token_type_ids", "attention_mask"), model="token types",
+        tap="encoder.embedding", culprit="token types and positions",
+    ),
     "embedding scale a little off": Mutation(
         constant(SQRT_D, float(np.nextafter(np.float32(SQRT_D), np.float32(9))), "Mul"), files="encoder*",
         tap="encoder.embedding", culprit="embedding scale",

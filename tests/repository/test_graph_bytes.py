@@ -20,7 +20,7 @@ from small_models import write_text_model
 
 from export import export_onnx, export_search
 from export.precision.table import PRECISIONS
-from export.targets.names import TARGET_NAMES
+from export.settings import TARGET_NAMES
 
 SPEC = importlib.util.spec_from_file_location("graph_bytes", ROOT / "tests" / "graph_bytes.py")
 graph_bytes = importlib.util.module_from_spec(SPEC)

@@ -22,11 +22,11 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
 SHARED = ["system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "reference", "graph", "precision", "targets", "runtime", "package"]
+ONNX_SIDE = ["settings", "nn", "interface", "reference", "graph", "precision", "targets", "runtime", "package"]
 ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
-TABLES = ("export.settings", "export.precision.table", "export.targets.names")
+TABLES = ("export.settings", "export.precision.table")
 # (from, to): imports against the order that are there, inside functions, and why.
 BACK = {
     ("mlx_transformer.nn.model", "mlx_transformer.runtime"),  # generate and search, the two convenience methods
@@ -98,7 +98,7 @@ def _forbidden(module: str, entry: Import) -> str:
             return "" if entry.lazy or other == "system" else "the entry point imports inside functions only"
         return "" if entry.lazy or shared else "the command line imports export inside functions only"
     if room == "":  # a face resolves its names on first use
-        eager = other in ("system", "") or (package, other) == ("export", "nn")
+        eager = other in ("system", "") or (package, other) == ("export", "graph")
         return "" if entry.lazy or eager else "a package's face imports inside functions only"
     if other in JOINTS:
         return "nobody imports the command line"
@@ -170,7 +170,7 @@ def test_every_room_has_its_place() -> None:
         ("export.nn.model", "from mlx_transformer import nn"),
         ("export.nn.model", "from mlx_transformer.runtime.decoding import generate"),
         ("export.nn.model", "import onnxruntime"),
-        ("export.nn.model", "from export.targets import names"),
+        ("export.nn.model", "from export import interface"),
         ("export.__init__", "def f():\n    import onnxruntime"),
         ("export.runtime.transformer", "import mlx"),
         ("export.runtime.folder", "import onnx"),

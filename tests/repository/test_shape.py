@@ -17,7 +17,6 @@ ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are fill
 }
 ONLY_ONNX = {
     "primitives": "what mlx.nn is on the other side",
-    "deferred": "what onnx_ir imports for dimensions that are expressions",
 }
 
 

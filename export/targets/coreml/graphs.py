@@ -19,19 +19,17 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, ShapeInferencePass
 from onnxscript import optimizer
 
-from export.nn.cache import Cache, KeyValues, LayerCache, cache_shape
+from export.graph.builder import IR_VERSION, GraphBuilder
+from export.interface import DECODER_COREML, ENCODER_COREML, Request
+from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.masks import Mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
 from export.nn.taps import within
-from export.targets.attention import Watch
-from export.targets.graph import IR_VERSION, GraphBuilder
-from export.targets.names import DECODER_COREML, ENCODER_COREML
-from mlx_transformer.core.config import TransformerConfig
+from export.targets.attention import AttentionTap
 
 from .rows import split_rows
-from .shape import FixedShape
 
 HIDDEN = -3e4
 """Added to masked scores. Softmax gives them exactly 0, as with -1e9, and it is finite in float16 too."""
@@ -83,41 +81,38 @@ class CoreMLCache(Cache):
 class CoreMLGraphBuilder(GraphBuilder):
     """A graph whose inputs have known extents, so that everything about shapes is a constant."""
 
-    def integers(self, name: str, *axes: int) -> ir.Value:
-        return self.builder.input(name, ir.DataType.INT64, axes)
-
     def model(self) -> ir.Model:
         fold_shapes(self.graph, self.tapped)
         split_rows(ir.Model(self.graph, ir_version=IR_VERSION))
         return super().model()
 
 
-def encoder_coreml(config: TransformerConfig, shape: FixedShape) -> GraphBuilder:
+def encoder_coreml(request: Request) -> GraphBuilder:
     """
     input_ids (B, S) ------> embedding --> Encoder --> last_hidden_state (B, S, D) --> present.N.encoder.{key,value}
     attention_mask (B, S) ----> mask -------^               \\--> logits (B, S, V)                      (B, K, S, d)
 
     Padding is on the right. The keys and values are an encoder-decoder's, the logits an encoder's alone.
     """
-    g = CoreMLGraphBuilder(ENCODER_COREML)
-    model, rows, length = Transformer(config), shape.rows, shape.source
-    input_ids = g.integers("input_ids", rows, length)
-    mask = padding_mask(g.op, g.integers("attention_mask", rows, length))
+    assert request.shape is not None
+    g = CoreMLGraphBuilder.declared(ENCODER_COREML, request)
+    model, length = Transformer(request.config), request.shape.source
+    source = g.source()
+    mask = padding_mask(g.op, source.pop("source_mask"))
     index = table(g.op, "positions.source", lambda: np.arange(length)[None])
     places = table(g.op, "positions.distances", lambda: np.arange(length) - np.arange(length)[:, None])
     position_ids = PositionIds(index, places)
-    x = model.embed_source(g.op, input_ids)
-    hidden = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
-    g.output("last_hidden_state", hidden, rows, length, config.d_model)
-    if config.has_decoder:
-        for i, pair in enumerate(model.decoder.cross_keys_values(g.op, hidden)):
-            g.put_keys_values(f"present.{i}.encoder", pair, cache_shape(config), rows, length)
+    x = model.embedded(g.op, **source)
+    memory = model.encoder(g.op, x, position_ids, mask, within(g.tap, "encoder"))
+    g.give(memory=memory)
+    if request.config.has_decoder:
+        g.give(cross=model.decoder.cross_keys_values(g.op, memory))
     else:
-        g.output("logits", model.logits(g.op, hidden, tap=g.tap), rows, length, config.vocab_size)
+        g.give(logits=model.logits(g.op, memory, tap=g.tap))
     return g
 
 
-def decoder_coreml(config: TransformerConfig, shape: FixedShape, attention: int | None = None) -> GraphBuilder:
+def decoder_coreml(request: Request) -> GraphBuilder:
     """
     input_ids (B, 1) ----------------------------------> embedding --> Decoder --> classifier --> logits (B, 1, V)
     position_ids (B, 1) --------------------------> positions, mask --^  ^  ^ \\--> present.N.decoder.{key,value}
@@ -125,37 +120,24 @@ def decoder_coreml(config: TransformerConfig, shape: FixedShape, attention: int 
     past_key_values.N.encoder.{key,value} (B, K, S, d), encoder_attention_mask (B, S)
 
     A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}. What lies behind a row's position in a
-    buffer is not seen. Writing at a position again replaces what it held. attention: the layer whose cross_attention
-    (B, 1, S) is an output too.
+    buffer is not seen. Writing at a position again replaces what it held.
     """
-    g = CoreMLGraphBuilder(DECODER_COREML)
-    model, rows, length = Transformer(config), shape.rows, shape.target
-    input_ids = g.integers("input_ids", rows, 1)
-    position_ids = g.integers("position_ids", rows, 1)
-    positions, at_position, elsewhere, mask = _at(g.op, position_ids, length)
-    part = ".decoder" if config.has_encoder else ""
-    layers: list[LayerCache] = []
-    cross: list[KeyValues] | None = [] if config.has_encoder else None
-    for i in range(config.decoder_layers):
-        buffers = g.keys_values(f"past_key_values.{i}{part}", cache_shape(config), rows, length)
-        layers.append(CoreMLLayerCache(*buffers, at_position, elsewhere))
-        if cross is not None:
-            source = g.keys_values(f"past_key_values.{i}.encoder", cache_shape(config), rows, shape.source)
-            cross.append(source)
-    cross_mask = None
-    if cross is not None:
-        cross_mask = padding_mask(g.op, g.integers("encoder_attention_mask", rows, shape.source))
-    cache = CoreMLCache(layers, positions, mask, cross, cross_mask)
-    watch = Watch(model, attention, g.tap)
-    logits = model.step(g.op, input_ids, cache, tap=watch.tap)
-    g.output("logits", logits, rows, 1, config.vocab_size)
-    for i, layer in enumerate(layers):
-        g.put_keys_values(f"present.{i}{part}", layer.held(), cache_shape(config), rows, length)
-    watch.put(g, input_ids, rows, 1, shape.source)
+    assert request.shape is not None
+    g = CoreMLGraphBuilder.declared(DECODER_COREML, request)
+    model, ids = Transformer(request.config), g.inputs["target_ids"]
+    positions, at_position, elsewhere, mask = _at(g.op, g.inputs["positions"], request.shape.target)
+    layers = [CoreMLLayerCache(*buffers, at_position, elsewhere) for buffers in g.pairs("cache")]
+    tokens = g.inputs.get("source_mask")
+    cross_mask = None if tokens is None else padding_mask(g.op, tokens)
+    state = CoreMLCache(layers, positions, mask, g.pairs("cross") or None, cross_mask)
+    attention = AttentionTap(model, request.attention_layer, g.tap)
+    logits = model.step(g.op, ids, state, tap=attention.tap)
+    cache = [layer.held() for layer in layers]
+    g.give(logits=logits, cache=cache, attention=attention.mean(g.op, ids))
     return g
 
 
-BUILDERS: dict[str, dict[str, Callable[..., GraphBuilder]]] = {
+BUILDERS: dict[str, dict[str, Callable[[Request], GraphBuilder]]] = {
     "encoder-decoder": {ENCODER_COREML: encoder_coreml, DECODER_COREML: decoder_coreml},
     "decoder": {DECODER_COREML: decoder_coreml},
     "encoder": {ENCODER_COREML: encoder_coreml},

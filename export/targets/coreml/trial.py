@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import ENCODER_COREML
-from export.targets.portable.runtime import Feeds, Session
-from mlx_transformer.core.config import TransformerConfig
+from export.interface import GRAPHS, Port, Request
+from export.targets.session import Session
+from mlx_transformer.core.inputs import INPUTS
 
 from .shape import part_of
 
@@ -52,10 +52,10 @@ def with_options(providers: Sequence[Any]) -> list[Any]:
     return [options(entry, {}) if isinstance(entry, str) else options(*entry) for entry in providers]
 
 
-def problem(config: TransformerConfig, graph: str, session: Session, on_cpu: Session) -> str:
+def problem(request: Request, graph: str, session: Session, on_cpu: Session) -> str:
     """What is wrong with a graph's session beside the CPU's, in a few words; empty if nothing is."""
     names = [entry.name for entry in on_cpu.get_outputs()]
-    for feeds in inputs(config, graph, on_cpu):
+    for feeds in inputs(request, graph):
         for name, got, expected in zip(names, session.run(names, feeds), on_cpu.run(names, feeds), strict=True):
             if message := difference(np.asarray(got), expected):
                 part = part_of(name)
@@ -77,26 +77,27 @@ def difference(got: NDArray, expected: NDArray) -> str:
     return f"differs by up to {largest:.2g} (rms {rms:.2g}) in values of {size:.2g}"
 
 
-def inputs(config: TransformerConfig, graph: str, session: Session) -> Iterator[Feeds]:
+def inputs(request: Request, graph: str) -> Iterator[dict[str, NDArray]]:
     """`RUNS` times all inputs of a graph: ids from the whole vocabulary, positions from the whole length, the last ones
     first; sources of all lengths; buffers of random numbers."""
-    shapes = {entry.name: tuple(entry.shape) for entry in session.get_inputs()}
-    vocabulary = config.source_vocab_size if graph == ENCODER_COREML else config.vocab_size
-    buffer = next((shape for name, shape in shapes.items() if _is_own(name)), (0, 0, 0, 0))
+    ports = GRAPHS[graph](request).inputs
     for run in range(RUNS):
         rng = np.random.default_rng(run)
-        feeds: Feeds = {}
-        for name, shape in shapes.items():
-            if name == "input_ids":
-                feeds[name] = _spread(vocabulary, shape, run)
-            elif name == "position_ids":
-                feeds[name] = _spread(buffer[2], shape, run)
-            elif name.endswith("attention_mask"):
-                lengths = 1 + _spread(shape[1], (shape[0], 1), run)
-                feeds[name] = (np.arange(shape[1]) < lengths).astype(np.int64)
-            else:
-                feeds[name] = rng.standard_normal(shape, dtype=np.float32)
-        yield feeds
+        yield {port.name: _drawn(request, port, run, rng) for port in ports}
+
+
+def _drawn(request: Request, port: Port, run: int, rng: np.random.Generator) -> NDArray:
+    """One input of one run, by what flows there."""
+    shape: Any = port.axes
+    if port.dtype == "float32":
+        return rng.standard_normal(shape, dtype=np.float32)
+    if port.value == "source_mask":
+        return (np.arange(shape[1]) < 1 + _spread(shape[1], (shape[0], 1), run)).astype(np.int64)
+    if port.value in INPUTS:
+        return _spread(INPUTS[port.value].size(request.config), shape, run)
+    assert request.shape is not None
+    counts = {"target_ids": request.config.vocab_size, "positions": request.shape.target}
+    return _spread(counts[port.value], shape, run)
 
 
 def _spread(count: int, shape: tuple[int, ...], run: int) -> NDArray[np.int64]:
@@ -104,8 +105,3 @@ def _spread(count: int, shape: tuple[int, ...], run: int) -> NDArray[np.int64]:
     size = math.prod(shape)
     steps = np.linspace(count - 1, 0, size * RUNS).astype(np.int64)
     return steps[run::RUNS].reshape(shape)
-
-
-def _is_own(name: str) -> bool:
-    """Whether an input is a buffer of the decoder's own keys or values, not of the encoder's."""
-    return name.startswith("past_key_values.") and ".encoder." not in name

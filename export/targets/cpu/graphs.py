@@ -10,30 +10,23 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from export.graph.builder import GraphBuilder
+from export.interface import DECODER_CPU, ENCODER_CPU, Ports, Request
 from export.nn.primitives import Op, branch
-from export.targets.attention import Watch
-from export.targets.graph import GraphBuilder
-from export.targets.names import DECODER_CPU, ENCODER_CPU
+from export.targets.attention import AttentionTap
 from export.targets.top_k import largest, top_k
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import EXCLUDED
 
 from .gemm import join_reshapes, use_gemm
-from .network import DOMAIN, CpuCache, CpuTransformer, InPlace, Sources, operator_shape
-
-SENTENCES, SOURCE, ROWS, POSITIONS = "sentences", "source_length", "rows", "positions"
-INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+from .network import DOMAIN, CpuCache, CpuTransformer, InPlace, Sources
 
 
 class CpuGraphBuilder(GraphBuilder):
     """A graph with ONNX Runtime's own operators, its products as Gemm."""
 
-    def __init__(self, name: str):
-        super().__init__(name)
+    def __init__(self, name: str, ports: Ports):
+        super().__init__(name, ports)
         self.graph.opset_imports[DOMAIN] = 1
-
-    def integers(self, name: str, *axes: str | int, type: ir.DataType = INT32) -> ir.Value:
-        return self.builder.input(name, type, axes)
 
     def model(self) -> ir.Model:
         join_reshapes(self.graph)
@@ -41,7 +34,7 @@ class CpuGraphBuilder(GraphBuilder):
         return super().model()
 
 
-def encoder_cpu(config: TransformerConfig, inputs_embeds: bool = False) -> GraphBuilder:
+def encoder_cpu(request: Request) -> GraphBuilder:
     """
     input_ids (B, S) ------> tokens --> embedding --> Encoder --> memory --> cross.N.{key,value} (B, H, S, d)
     attention_mask (B, S) ----^  ------------------------^           \\----> last_hidden_state (B, S, D)
@@ -49,20 +42,17 @@ def encoder_cpu(config: TransformerConfig, inputs_embeds: bool = False) -> Graph
 
     Or inputs_embeds (B, S, D) in place of input_ids.
     """
-    g = CpuGraphBuilder(ENCODER_CPU)
-    ids, vectors = g.source(config.d_model, inputs_embeds, SENTENCES, SOURCE)
-    attention_mask = g.ids("attention_mask", SENTENCES, SOURCE)
-    sources = Sources.of(g.op, attention_mask, config.of("encoder").heads)
-    model = CpuTransformer(config, sources)
-    memory = model.encode_rows(g.op, ids, inputs_embeds=vectors, tap=g.tap)
-    for i, pair in enumerate(model.cross_keys_values(g.op, memory)):
-        g.put_keys_values(f"cross.{i}", pair, operator_shape(config), SENTENCES, SOURCE)
-    g.output("source_mask", sources.mask, SENTENCES, SOURCE, type=INT32)
-    g.output("last_hidden_state", sources.padded(g.op, memory), SENTENCES, SOURCE, config.d_model)
+    g = CpuGraphBuilder.declared(ENCODER_CPU, request)
+    source = g.source()
+    sources = Sources.of(g.op, source.pop("source_mask"), request.config.of("encoder").heads)
+    model = CpuTransformer(request.config, sources)
+    memory = model.encode_rows(g.op, source, tap=g.tap)
+    cross = model.cross_keys_values(g.op, memory)
+    g.give(cross=cross, source_mask=sources.mask, memory=sources.padded(g.op, memory))
     return g
 
 
-def decoder_cpu(config: TransformerConfig, attention: int | None = None) -> GraphBuilder:
+def decoder_cpu(request: Request) -> GraphBuilder:
     """
     input_ids (R) --> embedding ----> Decoder --> classifier --> logits (R, V)
     past_length (1) --> position --^  ^  ^  ^                    \\--> candidate_{scores,tokens}
@@ -70,32 +60,25 @@ def decoder_cpu(config: TransformerConfig, attention: int | None = None) -> Grap
     beam_width (1), cache_indirection ---+
     source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`. attention: the layer whose
-    cross_attention (R, S) is an output too.
+    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
     """
-    g = CpuGraphBuilder(DECODER_CPU)
-    input_ids = g.ids("input_ids", ROWS)
-    past_length = g.integers("past_length", 1)
-    beam_width = g.integers("beam_width", 1)
-    cache_indirection = g.integers("cache_indirection", SENTENCES, "beams", POSITIONS)
-    source_mask = g.integers("source_mask", SENTENCES, SOURCE)
-    chooser = Chooser(g, config)
-    layers, cross, shape = [], [], operator_shape(config)
-    for i in range(config.decoder_layers):
-        buffers = g.keys_values(f"past.{i}", shape, ROWS, POSITIONS)
-        layers.append(InPlace(*buffers, past_length, beam_width, cache_indirection))
-        cross.append(g.keys_values(f"cross.{i}", shape, SENTENCES, SOURCE))
-    cache = CpuCache(layers, past_length, cross, source_mask)
-    model = CpuTransformer(config)
-    watch = Watch(model, attention, g.tap)
-    logits = model.step(g.op, input_ids, cache, tap=watch.tap)
-    scores, tokens = chooser(logits)
-    g.output("candidate_scores", scores, "choices", "candidates")
-    g.output("candidate_tokens", tokens, "choices", "candidates", type=INT64)
-    g.output("logits", logits, ROWS, config.vocab_size)
-    for i, layer in enumerate(layers):
-        g.put_keys_values(f"present.{i}", layer.held(), shape, ROWS, POSITIONS)
-    watch.put(g, input_ids, ROWS, SOURCE)
+    g = CpuGraphBuilder.declared(DECODER_CPU, request)
+    past, ids = g.inputs["past_length"], g.inputs["target_ids"]
+    layers = [
+        InPlace(*buffers, past, g.inputs["beam_width"], g.inputs["cache_indirection"]) for buffers in g.pairs("cache")
+    ]
+    cache = CpuCache(layers, past, g.pairs("cross"), g.inputs["source_mask"])
+    model = CpuTransformer(request.config)
+    attention = AttentionTap(model, request.attention_layer, g.tap)
+    logits = model.step(g.op, ids, cache, tap=attention.tap)
+    scores, tokens = Chooser(g, request.config.vocab_size)(logits)
+    g.give(
+        candidate_scores=scores,
+        candidate_tokens=tokens,
+        logits=logits,
+        cache=[layer.held() for layer in layers],
+        attention=attention.mean(g.op, ids),
+    )
     return g
 
 
@@ -115,30 +98,27 @@ class Chooser:
     first_entry (R, 1)   hypothesis * V
     """
 
-    def __init__(self, g: CpuGraphBuilder, config: TransformerConfig):
-        self.g, self.vocab_size = g, config.vocab_size
-        self.bans = g.floats("bans", config.vocab_size)
-        self.candidates = g.integers("candidates", 1, type=INT64)
-        self.by_sentence = g.integers("by_sentence", 2, type=INT64)
-        self.extensions = g.integers("extensions", 1, type=INT64)
-        self.log_p = g.floats("log_p", ROWS, 1)
-        self.first_entry = g.integers("first_entry", ROWS, 1, type=INT64)
+    def __init__(self, g: GraphBuilder, vocab_size: int):
+        self.g, self.vocab_size = g, vocab_size
 
     def __call__(self, logits: ir.Value) -> tuple[ir.Value, ir.Value]:
         """logits (R, V). An If, because a runtime computes all of a graph, whatever outputs it is asked for."""
+        inputs = self.g.inputs
 
         def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-            return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, self.bans, EXCLUDED, self.vocab_size)
+            return op.ReduceSum(logits, [-1], keepdims=1), largest(
+                op, logits, inputs["bans"], EXCLUDED, self.vocab_size
+            )
 
         def beam(op: Op) -> tuple[ir.Value, ir.Value]:
-            log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), self.candidates, self.vocab_size)
-            log_p = op.Add(op.Add(log_p, op.Gather(self.bans, tokens, axis=0)), self.log_p)
-            entries = op.Reshape(op.Add(tokens, self.first_entry), self.by_sentence)
-            best, place = op.TopK(op.Reshape(log_p, self.by_sentence), self.extensions, axis=-1, _outputs=2)
+            log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), inputs["candidates"], self.vocab_size)
+            log_p = op.Add(op.Add(log_p, op.Gather(inputs["bans"], tokens, axis=0)), inputs["log_p"])
+            entries = op.Reshape(op.Add(tokens, inputs["first_entry"]), inputs["by_sentence"])
+            best, place = op.TopK(op.Reshape(log_p, inputs["by_sentence"]), inputs["extensions"], axis=-1, _outputs=2)
             return best, op.GatherElements(entries, place, axis=1)
 
         op = self.g.op
-        several = op.Greater(op.Squeeze(self.candidates, [0]), 1)
+        several = op.Greater(op.Squeeze(inputs["candidates"], [0]), 1)
 
         def pair(name: str) -> list[ir.Value]:
             return [ir.Value(name=f"{name}.{part}") for part in ("scores", "tokens")]

@@ -9,7 +9,7 @@ buffer, D model, H heads, G key-value heads, d one head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -17,8 +17,9 @@ from typing import Any, cast
 import numpy as np
 import onnx_ir as ir
 
+from export.interface import CacheShape, operator_shape
 from export.nn.attention import Attention
-from export.nn.cache import Cache, CacheShape, KeyValues, LayerCache
+from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer
 from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
@@ -66,8 +67,9 @@ class Sources:
         slots, tokens = _by_head(op, self.mask, self.tokens, self.slots, head)
         return replace(self, heads=heads, head_slots=slots, head_tokens=tokens)
 
-    def rows(self, op: Op, x: ir.Value, *width: int) -> ir.Value:
-        """Padded (B, S) to rows (N,), or with a width (B, S, D) to (N, D)."""
+    def rows(self, op: Op, x: ir.Value) -> ir.Value:
+        """Padded (B, S) to rows (N,), or (B, S, D) to (N, D)."""
+        width = [extent(x, 2)] if len(x.shape or ()) == 3 else []
         return op.Gather(op.Reshape(x, [-1, *width]), self.tokens, axis=0)
 
     def padded(self, op: Op, x: ir.Value) -> ir.Value:
@@ -247,13 +249,6 @@ def typed(y: ir.Value, *extents: int, rank: int = 3) -> ir.Value:
     return y
 
 
-def operator_shape(config: TransformerConfig) -> CacheShape:
-    """Shape of keys and values as the operators take them: one width of a head, and no heads that share."""
-    c = config.of("decoder")
-    width = max(c.d_k, c.d_v)
-    return CacheShape(c.heads, width, width)
-
-
 class CpuTransformer(Transformer):
     """An encoder-decoder over rows; the same parameters by the same names. `sources`: of the encoder's graph."""
 
@@ -261,17 +256,12 @@ class CpuTransformer(Transformer):
         super().__init__(config, partial(CpuAttention, sources=sources))
         self.sources = sources
 
-    def encode_rows(
-        self, op: Op, ids: ir.Value | None, *, inputs_embeds: ir.Value | None = None, tap: Tap = no_tap
-    ) -> ir.Value:
-        """Padded ids (B, S), or vectors (B, S, D) in their place -> memory (N, D)."""
-        assert self.sources is not None
-        if ids is not None:
-            x = self.embed_source(op, self.sources.rows(op, ids))
-        else:
-            assert inputs_embeds is not None
-            x = self.sources.rows(op, inputs_embeds, self.config.d_model)
-        return self.encoder(op, x, self.sources.positions(op), self.sources.hidden, within(tap, "encoder"))
+    def encode_rows(self, op: Op, source: Mapping[str, ir.Value | None], *, tap: Tap = no_tap) -> ir.Value:
+        """What `embedded` takes, padded (B, S) or (B, S, D) -> memory (N, D)."""
+        sources = self.sources
+        assert sources is not None
+        x = self.embedded(op, **{name: None if x is None else sources.rows(op, x) for name, x in source.items()})
+        return self.encoder(op, x, sources.positions(op), sources.hidden, within(tap, "encoder"))
 
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
         """Every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""

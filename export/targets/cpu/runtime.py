@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -15,9 +15,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.targets.names import CROSS_ATTENTION
-from export.targets.portable.runtime import padded_sources, source_feed
-from mlx_transformer.core.config import TransformerConfig
+from export.interface import DECODER_CPU, ENCODER_CPU, GRAPHS, LENGTH, Request, operator_shape
+from export.targets.portable.runtime import SOURCE_MULTIPLE
+from export.targets.session import PortSession, Values
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.steps import EXCLUDED, Batch, Strategy
@@ -45,22 +46,26 @@ class CpuModel:
 
     def __init__(
         self,
-        config: TransformerConfig,
+        request: Request,
         encoder: ort.InferenceSession,
         decoder: ort.InferenceSession,
         threads: int = 1,
         single_threaded: Callable[[], CpuModel] | None = None,
     ):
-        self.config, self.encoder, self.decoder, self.threads = config, encoder, decoder, threads
+        self.config, self.decoder, self.threads = request.config, decoder, threads
         self.single_threaded = None if single_threaded is None else functools.cache(single_threaded)
         self.memory = BufferPool()
         self.options = ort.RunOptions()
         # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
         # captured.
         self.options.add_run_config_entry("gpu_graph_id", "-1")
-        parts = ("key", "value")
-        self.cross = [f"cross.{i}.{part}" for i in range(config.decoder_layers) for part in parts]
-        self.self_attention = [f"{i}.{part}" for i in range(config.decoder_layers) for part in parts]
+        self.encoder = CpuEncoder(encoder, GRAPHS[ENCODER_CPU](request))
+        self.encoder.options = self.options
+        ports = GRAPHS[DECODER_CPU](request)
+        self.inputs, self.outputs = ports.input_names, ports.output_names
+        self.made = {port.value: port for port in ports.outputs}
+        self.cache = [value for value in self.outputs if value.startswith("cache.")]
+        self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
     def together(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """`search_on(model, batch)` of all batches, in parts that run at the same time where that is faster."""
@@ -77,36 +82,46 @@ class CpuModel:
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy:
         return strategy(batch, options, self.config, scored)
 
-    def encode(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
-        """Encoder's output (B, S, D) of ids (B, S), or vectors (B, S, D) in their place, and mask (B, S)."""
-        return self._encode(["last_hidden_state"], ids, mask)[0]
+    def encode(self, source: Values, mask: NDArray) -> NDArray[np.float32]:
+        """Encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
+        return self._encode(["memory"], source, mask)["memory"]
 
-    def begin(self, ids: NDArray, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
+    def begin(self, source: Values, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
         """Sources (B, S) encoded, ready for the start token of each."""
-        source_mask, *cross = self._encode(["source_mask", *self.cross], ids, mask)
-        return CpuDecoder(self, source_mask, cross, outputs, beam)
+        return CpuDecoder(self, self._encode(["source_mask", *self.cross], source, mask), outputs, beam)
 
     def start(
-        self, rows: Sequence[NDArray], outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
+        self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[CpuDecoder, Any]:
         """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
-        decoder = self.begin(*padded_sources(rows, self.config), outputs, beam)
+        decoder = self.begin(*sources.padded(SOURCE_MULTIPLE, self.config.max_positions), outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
-        return decoder, decoder.step(np.full(len(rows), self.config.bos_id, np.int64))
+        return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
 
-    def logits(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
+    def logits(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Teacher-forced logits (B, T, V) of targets (B, T)."""
-        decoder = self.begin(ids, mask)
+        decoder = self.begin(source, mask)
         return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
 
-    def attention(self, ids: NDArray, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
+    def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
-        decoder = self.begin(ids, mask, (CROSS_ATTENTION,))
+        decoder = self.begin(source, mask, ("attention",))
         return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
 
-    def _encode(self, outputs: list[str], ids: NDArray, mask: NDArray) -> Sequence[Any]:
-        return self.encoder.run(outputs, {**source_feed(self.encoder, ids), "attention_mask": mask}, self.options)
+    def _encode(self, outputs: list[str], source: Values, mask: NDArray) -> Values:
+        self.encoder.check_source(source)
+        # The graph's output of that name is the decoder's input: the same tokens in another type.
+        return self.encoder(outputs, {**source, "source_mask": mask})
+
+
+class CpuEncoder(PortSession):
+    """encoder_cpu, with the options of a run that are quick to look up."""
+
+    options: ort.RunOptions | None = None
+
+    def run(self, names: list[str], feeds: Mapping[str, NDArray]) -> Sequence[Any]:
+        return self.session.run(names, feeds, self.options)  # type: ignore[call-arg]
 
 
 def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
@@ -129,14 +144,13 @@ class CpuDecoder:
     def __init__(
         self,
         graphs: CpuModel,
-        source_mask: NDArray[np.int32],
-        cross: list[NDArray[np.float32]],
+        source: Values,
         outputs: Sequence[str],
         beam: int,
     ):
+        """source: what the decoder reads of it, by value. outputs: what `step` returns, by value."""
         config = graphs.config
-        self.graphs, self.outputs = graphs, outputs
-        self.source_mask, self.cross = source_mask, cross
+        self.graphs, self.outputs, self.source = graphs, outputs, source
         self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
@@ -144,19 +158,23 @@ class CpuDecoder:
         self.candidates = np.array([min(2 * beam + EXCLUDED, config.vocab_size) if beam > 1 else 1])
         self.most_extensions = 2 * beam if beam > 1 else 1
         self.bans = np.zeros(config.vocab_size, np.float32)
-        sentences = len(source_mask)
+        sentences = self.sentences
         self.log_p = np.zeros((sentences, 1), np.float32)
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if beam == 1 else 1
-        c = config.of("decoder")
-        shape = (sentences, c.heads, room, max(c.d_k, c.d_v))
-        self.self_attention = [graphs.memory.take(shape) for _ in graphs.self_attention]
+        shape = operator_shape(config)
+        buffer = (sentences, shape.heads, room, shape.key_width)
+        self.self_attention = [graphs.memory.take(buffer) for _ in graphs.cache]
         weakref.finalize(self, graphs.memory.give_back, self.self_attention).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self.binding = graphs.decoder.io_binding()
         for name in ("past_length", "beam_width", "candidates", "bans"):
-            self.binding.bind_cpu_input(name, getattr(self, name))
+            self.binding.bind_cpu_input(graphs.inputs[name], getattr(self, name))
         self._bind()
+
+    @property
+    def sentences(self) -> int:
+        return len(self.source["source_mask"])
 
     def step(self, ids: NDArray) -> Any:
         """Last tokens (R,) -> logits (R, V), or what else was asked for; two outputs come as a pair."""
@@ -174,7 +192,7 @@ class CpuDecoder:
         """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
         self.beam_width *= times
         room = max(POSITIONS, self.room)
-        sentences, beams = len(self.source_mask), int(self.beam_width[0])
+        sentences, beams = self.sentences, int(self.beam_width[0])
         self._move(len(self.self_attention[0]) * times, room, to=slice(None, None, times))
         self.cache_indirection = np.empty((sentences, beams, room), np.int32)
         self.cache_indirection[:] = np.arange(beams, dtype=np.int32)[None, :, None]
@@ -190,8 +208,7 @@ class CpuDecoder:
         beams = int(self.beam_width[0])
         sentences = rows[::beams] // beams
         self._move(len(rows), self.room, of=rows)
-        self.cross = [x[sentences] for x in self.cross]
-        self.source_mask = self.source_mask[sentences]
+        self.source = {value: x[sentences] for value, x in self.source.items()}
         self.cache_indirection = self.cache_indirection[sentences]
         self._bind()
 
@@ -217,31 +234,30 @@ class CpuDecoder:
         self.room = self.self_attention[0].shape[2]
         of_sentence = beams * int(self.candidates[0])
         extensions = min(self.most_extensions, of_sentence)
-        choices = rows // beams, extensions
-        made = {
-            "logits": ((rows, config.vocab_size), np.float32),
-            "candidate_scores": (choices, np.float32),
-            "candidate_tokens": (choices, np.int64),
-            CROSS_ATTENTION: ((rows, self.source_mask.shape[1]), np.float32),
-        }
-        self.results = tuple(np.empty(*made[name]) for name in self.outputs)
+        extents = {"rows": rows, LENGTH: self.source["source_mask"].shape[1]}
+        extents |= {"choices": rows // beams, "candidates": extensions}
+        self.results = tuple(self._made(value, extents) for value in self.outputs)
         inputs = {
-            "input_ids": self.ids,
+            "target_ids": self.ids,
             "cache_indirection": self.cache_indirection,
-            "source_mask": self.source_mask,
             "by_sentence": np.array([-1, of_sentence]),
             "extensions": np.array([extensions]),
             "log_p": self.sums,
             "first_entry": np.arange(rows)[:, None] % beams * config.vocab_size,
-            **dict(zip(self.graphs.cross, self.cross, strict=True)),
+            **self.source,
         }
-        outputs = dict(zip(self.outputs, self.results, strict=True))
+        graphs = self.graphs
         # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
-        for name, x in inputs.items():
-            self.binding.bind_cpu_input(name, x)
-        for name, x in outputs.items():
-            self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(x))
-        for name, x in zip(self.graphs.self_attention, self.self_attention, strict=True):
+        for value, x in inputs.items():
+            self.binding.bind_cpu_input(graphs.inputs[value], x)
+        for value, x in zip(self.outputs, self.results, strict=True):
+            self.binding.bind_ortvalue_output(graphs.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
+        for value, x in zip(graphs.cache, self.self_attention, strict=True):
             buffer = ort.OrtValue.ortvalue_from_numpy(x)
-            self.binding.bind_ortvalue_input(f"past.{name}", buffer)
-            self.binding.bind_ortvalue_output(f"present.{name}", buffer)
+            self.binding.bind_ortvalue_input(graphs.inputs[value], buffer)
+            self.binding.bind_ortvalue_output(graphs.outputs[value], buffer)
+
+    def _made(self, value: str, extents: Mapping[str, int]) -> NDArray:
+        """An array for this output, of the type and the axes that are declared."""
+        port = self.graphs.made[value]
+        return np.empty([axis if isinstance(axis, int) else extents[axis] for axis in port.axes], port.dtype)

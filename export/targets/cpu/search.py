@@ -8,13 +8,13 @@ Shapes: B sentences, K = beam, R rows, V vocabulary, C candidates of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import Arrays, NumpyArrays
 from mlx_transformer.generation.beam import Beam
 from mlx_transformer.generation.greedy import Greedy
@@ -39,7 +39,7 @@ class InGraph:
     rules: Rules
     options: Options
 
-    def start(self, model: Any, sources: Sequence[NDArray]) -> tuple[Any, Any]:
+    def start(self, model: Any, sources: Sources) -> tuple[Any, Any]:
         bans = self.rules.early_bans if self.options.min_new_tokens else self.rules.bans
         self.decoder, candidates = model.start(sources, ("candidate_scores", "candidate_tokens"), self.width, bans)
         return self.decoder, candidates

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.names import CROSS_ATTENTION
+from export.interface import CROSS_ATTENTION
 from export.validate.cases import Case, weights_name
 from export.validate.engines.protocol import Engine
 from export.validate.findings import TAPPED

@@ -19,9 +19,7 @@ import numpy as np
 import onnx
 
 from export.graph.protos import all_nodes, inner_graphs
-from export.precision.adapters import A, B
-from export.targets.coreml.shape import part_of
-from export.targets.names import (
+from export.interface import (
     CROSS_ATTENTION,
     DECODER_COREML,
     DECODER_CPU,
@@ -32,6 +30,8 @@ from export.targets.names import (
     ENCODER_CPU,
     MODEL,
 )
+from export.precision.adapters import A, B
+from export.targets.coreml.shape import part_of
 from export.validate.engines.protocol import Engine
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession
-from export.targets.names import DECODER_COREML, ENCODER_COREML
+from export.interface import DECODER_COREML, ENCODER_COREML
+from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession, unpadded
 from export.validate.cases import Case
 from export.validate.findings import PLAIN
 
@@ -44,11 +44,11 @@ class CoreMLEngine(SteppingEngine):
         return joined if targets else _placed(joined, case.source_real)
 
     def _encode(self, case: Case) -> Array:
-        return self.graphs.encode(case.ids, case.source_real)
+        return self.graphs.encode(case.inputs, case.source_real)
 
     def _whole_runs(self, name: str, values: Sequence[Array], rows: int) -> list[Array]:
         """Join the portions of each run, as a graph takes so many rows at once."""
-        graph = CoreMLSession(self.sessions[ENCODER_COREML if name.startswith("encoder.") else DECODER_COREML])
+        graph = self._session(ENCODER_COREML if name.startswith("encoder.") else DECODER_COREML)
         portions = -(-rows // graph.rows)
         return [np.concatenate(values[i : i + portions])[:rows] for i in range(0, len(values), portions)]
 
@@ -70,11 +70,14 @@ class CoreMLEngine(SteppingEngine):
         """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
         assert isinstance(self.graphs, CoreMLModel)
         assert case.target_ids is not None
-        return {PLAIN: self.graphs.attention(case.ids, case.source_real, case.target_ids)}
+        return {PLAIN: self.graphs.attention(case.inputs, case.source_real, case.target_ids)}
 
     def _over(self, sessions: Mapping[str, Any]) -> Graphs:
         make: Callable[..., Graphs] = CoreMLModel if self.config.has_decoder else CoreMLEncoder
-        return make(self.config, sessions)
+        return make(self.folder.request, sessions)
+
+    def _session(self, graph: str) -> CoreMLSession:
+        return CoreMLSession(self.sessions[graph], graph, self.folder.request)
 
     def _logits_of(self, graphs: Graphs, case: Case) -> Array:
         return _logits(graphs, case)
@@ -83,11 +86,11 @@ class CoreMLEngine(SteppingEngine):
 def _logits(graphs: Graphs, case: Case) -> Array:
     """Return logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
     if isinstance(graphs, CoreMLEncoder):
-        return graphs.logits(case.ids, case.source_real)
-    rows = [row[real] for row, real in zip(case.ids, case.source_real, strict=True)]
-    decoder = graphs.begin(rows)
+        return graphs.logits(case.inputs, case.source_real)
+    sources = unpadded(graphs.config, case.inputs, case.source_real)
+    decoder = graphs.begin(sources)
     if case.target_ids is None:
-        return _placed(np.stack(graphs.read(decoder, rows), axis=1), case.source_real)
+        return _placed(np.stack(graphs.read(decoder, list(sources)), axis=1), case.source_real)
     return np.stack([decoder.step(column) for column in case.target_ids.T], axis=1)
 
 

@@ -21,18 +21,20 @@ OPERATORS = {"self_attention": "DecoderMaskedMultiHeadAttention", "cross_attenti
 
 @dataclass(frozen=True)
 class Read:
-    """What one operator reads, names of values: its queries, its new keys (or the source's, an input of the graph) and,
-    of relative positions, what is added to the scores."""
+    """What one operator reads, names of values: its queries, its new keys (or the source's) and, of relative
+    positions, what is added to the scores."""
 
     queries: str
     keys: str
     added: str
     scale: float
+    of_source: bool
+    """The keys are the source's, an input of the graph."""
 
     @property
     def values(self) -> list[str]:
         """Those that the graph computes."""
-        return [name for name in (self.queries, self.keys, self.added) if name and not name.startswith("cross.")]
+        return [name for name in (self.queries, self.added, "" if self.of_source else self.keys) if name]
 
 
 def values_read(graph: onnx.GraphProto, points: Sequence[str]) -> dict[str, Read]:
@@ -49,26 +51,28 @@ def _read(graph: onnx.GraphProto, points: Sequence[str]) -> Iterator[tuple[str, 
         for node in nodes[:1]:
             scale = next(attribute.f for attribute in node.attribute if attribute.name == "scale")
             added = node.input[4] if operator == OPERATORS["self_attention"] else ""
-            yield point, Read(node.input[0], node.input[1], added, scale)
+            of_source = node.input[1] in {value.name for value in graph.input}
+            yield point, Read(node.input[0], node.input[1], added, scale, of_source)
 
 
 def decoder_weights(
     read: Mapping[str, Read],
     observed: Mapping[str, Sequence[Array]],
-    cross: Sequence[Array],
+    cross: Mapping[str, Array],
     heads: int,
     real: NDArray[np.bool_],
 ) -> dict[str, Array]:
     """Return {point: weights (B, H, T, T or S)}.
 
-    observed: each value, run by run. cross: each layer's keys (B, H, S, d) and values of the source. real (B, S): True
+    observed: each value, run by run. cross: keys (B, H, S, d) and values of the source, by the names of the
+    graph's inputs. real (B, S): True
     on its tokens.
     """
     weights = {}
     for point, each in read.items():
         q = _by_head(observed[each.queries], heads)
-        if each.keys.startswith("cross."):
-            k = cross[2 * int(each.keys.split(".")[1])]
+        if each.of_source:
+            k = cross[each.keys]
             hidden = np.where(real, np.float32(0), np.float32(-np.inf))[:, None, None]
         else:
             k = _by_head(observed[each.keys], heads)

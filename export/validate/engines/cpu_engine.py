@@ -16,8 +16,8 @@ import onnx
 from numpy.typing import NDArray
 
 from export.graph.protos import add_taps
+from export.interface import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.targets.cpu.runtime import CpuModel
-from export.targets.names import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
 from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
@@ -55,7 +55,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return tap
 
     def _encode(self, case: Case) -> Array:
-        return self.graphs.encode(case.source, case.source_real.astype(np.int64))
+        return self.graphs.encode(case.inputs, case.source_real.astype(np.int64))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         """As `Engine` says: the decoder's attention weights are computed from what its operators read."""
@@ -68,7 +68,8 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         sessions, encoder_values, read = self._attending[inside]
         self._observed = {}
         self._logits_of(self._over(sessions), case)
-        cross = self.graphs.begin(case.source, case.source_real.astype(np.int64)).cross
+        source = self.graphs.begin(case.inputs, case.source_real.astype(np.int64)).source
+        cross = {self.graphs.inputs[value]: source[value] for value in self.graphs.cross}
         points |= {point: self._observed[value][0] for point, value in encoder_values.items()}
         return points | decoder_weights(read, self._observed, cross, self.config.of("decoder").heads, case.source_real)
 
@@ -104,8 +105,8 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         return super().search(sources, beam, max_new_tokens, sample)
 
     def _over(self, sessions: Mapping[str, Any]) -> CpuModel:
-        return CpuModel(self.config, sessions[ENCODER_CPU], sessions[DECODER_CPU])
+        return CpuModel(self.folder.request, sessions[ENCODER_CPU], sessions[DECODER_CPU])
 
     def _logits_of(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
-        return graphs.logits(case.source, case.source_real.astype(np.int64), case.target_ids)
+        return graphs.logits(case.inputs, case.source_real.astype(np.int64), case.target_ids)

@@ -20,8 +20,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from export.interface import DECODER_FIRST, ENCODER, HUGGING_FACE, MODEL, SOURCE_NAMES
 from export.runtime.sessions import open_session, session_options
-from export.targets.names import DECODER_FIRST, ENCODER, MODEL
 from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import SPEC
@@ -32,7 +32,7 @@ from .search_engine import is_search
 
 Array = NDArray
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float)": np.float32}
-ROLES = "input_ids attention_mask position_ids decoder_input_ids encoder_attention_mask encoder_hidden_states".split()
+INPUT_ROLES, OUTPUT_ROLES = HUGGING_FACE
 PROVIDER = "CPUExecutionProvider"
 
 
@@ -64,11 +64,11 @@ class ForeignEngine(Engine):
         unknown = [name for name in self.names.values() if name not in entries]
         if unknown:
             raise UserError(f"{path}: has no input or output {unknown[0]!r} (there are: {', '.join(sorted(entries))})")
-        known = {self.names.get(role, role) for role in ROLES}
+        known = {self.names.get(role, role) for role in INPUT_ROLES}
         strange = [e.name for s in self.sessions.values() for e in s.get_inputs() if e.name not in known]
         if strange:
             raise UserError(
-                f"{path}: input {strange[0]!r} is none of {', '.join(ROLES)}; map it: --names input_ids=NAME"
+                f"{path}: input {strange[0]!r} is none of {', '.join(INPUT_ROLES)}; map it: --names input_ids=NAME"
             )
 
     def details(self) -> dict[str, str]:
@@ -80,24 +80,27 @@ class ForeignEngine(Engine):
 
     def logits(self, case: Case) -> Array:
         mask = case.source_real
-        feeds: dict[str, Array] = {"input_ids": case.ids, "attention_mask": mask, "encoder_attention_mask": mask}
-        feeds["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+        values: dict[str, Array] = {**case.inputs, "source_mask": mask}
+        values["positions"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
         if case.target_ids is not None:
-            feeds["decoder_input_ids"] = case.target_ids
+            values["target_ids"] = case.target_ids
         if ENCODER not in self.sessions:
-            return self._run(self.sessions[MODEL], "logits", feeds)
-        memory = self._run(self.sessions[ENCODER], "last_hidden_state", feeds)
-        assert case.target_ids is not None
-        feeds |= {"input_ids": case.target_ids, "encoder_hidden_states": memory}
-        return self._run(self.sessions[DECODER_FIRST], "logits", feeds)
+            return self._run(MODEL, "logits", values)
+        values["memory"] = self._run(ENCODER, "memory", values)
+        return self._run(DECODER_FIRST, "logits", values)
 
-    def _run(self, session: Any, output: str, feeds: Mapping[str, Array]) -> Array:
-        arrays = {self.names.get(role, role): array for role, array in feeds.items()}
+    def _run(self, graph: str, output: str, values: Mapping[str, Array]) -> Array:
+        session: Any = self.sessions[graph]
+        roles = INPUT_ROLES | ({SOURCE_NAMES["source_ids"]: "target_ids"} if graph == DECODER_FIRST else {})
+        arrays = {self.names.get(role, role): values.get(value) for role, value in roles.items()}
         inputs = {}
         for entry in session.get_inputs():
-            inputs[entry.name] = np.ascontiguousarray(arrays[entry.name]).astype(TYPES[entry.type])
+            if (array := arrays[entry.name]) is None:
+                raise UserError(f"{self.path}: input {entry.name!r} is of no such model")
+            inputs[entry.name] = np.ascontiguousarray(array).astype(TYPES[entry.type])
         outputs = [entry.name for entry in session.get_outputs()]
-        name = self.names.get(output, output)
+        role = next(role for role, value in OUTPUT_ROLES.items() if value == output)
+        name = self.names.get(role, role)
         if name not in outputs:
             raise UserError(f"{self.path}: no output {name!r} (there are: {', '.join(outputs)}); map it with names")
         return session.run([name], inputs)[0]
@@ -107,8 +110,8 @@ def parse_names(text: str | None) -> dict[str, str]:
     """ "input_ids=src,logits=output" as a dictionary."""
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     for role, sign, name in pairs:
-        if not sign or not name.strip() or role.strip() not in (*ROLES, "logits", "last_hidden_state"):
-            roles = ", ".join((*ROLES, "last_hidden_state", "logits"))
+        if not sign or not name.strip() or role.strip() not in {**INPUT_ROLES, **OUTPUT_ROLES}:
+            roles = ", ".join((*INPUT_ROLES, *OUTPUT_ROLES))
             raise UserError(f"--names {text!r}: give ROLE=NAME, separated by commas; roles are {roles}")
     return {role.strip(): name.strip() for role, _, name in pairs}
 

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export.graph.protos import add_taps, constant_part, initializers
+from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
-from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
-from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, Session
+from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
+from export.targets.session import Session
 from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
@@ -55,7 +56,7 @@ class TappedSession:
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
         self.taps = [name for name in names if name in extra]
 
-    def get_inputs(self) -> list[Any]:
+    def get_inputs(self) -> Sequence[Any]:
         return self.session.get_inputs()
 
     def get_outputs(self) -> list[Any]:
@@ -150,12 +151,11 @@ class OnnxEngine(OnnxFiles):
         self.config, self._round_trips = self.folder.config, {}
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
-        interface = self.folder.interface
         self.capabilities = Capabilities(
             files=_all_graphs(self.folder),
             isolates="onnx",
-            reads_vectors=interface.inputs_embeds,
-            attention_layer=interface.attention_layer,
+            reads_vectors=self.folder.request.inputs_embeds,
+            attention_layer=self.folder.request.attention_layer,
         )
         self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
         self._tapped: dict[str, TappedSession] = {}
@@ -207,7 +207,7 @@ class OnnxEngine(OnnxFiles):
         if self._encoded is None or self._encoded[0] is not case:
             model = self._model()
             assert isinstance(model, EncoderDecoderGraphs)
-            self._encoded = case, model.encode(case.source, case.source_real.astype(np.int64))
+            self._encoded = case, model.encode(case.inputs, case.source_real.astype(np.int64))
         return self._encoded[1]
 
     def search(
@@ -221,7 +221,7 @@ class OnnxEngine(OnnxFiles):
         """The graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
         kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
-        return kinds[self.config.architecture](self.config, sessions)
+        return kinds[self.config.architecture](self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
         """Each way of running with a cache, and the graphs it takes."""
@@ -269,9 +269,9 @@ def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
     mask = case.source_real.astype(np.int64)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
-        memory = model.encode(case.source, mask) if memory is None else memory
+        memory = model.encode(case.inputs, mask) if memory is None else memory
         return model.decode(case.target_ids, memory, mask)
-    return model.logits(case.source, mask)
+    return model.logits(case.inputs, mask)
 
 
 def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from export.reference import Cache, Reference, Tap
 from export.reference.search import beam_search, token_by_token
-from export.validate.cases import Case, reference_taps
+from export.validate.cases import Case, reference_logits, reference_memory, reference_taps
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError
@@ -54,7 +54,7 @@ class ReferenceEngine(Engine):
         yield ReferenceModel(self.model)
 
     def logits(self, case: Case) -> Array:
-        return self.model(case.source, case.target_ids, case.mask)
+        return reference_logits(self.model, case)
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {} if self.config.architecture == "encoder" else {"cached": self._cached(case, None)}
@@ -84,7 +84,7 @@ class ReferenceEngine(Engine):
             ids, real, cache = case.ids, case.prompt_mask, model.start(batch=len(case.ids))
         else:
             ids, real = case.target_ids, None
-            cache = model.start(model.encode(case.source, case.mask), case.mask)
+            cache = model.start(reference_memory(model, case), case.mask)
         for part in case.passes():
             logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part], tap)
             parts.append(logits)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from export.interface import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
 from export.runtime.folder import has_graph
-from export.targets.names import DECODER_COREML, ENCODER_COREML, ENCODER_CPU
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 

@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
-from export.search.interface import ACTIVATIONS, CONFIG, PRECISION
+from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint

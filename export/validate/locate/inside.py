@@ -62,7 +62,9 @@ def operation(point: str, config: TransformerConfig) -> str:
     if last in OPERATIONS:
         return OPERATIONS[last]
     if last == "embedding":
-        return "positions" if config.positions in (*SINUSOIDS, "learned") else "embedding"
+        added = ["token types"] * bool(config.token_types)
+        added += ["positions"] * (config.positions in (*SINUSOIDS, "learned"))
+        return " and ".join(added) or "embedding"
     norm = "layer norm" if config.norm == "layernorm" else "RMS norm"
     if last.isdigit():  # a layer's last
         return norm if config.norm_placement == "post" else OPERATIONS["residual"]

@@ -16,7 +16,8 @@ import onnx
 from numpy.typing import NDArray
 
 from export.graph.protos import COMPUTED, Wiring, cut
-from export.targets.names import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL
+from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, PARTS
+from mlx_transformer.core.config import TransformerConfig
 
 from .isolated_inputs import IsolatedInputs
 
@@ -37,48 +38,41 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
     model = onnx.load(engine.files[name], load_external_data=False)
     points = points_of(model.graph, s.inputs)
     session = engine.open(engine.files[name], cut(model, points))
-    feeds = _feeds(engine, s) | {value: s.inputs[point] for point, value in points.items()}
-    entries = {entry.name: entry for entry in session.get_inputs()}
-    for key, entry in entries.items():
-        if key.startswith("past_key_values.") and key not in feeds:  # a first pass
-            feeds[key] = np.zeros((len(case.ids), entry.shape[1], 0, entry.shape[3]), np.float32)
-    if name == ENCODER:
-        feeds["input_ids"] = case.ids
-    if case.vectors is not None:
-        feeds["inputs_embeds"] = case.vectors
+    ports, values = GRAPHS[name](engine.folder.request), _values(config, s)
+    feeds = {value: s.inputs[point] for point, value in points.items()}
+    for port in ports.inputs:
+        if port.value in values:
+            feeds[port.name] = values[port.value]
+        elif len(port.axes) == 4:  # keys and values, before the first pass
+            feeds[port.name] = np.zeros(port.without_positions(len(case.ids)), np.float32)
+    entries = [entry.name for entry in session.get_inputs()]
     outputs = [point + COMPUTED for point in points]
-    values = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
-    return dict(zip(points, values, strict=True))
+    found = session.run(outputs, {key: np.ascontiguousarray(feeds[key]) for key in entries})
+    return dict(zip(points, found, strict=True))
 
 
-def _feeds(engine: Any, s: IsolatedInputs) -> dict[str, Array]:
-    """Everything that any of the graphs may want, by name."""
-    config, case, before = engine.config, s.case, s.before
+def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
+    """Return everything that any of the graphs may want, by value."""
+    case, before = s.case, s.before
     real = case.source_real.astype(np.int64)
-    if config.architecture != "encoder-decoder":
-        stop = case.ids.shape[1] if s.part is None else s.part.stop
-        start = 0 if s.part is None else s.part.start
-        if s.part is not None and case.prompt_mask is None:
-            real = np.ones_like(real)
-        positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
-        feeds = {"input_ids": case.ids[:, start:stop], "attention_mask": real[:, :stop]}
-        feeds["position_ids"] = positions[:, start:stop]
-        prefix = ""
-    else:
+    values = {**case.inputs, "source_mask": real}
+    if config.architecture == "encoder-decoder":
         assert case.target_ids is not None
         assert s.memory is not None
-        ids = case.target_ids if s.part is None else case.target_ids[:, s.part]
-        feeds = {"input_ids": ids, "encoder_attention_mask": real, "attention_mask": real}
-        feeds["use_cache_branch"] = np.array([bool(s.part is not None and s.part.start)])
-        feeds["encoder_hidden_states"] = s.memory
-        prefix = ".decoder"
+        values["target_ids"] = case.target_ids if s.part is None else case.target_ids[:, s.part]
+        values["later"] = np.array([bool(s.part is not None and s.part.start)])
+        values["memory"] = s.memory
+    else:
+        part = slice(0, case.ids.shape[1]) if s.part is None else s.part
+        if s.part is not None and case.prompt_mask is None:
+            real = np.ones_like(real)
+        values["target_ids"], values["target_mask"] = case.ids[:, part], real[:, : part.stop]
+        values["positions"] = np.maximum(np.cumsum(real, axis=1) - 1, 0)[:, part]
     if before is not None:
-        for i, (self_pair, cross_pair) in enumerate(zip(before.self_attention, before.cross, strict=True)):
-            for source, pair in ((prefix, self_pair), (".encoder", cross_pair)):
-                if pair is not None and (source != ".encoder" or config.has_encoder):
-                    for part, array in zip(("key", "value"), pair, strict=True):
-                        feeds[f"past_key_values.{i}{source}.{part}"] = array
-    return {name: array.astype(np.float32) if array.dtype == np.float64 else array for name, array in feeds.items()}
+        for i, pairs in enumerate(zip(before.self_attention, before.cross, strict=True)):
+            for value, pair in zip(("cache", "cross"), pairs, strict=True):
+                values |= {f"{value}.{i}.{part}": x for part, x in zip(PARTS, pair or (), strict=False)}
+    return {value: x.astype(np.float32) if x.dtype == np.float64 else x for value, x in values.items()}
 
 
 def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.reference import Cache, Reference, Tap
-from export.validate.cases import Case
+from export.validate.cases import Case, reference_logits, reference_memory
 from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray
@@ -60,7 +60,7 @@ def isolated_inputs(
 
     def run(reference: Reference, tap: Tap) -> None:
         if before is None or part is None:
-            reference(case.source, case.target_ids, case.mask, tap=tap)
+            reference_logits(reference, case, tap)
         else:
             _step(reference, case, part, before, tap)
 
@@ -75,7 +75,7 @@ def isolated_inputs(
             return inputs[name].astype(dtype)
 
         run(reference, put_in)
-    memory = truth64.encode(case.source, case.mask).astype(np.float32) if case.target_ids is not None else None
+    memory = reference_memory(truth64, case).astype(np.float32) if case.target_ids is not None else None
     return IsolatedInputs(case, part, before, tuple(earlier), memory, inputs, *truths)
 
 
@@ -102,7 +102,7 @@ def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
 def _cache(reference: Reference, case: Case) -> Cache:
     if case.target_ids is None:
         return reference.start(batch=len(case.ids))
-    return reference.start(reference.encode(case.source, case.mask), case.mask)
+    return reference.start(reference_memory(reference, case), case.mask)
 
 
 def _step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:

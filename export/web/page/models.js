@@ -1,7 +1,7 @@
 // Fetches a model's files and opens them with onnxruntime-web.
 
 import { SearchModel } from './search.js';
-import { StepModel } from './steps.js';
+import { StepModel, isKept } from './steps.js';
 
 const memories = [];
 
@@ -74,11 +74,12 @@ export async function openModel(site, model, device, threads, heard) {
     sessions[name] = await ort.InferenceSession.create(await fetched(site, graph, more), options);
   }
   const kind = model.kind === 'search' ? SearchModel : StepModel;
-  return { model: new kind(ort, sessions, site.config), sessions: Object.values(sessions), threads: ort.env.wasm.numThreads };
+  return { model: new kind(ort, sessions, site.config, model.names), sessions: Object.values(sessions), threads: ort.env.wasm.numThreads };
 }
 
 /** Keys and values stay where they are computed. */
 function cachesOnDevice(name, model) {
   if (name !== 'decoder') return {};
-  return Object.fromEntries(model.caches.map((cache) => [cache, 'gpu-buffer']));
+  const outputs = Object.entries(model.names.decoder.outputs);
+  return Object.fromEntries(outputs.filter(([value]) => isKept(value)).map(([, name]) => [name, 'gpu-buffer']));
 }

@@ -2,10 +2,12 @@
 
 import { rowsOf } from './attention.js';
 import { lengthLimit } from './limits.js';
+import { named } from './steps.js';
 
 export class SearchModel {
-  constructor(ort, { search }, config) {
-    Object.assign(this, { ort, session: search, config });
+  /** names: {search: {inputs, outputs}}, each {value: the graph's name}. */
+  constructor(ort, { search }, config, names) {
+    Object.assign(this, { ort, session: search, config, names: names.search });
   }
 
   /** The n best: [{ids, score}]. options: as for greedy search, sampling and beams. */
@@ -16,9 +18,9 @@ export class SearchModel {
     const int64 = (values, dims = []) => new this.ort.Tensor('int64', BigInt64Array.from(values, BigInt), dims);
     const float = (value) => new this.ort.Tensor('float32', [value], []);
     const bool = (value) => new this.ort.Tensor('bool', [value], []);
-    const { sequences, lengths, scores, cross_attention: read } = await this.session.run({
-      input_ids: int64(source, [1, S]),
-      attention_mask: int64(source.map(() => 1), [1, S]),
+    const { sequences, lengths, scores, attention: read } = await this.#run({
+      source_ids: int64(source, [1, S]),
+      source_mask: int64(source.map(() => 1), [1, S]),
       beam: int64([width]),
       n_best: int64([width]),
       min_new_tokens: int64([0]),
@@ -32,6 +34,7 @@ export class SearchModel {
       top_p: float(sample ? topP : 1),
       seed: int64([sample ? BigInt.asIntN(64, seed) : 0]),
       rows: int64([0], [1]),
+      prefix: int64([], [1, 0]),
     });
     const T = sequences.dims[2];
     this.read = read && rowsOf(read, Number(lengths.data[0])); // of the best one
@@ -39,6 +42,13 @@ export class SearchModel {
       ids: Array.from(sequences.data.subarray(i * T, i * T + Number(length)), Number),
       score: scores.data[i],
     })).filter(({ score }) => score > -5e8);
+  }
+
+  /** The outputs by value, of inputs by value. */
+  async #run(values) {
+    const { inputs, outputs } = this.names;
+    const found = await this.session.run(named(values, inputs));
+    return Object.fromEntries(Object.entries(outputs).map(([value, name]) => [value, found[name]]));
   }
 
   /** What was read in the last search, which found `ids`: as StepModel has it. */

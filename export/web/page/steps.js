@@ -9,17 +9,26 @@ function gathered(data, size, rows) {
   return found;
 }
 
+/** Keys and values, which go from one step to the next. */
+export const isKept = (value) => value.startsWith('cache.') || value.startsWith('cross.');
+
+/** What a graph takes of {value: tensor}, under its own names: {value: name}. */
+export function named(values, names) {
+  return Object.fromEntries(Object.entries(names).map(([value, name]) => [name, values[value]]));
+}
+
 export class StepModel {
-  /** sessions: {encoder, decoder} of ONNX Runtime. */
-  constructor(ort, sessions, config) {
-    Object.assign(this, { ort, config, ...sessions });
+  /** sessions: {encoder, decoder} of ONNX Runtime. names: {encoder, decoder}, each {inputs, outputs} as {value: name}. */
+  constructor(ort, sessions, config, names) {
+    Object.assign(this, { ort, config, names, ...sessions });
   }
 
   async start(source) {
     const S = source.length;
+    const { inputs, outputs } = this.names.encoder;
     const mask = this.int64(source.map(() => 1), [1, S]);
-    const found = await this.encoder.run({ input_ids: this.int64(source, [1, S]), attention_mask: mask });
-    return new Decoder(this, found.last_hidden_state, mask);
+    const found = await this.encoder.run(named({ source_ids: this.int64(source, [1, S]), source_mask: mask }, inputs));
+    return new Decoder(this, found[outputs.memory], mask);
   }
 
   /** How much of each source token was read when each of `ids` was chosen: an array for each of them. */
@@ -27,8 +36,8 @@ export class StepModel {
     const decoder = await this.start(source);
     try {
       const given = [this.config.bos_id, ...ids.slice(0, -1)];
-      const { cross_attention: read } = await this.decoder.run(decoder.feeds([given]), ['cross_attention']);
-      return rowsOf(read, ids.length);
+      const { attention } = await decoder.run([given], ['attention']);
+      return rowsOf(attention, ids.length);
     } finally {
       decoder.dispose();
     }
@@ -42,30 +51,34 @@ export class StepModel {
 class Decoder {
   constructor(model, memory, mask) {
     Object.assign(this, { model, memory, mask, rows: 1, begun: false });
-    const { inputMetadata: inputs, outputNames: outputs } = model.decoder;
-    const past = inputs.filter(({ name }) => name.startsWith('past_key_values.'));
-    const empty = ({ name, shape }) => [name, new model.ort.Tensor('float32', [], [1, shape[1], 0, shape[3]])];
-    this.past = Object.fromEntries(past.map(empty));
+    const { inputs, outputs } = model.names.decoder;
+    const shapes = Object.fromEntries(model.decoder.inputMetadata.map(({ name, shape }) => [name, shape]));
+    const empty = ([, K, , d]) => new model.ort.Tensor('float32', [], [1, K, 0, d]);
+    this.past = Object.fromEntries(Object.keys(inputs).filter(isKept).map((value) => [value, empty(shapes[inputs[value]])]));
     // Keys and values of the source are computed in the first step, and don't change.
-    const needed = outputs.filter((name) => name === 'logits' || name.startsWith('present.'));
-    this.fetched = [needed, needed.filter((name) => !name.includes('.encoder.'))];
+    const needed = Object.keys(outputs).filter((value) => value === 'logits' || isKept(value));
+    this.fetched = [needed, needed.filter((value) => !value.startsWith('cross.'))];
   }
 
-  feeds(ids) {
+  /** One run on these tokens: {value: tensor} of the outputs that are asked for by value. */
+  async run(ids, wanted) {
     const { model, rows, begun } = this;
-    return {
+    const { inputs, outputs } = model.names.decoder;
+    const values = {
       ...this.past,
-      input_ids: model.int64(ids.flat(), [rows, ids[0].length]),
-      encoder_hidden_states: this.memory,
-      encoder_attention_mask: this.mask,
-      use_cache_branch: new model.ort.Tensor('bool', [begun], [1]),
+      target_ids: model.int64(ids.flat(), [rows, ids[0].length]),
+      memory: this.memory,
+      source_mask: this.mask,
+      later: new model.ort.Tensor('bool', [begun], [1]),
     };
+    const found = await model.decoder.run(named(values, inputs), wanted.map((value) => outputs[value]));
+    return Object.fromEntries(wanted.map((value) => [value, found[outputs[value]]]));
   }
 
   /** The next tokens of each row, each an array of equal length -> logits, an array for each of them, row by row. */
   async step(ids) {
-    const { logits, ...present } = await this.model.decoder.run(this.feeds(ids), this.fetched[Number(this.begun)]);
-    for (const [name, tensor] of Object.entries(present)) this.#keep(name.replace('present', 'past_key_values'), tensor);
+    const { logits, ...kept } = await this.run(ids, this.fetched[Number(this.begun)]);
+    for (const [value, tensor] of Object.entries(kept)) this.#keep(value, tensor);
     this.begun = true;
     const V = logits.dims[2];
     const data = await logits.getData(true);
@@ -76,9 +89,9 @@ class Decoder {
   async reorder(rows) {
     if (rows.length === this.rows && rows.every((row, i) => row === i)) return;
     const more = rows.length !== this.rows;
-    for (const [name, tensor] of Object.entries(this.past)) {
+    for (const [value, tensor] of Object.entries(this.past)) {
       // All rows have the same source.
-      if (more || name.includes('.decoder.')) this.#keep(name, await this.#gathered(tensor, rows));
+      if (more || value.startsWith('cache.')) this.#keep(value, await this.#gathered(tensor, rows));
     }
     if (more) [this.memory, this.mask] = [await this.#gathered(this.memory, rows), await this.#tiled(this.mask, rows)];
     this.rows = rows.length;
@@ -100,8 +113,8 @@ class Decoder {
     return this.model.int64(rows.flatMap(() => row), [rows.length, row.length]);
   }
 
-  #keep(name, tensor) {
-    if (this.past[name] !== tensor) this.past[name]?.dispose();
-    this.past[name] = tensor;
+  #keep(value, tensor) {
+    if (this.past[value] !== tensor) this.past[value]?.dispose();
+    this.past[value] = tensor;
   }
 }

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 from small_models import encoder_decoder, random_weights
 
+from export.graph.builder import GraphBuilder
 from export.package.weights import ALIGNMENT, fill
 from export.precision.late_weights import LateWeight, late_initializer
-from export.targets.graph import GraphBuilder
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 PAPER = encoder_decoder("paper")
@@ -24,7 +24,7 @@ def checkpoint(tmp_path):
 def model_with(name, parameters, make, shape):
     """A product with a float32 matrix that a recipe makes."""
     g = GraphBuilder("one")
-    x = g.floats("x", "rows", WIDTH)
+    x = g.input("x", "rows", WIDTH)
     recipe = LateWeight(parameters, lambda *arrays: (make(*arrays),), name)
     g.graph.initializers[name] = late_initializer(name, recipe, 0, shape, ir.DataType.FLOAT)
     g.output("y", g.op.MatMul(x, g.graph.initializers[name]), "rows", None)

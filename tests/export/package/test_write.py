@@ -11,9 +11,10 @@ import pytest
 from combined import thinned
 from small_models import SIZES, configs, encoder_decoder, random_weights
 
+from export.graph.builder import GraphBuilder
+from export.interface import Request
 from export.package import export_onnx
 from export.package import write as package
-from export.targets.graph import GraphBuilder
 from export.targets.table import target_of
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -123,7 +124,7 @@ def test_graphs_are_standard(name):
     """No operator from outside ai.onnx, nothing unused, the builder's notes gone."""
     config = configs()[name]
     for graph in target_of("portable").graph_names(config):
-        model = target_of("portable").build(config, graph)
+        model = target_of("portable").build(graph, Request(config=config))
         onnx.checker.check_model(ir.to_proto(filled(model)), full_check=True)
         assert {node.domain for node in model.graph.all_nodes()} == {""}
         assert not [node for node in model.graph.all_nodes() if node.metadata_props]
@@ -144,7 +145,7 @@ def test_node_counts_of_the_paper():
     config = TransformerConfig.preset("base", 1000)
     counts = {}
     for name in target_of("portable").graph_names(config):
-        model = target_of("portable").build(config, name)
+        model = target_of("portable").build(name, Request(config=config))
         counts[name] = sum(not (n.op_type == "Transpose" and n.inputs[0].is_initializer()) for n in model.graph)
     assert counts == {
         "encoder_model": 173,
@@ -156,14 +157,14 @@ def test_node_counts_of_the_paper():
 
 def test_cross_attention_is_projected_once():
     """With a past, keys and values of the source are inputs: nothing projects the encoder's output again."""
-    model = target_of("portable").build(PAPER, "decoder_with_past_model")
+    model = target_of("portable").build("decoder_with_past_model", Request(config=PAPER))
     assert not [n for n in model.graph.initializers if "cross_attention.key" in n or "cross_attention.value" in n]
     assert Counter(n.op_type for n in model.graph)["MatMul"] == PAPER.decoder_layers * (4 + 2 + 2 + 2 + 2) + 1
 
 
 def test_a_node_name_used_twice_raises():
     g = GraphBuilder("twice")
-    x = g.floats("x", "batch_size")
+    x = g.input("x", "batch_size")
     g.output("y", g.op.Relu(g.op.Relu(x, _name="same"), _name="same"), "batch_size")
     with pytest.raises(ValueError, match=r"same \(2\)"):
         g.model()

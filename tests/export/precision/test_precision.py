@@ -12,6 +12,7 @@ from random_models import random_weights
 from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer, export_onnx
+from export.interface import Request
 from export.precision.passes import lower
 from export.precision.table import PRECISIONS
 from export.reference import Reference
@@ -142,7 +143,7 @@ def test_tied_weights_are_stored_once(tmp_path):
 def test_float16_has_no_infinity_and_casts_at_the_edges_alone(name):
     config = MODELS[name]
     for graph in target_of("portable").graph_names(config):
-        model = target_of("portable").build(config, graph)
+        model = target_of("portable").build(graph, Request(config=config))
         lower(model, "float16", target_of("portable").lowering)
         for value in model.graph.initializers.values():
             assert value.dtype.name != "FLOAT"

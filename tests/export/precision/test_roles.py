@@ -10,13 +10,13 @@ from random_models import random_weights
 from small_models import encoder_decoder
 
 from export import export_onnx
+from export.graph.builder import GraphBuilder
 from export.nn.norms import RMSNorm
 from export.nn.primitives import FULL_PRECISION, Embedding, Linear, Parameter, Role, full_precision, name_parameters
 from export.precision.blocks import weight_only
 from export.precision.half import half
 from export.precision.products import linears, lookups
 from export.precision.table import ONNXRUNTIME
-from export.targets.graph import GraphBuilder
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 
@@ -26,7 +26,7 @@ FLOAT16 = ir.DataType.FLOAT16
 def of_norm_and_square() -> ir.Model:
     """z = x^2 / 4, in sixteen bits as all else, and y = RMSNorm(x). Both squares are of the same x and the same 2."""
     g = GraphBuilder("squares")
-    x = g.floats("x", "batch_size", 8)
+    x = g.input("x", "batch_size", 8)
     norm = RMSNorm(8, 1e-6)
     name_parameters(norm)
     z = g.op.Div(g.op.Pow(x, 2.0), 4.0)
@@ -65,7 +65,7 @@ def test_only_what_is_said_to_stay_float32_does() -> None:
 
 def test_the_same_chain_in_another_place_is_marked_by_the_context_alone() -> None:
     g = GraphBuilder("marked")
-    x = g.floats("x", "batch_size", 4)
+    x = g.input("x", "batch_size", 4)
     with full_precision(g.op):
         y = g.op.Exp(x)
     g.output("y", g.op.Relu(y), "batch_size", 4)
@@ -80,7 +80,7 @@ def test_the_same_chain_in_another_place_is_marked_by_the_context_alone() -> Non
 def of_tables() -> ir.Model:
     """Tables whose names say the opposite of what they are."""
     g = GraphBuilder("tables")
-    ids = g.ids("ids", "batch_size")
+    ids = g.input("ids", "batch_size", dtype="int64")
     words, scores = Embedding(32, 32), Parameter([32, 32], Role.POSITIONS)
     inner, classifier = Linear(32, 32, bias=False), Linear(32, 40, bias=False, role=Role.CLASSIFIER)
     words.weight.name, scores.name = "positions.words.weight", "embedding.weight"

@@ -7,8 +7,7 @@ from random_models import write_model
 from small_models import encoder_decoder
 
 from export import OnnxTransformer
-from export.runtime.folder import has_graph, precisions
-from export.targets.names import EARLIER
+from export.runtime.folder import OLD_GRAPH_NAMES, has_graph, precisions
 from export.validate import compare
 from mlx_transformer.core.checkpoint import write_manifest
 from mlx_transformer.system.errors import UserError
@@ -21,7 +20,7 @@ def renamed(folder: Path) -> list[str]:
     """Give the graphs the names that earlier versions wrote; returns these."""
     names = []
     for path in sorted((folder / "onnx").glob("*.onnx")):
-        for name, earlier in EARLIER.items():
+        for name, earlier in OLD_GRAPH_NAMES.items():
             if path.name.startswith(name):
                 names.append(path.name.replace(name, earlier))
                 path.rename(path.with_name(names[-1]))

@@ -9,8 +9,9 @@ from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
-from export.targets.portable.runtime import padded_sources
+from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.inputs import Sources
 
 MODELS = {
     "paper": encoder_decoder("paper"),
@@ -98,7 +99,8 @@ def test_no_source_is_padded_beyond_what_the_model_takes(lengths, padded_to):
     """Relative positions have a table of distances, with no row beyond them."""
     config = dataclasses.replace(MODELS["relative"], max_positions=39)
     given = [np.arange(3, 3 + n) for n in lengths]
-    ids, mask = padded_sources(given, config)
+    source, mask = Sources.of(config, ids=given).padded(SOURCE_MULTIPLE, config.max_positions)
+    ids = source["source_ids"]
     assert ids.shape == mask.shape == (len(lengths), padded_to)
     for row, tokens, seen in zip(given, ids, mask, strict=True):
         assert tokens[: len(row)].tolist() == row.tolist()

@@ -7,9 +7,9 @@ from copying_model import write_copying_model
 from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx, export_search
+from export.interface import CROSS_ATTENTION
 from export.reference import Reference
 from export.search import SearchModel
-from export.targets.names import CROSS_ATTENTION
 from export.validate import compare
 from export.validate.rule import ErrorScale, Truth
 from mlx_transformer.system.errors import UserError

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from export.graph.builder import GraphBuilder
 from export.reference.search import drawn
 from export.search import philox as in_graph
-from export.targets.graph import GraphBuilder
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.philox import gumbel, philox
 from mlx_transformer.generation.sampling import BLOCK, draw, noise
@@ -54,7 +54,7 @@ def test_the_published_numbers():
 def test_a_graph_has_the_host_s_noise(seed):
     g = GraphBuilder("noise")
     rows = np.array([0, 3, 70000])
-    inputs = g.ids("seed"), g.ids("t"), g.ids("rows", "rows")
+    inputs = g.input("seed", dtype="int64"), g.input("t", dtype="int64"), g.input("rows", "rows", dtype="int64")
     keys = in_graph.round_keys(g.op, in_graph.words_of(g.op, inputs[0]))
     output = in_graph.gumbel(g.op, in_graph.counters(g.op, inputs[2], 190), inputs[1], keys)
     feeds = {"seed": np.array(seed, np.uint64).view(np.int64), "t": np.array(77), "rows": rows}

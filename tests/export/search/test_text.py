@@ -13,11 +13,11 @@ from ending_models import POST_NORM, SIZES, made
 from tokenizers import Regex, pre_tokenizers
 
 from export.__main__ import main as build
+from export.graph.builder import GraphBuilder
 from export.package.quality import LIMITS, Limits
 from export.search import SearchModel, export_search
-from export.search.interface import TOKENIZER
+from export.search.metadata import TOKENIZER
 from export.search.text import PIECES, WORDS, TextOps, _split
-from export.targets.graph import GraphBuilder
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -93,7 +93,7 @@ def decode(tokenizer):
     ops = TextOps(tokenizer.to_json(), TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size + 3}))
     g.graph.opset_imports[ops.domain] = 1
     blank = g.builder.input("blank", ir.DataType.BOOL, ["lines"])
-    text = ops.decode(g.op, g.ids("ids", "lines", "n", "t"), blank)
+    text = ops.decode(g.op, g.input("ids", "lines", "n", "t", dtype="int64"), blank)
     session = opened(g, text=(text, ir.DataType.STRING, 2))
     return lambda ids: session.run(None, {"ids": ids, "blank": np.zeros(len(ids), bool)})[0]
 

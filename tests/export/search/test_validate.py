@@ -17,7 +17,7 @@ from small_models import CHOICES, encoder_decoder
 from export import export_search
 from export.__main__ import main
 from export.graph.protos import initializers
-from export.search.interface import CONFIG
+from export.search.metadata import CONFIG
 from export.search.runtime import SearchModel
 from export.validate import compare
 from export.validate.report.html import page

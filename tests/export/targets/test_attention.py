@@ -13,8 +13,8 @@ from random_models import write_model
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
+from export.interface import CROSS_ATTENTION, CROSS_DECODERS, Request
 from export.reference import Reference
-from export.targets.names import CROSS_ATTENTION, CROSS_DECODERS, Interface
 from export.targets.table import TARGETS, target_of
 from export.validate import compare
 from export.validate.rule import Truth
@@ -79,7 +79,9 @@ def test_what_the_network_computes_anyway_is_not_computed_again(target, more):
     config, chosen = encoder_decoder("paper"), target_of(target)
     shape = chosen.shape_of(SHAPE.get(target), config)
     for name in chosen.graph_names(config):
-        without, with_it = (chosen.build(config, name, shape, Interface(layer)).graph for layer in (None, 1))
+        without, with_it = (
+            chosen.build(name, Request(config=config, shape=shape, attention_layer=layer)).graph for layer in (None, 1)
+        )
         nodes = [Counter(node.op_type for node in graph.all_nodes()) for graph in (without, with_it)]
         shown = name in CROSS_DECODERS
         assert nodes[1] - nodes[0] == (Counter(more) if shown else Counter())

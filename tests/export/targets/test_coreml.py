@@ -15,6 +15,7 @@ from export.targets.coreml.graphs import BUILDERS, OPERATORS
 from export.targets.coreml.shape import FixedShape
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.system.errors import UserError
 
 
@@ -82,13 +83,12 @@ def test_logits_of_encoders(name, tmp_path):
 def test_what_lies_in_a_buffer_behind_the_position_is_not_seen(tmp_path):
     """And a finite value there leaves no trace of itself."""
     fixed, _ = pair(config_of("paper", "encoder-decoder"), tmp_path)
-    rows = [np.array([5, 6, 7])]
+    rows = Sources.of(fixed.config, ids=[[5, 6, 7]])
     (clean, first), (dirty, _) = fixed.graphs.start(rows), fixed.graphs.start(rows)
-    for name, x in dirty.state.items():
-        if ".decoder." in name:
-            x = x.copy()
-            x[:, :, 1:] = 1e3
-            dirty.state[name] = x
+    for value in fixed.graphs.graph.cache:
+        x = dirty.state[value].copy()
+        x[:, :, 1:] = 1e3
+        dirty.state[value] = x
     ids = first.argmax(-1)
     np.testing.assert_array_equal(clean.step(ids), dirty.step(ids))
 

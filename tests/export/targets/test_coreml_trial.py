@@ -221,8 +221,9 @@ def test_inputs_reach_everything(architecture, tmp_path):
     """Both ends of the vocabulary, of positions and lengths; every row has others."""
     config = config_of("two vocabularies", architecture)
     _, package = write_model(config, tmp_path, target="coreml", fixed_shape=SHAPE[architecture])
-    for graph, session in OnnxTransformer(package).sessions.items():
-        runs = list(inputs(config, graph, session))
+    model = OnnxTransformer(package)
+    for graph, session in model.sessions.items():
+        runs = list(inputs(model.folder.request, graph))
         shapes = {entry.name: entry.shape for entry in session.get_inputs()}
         assert all({name: list(x.shape) for name, x in feeds.items()} == shapes for feeds in runs)
         session.run(None, runs[0])
@@ -251,7 +252,7 @@ def test_another_honest_runtime_passes(name, architecture, tmp_path):
     model = OnnxTransformer(package)
     for graph, session in model.sessions.items():
         plain = ReferenceEvaluator(str(model.folder.graphs[graph]))
-        for feeds in inputs(config, graph, session):
+        for feeds in inputs(model.folder.request, graph):
             pairs = list(zip(plain.run(None, feeds), session.run(None, feeds), strict=True))
             assert [difference(got, expected) for got, expected in pairs] == [""] * len(pairs)
             assert any((got != expected).any() for got, expected in pairs)

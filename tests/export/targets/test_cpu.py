@@ -14,6 +14,7 @@ from export import OnnxTransformer, export_onnx
 from export.targets.cpu.runtime import POSITIONS, CpuDecoder
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Sources
 from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
@@ -149,11 +150,11 @@ def test_teacher_forced_logits_with_padding_anywhere(models, name):
     mask = np.ones_like(ids)
     mask[1, 5:], mask[2, :4], mask[3, :2], mask[3, 6:] = 0, 0, 0, 0
     targets = rng.integers(3, three.config.vocab_size, (4, 7))
-    logits = three.cpu.graphs.logits(ids, mask, targets)
+    logits = three.cpu.graphs.logits({"source_ids": ids}, mask, targets)
     expected = three.portable.decode(targets, three.portable.encode(ids, mask), mask)
     np.testing.assert_allclose(logits, expected, atol=2e-5)
     np.testing.assert_allclose(logits, np.array(three.mlx(*map(mx.array, (ids, targets, mask == 1)))), atol=2e-5)
-    hidden = three.cpu.graphs.encode(ids, mask)
+    hidden = three.cpu.graphs.encode({"source_ids": ids}, mask)
     np.testing.assert_allclose(hidden[mask == 1], three.portable.encode(ids, mask)[mask == 1], atol=2e-5)
 
 
@@ -162,7 +163,7 @@ def test_beams_follow_any_parents(models):
     three, beams = models["ending"], 4
     rng = np.random.default_rng(3)
     sources = [np.array(row) for row in three.rows(3)]
-    decoder, _ = three.cpu.graphs.start(sources)
+    decoder, _ = three.cpu.graphs.start(Sources.of(three.config, ids=sources))
     tokens_so_far = np.full((len(sources), beams, 1), three.config.bos_id)
     decoder.repeat(beams)
     for t in range(POSITIONS + 6):

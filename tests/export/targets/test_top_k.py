@@ -6,8 +6,8 @@ import onnxruntime as ort
 import pytest
 from ending_models import POST_NORM, made
 
+from export.graph.builder import GraphBuilder
 from export.search import SearchModel, export_search
-from export.targets.graph import GraphBuilder
 from export.targets.top_k import MANY, block_size, largest, top_k
 
 WIDTHS = [100, MANY, 16640, 37000, 58101, 32003]
@@ -15,7 +15,7 @@ WIDTHS = [100, MANY, 16640, 37000, 58101, 32003]
 
 def session(width, make):
     g = GraphBuilder("top_k")
-    x = g.floats("x", "rows", width)
+    x = g.input("x", "rows", width)
     for name, (value, dtype) in make(g, x).items():
         g.output(name, value, "rows", "found", type=dtype)
     return ort.InferenceSession(ir.to_proto(g.model()).SerializeToString(), providers=["CPUExecutionProvider"])
@@ -53,7 +53,7 @@ def test_a_stable_sort_s_first(width, ties):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_largest_but_what_is_banned(width, ties):
     def make(g, x):
-        return {"places": (largest(g.op, x, g.floats("bans", width), 3, width), ir.DataType.INT64)}
+        return {"places": (largest(g.op, x, g.input("bans", width), 3, width), ir.DataType.INT64)}
 
     of = session(width, make)
     x = rows(width, ties)

@@ -46,8 +46,8 @@ def test_only_the_encoder_differs_and_the_folder_says_so(made) -> None:
     ]
     spec, plain = (json.loads((made / name / SPEC).read_text(encoding="utf-8")) for name in ("vectors", "ids"))
     assert spec == {**plain, "inputs_embeds": True}
-    assert open_folder(made / "vectors").interface.inputs_embeds
-    assert not open_folder(made / "ids").interface.inputs_embeds
+    assert open_folder(made / "vectors").request.inputs_embeds
+    assert not open_folder(made / "ids").request.inputs_embeds
     encoder = onnx.load(made / "vectors/onnx/encoder_model.onnx", load_external_data=False)
     assert "embedding.weight" not in {tensor.name for tensor in encoder.graph.initializer}
 

@@ -7,6 +7,7 @@ import pytest
 from combined import combined
 from small_models import CHOICES, alone, encoder_decoder, random_weights
 
+from export.interface import Request
 from export.package import export_onnx
 from export.precision.passes import lower
 from export.targets.table import TARGETS, target_of
@@ -27,7 +28,7 @@ def test_operators(name, precision):
     missing = set()
     for config in (encoder_decoder(name), alone(name, "encoder"), alone(name, "decoder")):
         for graph in web.graph_names(config):
-            model = web.build(config, graph)
+            model = web.build(graph, Request(config=config))
             lower(model, precision, web.lowering)
             missing |= {n.op_type for n in model.graph.all_nodes() if n.op_type not in known.get(n.domain, ())}
     assert missing <= ON_HOST | WASM_ONLY.get(precision, set())

@@ -14,7 +14,7 @@ from web_package import write_web_package
 
 from export import export_onnx, export_search
 from export.__main__ import main
-from export.search.interface import DEFAULTS
+from export.interface import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import read_models
@@ -79,7 +79,7 @@ def test_settings_of_a_search_are_inputs_that_have_to_be_given(site, made):
     [path] = (site / "models/float32-search-inside").iterdir()
     ours, copy = onnx.load(made / "mine.onnx"), onnx.load(path)
     assert {value.name for value in copy.graph.input} == {value.name for value in ours.graph.input}
-    assert {t.name for t in ours.graph.initializer} - {t.name for t in copy.graph.initializer} == DEFAULTS.keys()
+    assert {t.name for t in ours.graph.initializer} - {t.name for t in copy.graph.initializer} == SETTINGS.keys()
     assert copy.graph.node == ours.graph.node
 
 

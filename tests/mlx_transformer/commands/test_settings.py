@@ -12,8 +12,7 @@ import pytest
 import typer
 from waiting import PATIENCE
 
-from export.settings import ServeSettings, ValidateSettings
-from export.targets.names import TARGET_NAMES
+from export.settings import TARGET_NAMES, ServeSettings, ValidateSettings
 from export.targets.table import TARGETS
 from mlx_transformer.commands import arguments
 from mlx_transformer.commands.app import ALL, ONNX, app_of

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from small_models import configs
 
-from mlx_transformer.core.parameters import embedding_names, parameter_shapes, position_table_names, quantizable_shapes
+from mlx_transformer.core.parameters import added_table_names, embedding_names, parameter_shapes, quantizable_shapes
 
 
 @pytest.mark.parametrize("name", configs())
@@ -13,7 +13,7 @@ from mlx_transformer.core.parameters import embedding_names, parameter_shapes, p
 def test_each_matrix_has_one_role(name, positions):
     config = dataclasses.replace(configs()[name], positions=positions)
     shapes = parameter_shapes(config)
-    embeddings, tables = embedding_names(config), position_table_names(config)
+    embeddings, tables = embedding_names(config), added_table_names(config)
     linear = {parameter for parameter in shapes if parameter.endswith("_proj.weight")}
     assert sorted([*embeddings, *tables, *linear]) == sorted(n for n, shape in shapes.items() if len(shape) == 2)
     assert {shapes[table][0] for table in tables} == {

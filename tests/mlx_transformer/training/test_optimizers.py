@@ -31,7 +31,7 @@ class One(nn.Module):
 
 def optimized(monkeypatch, **options):
     """(steps, 6, 4): as make_golden.py has it."""
-    for name in ("embedding_names", "position_table_names"):
+    for name in ("embedding_names", "added_table_names"):
         monkeypatch.setattr(f"mlx_transformer.training.optimizers.{name}", lambda config: set())
     monkeypatch.setattr("mlx_transformer.training.optimizers.output_weight_name", lambda config: "")
     made = One()

@@ -1,0 +1,384 @@
+"""What every graph takes and returns: names, types and axes, declared once. No ONNX here, and no arrays.
+
+A `Port` is one input or output of one graph. Its `value` says what flows there and is the same word in every graph; its
+`name` is that graph's, for Optimum, transformers.js and genai look for theirs. Graphs are built from these tables, run
+by them, checked by them and described by them, so that a new input is a line here.
+
+Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
+logits, attention;
+cache.N.key and cache.N.value, what a decoder's layer N remembers of its own positions; cross.N.key and cross.N.value,
+what it reads of the source; and those that one target or the search alone has, under the names that they have there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
+from mlx_transformer.generation.options import PENALTY_OFFSETS, Options
+
+Axis = str | int
+"""A name: any extent, equal wherever it stands; a number: this one."""
+
+# transformers.js fills the axis of this name, and sets the other dynamic ones to 0, when it makes an empty cache.
+BATCH = "batch_size"
+SOURCE, TARGET, PAST = "encoder_sequence_length", "decoder_sequence_length", "past_decoder_sequence_length"
+SENTENCES = "sentences"
+"""The axis of what belongs to the source where several rows, the beams of one sentence, share it."""
+LENGTH = "source_length"
+"""The source's positions in the graphs of target cpu and in the search."""
+
+ENCODER, DECODER_FIRST = "encoder_model", "decoder_model"
+DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"
+MODEL = "model"
+ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
+ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
+SEARCH = "search_model"
+CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, DECODER_COREML)
+"""Decoders over an encoder's output, of an encoder-decoder."""
+
+CROSS_ATTENTION = "cross_attention"
+"""The name of their optional output `attention`: of one layer, from where in the source each token's row was read
+(rows, T, S). Also its key in mlx_transformer.json."""
+INPUTS_EMBEDS = "inputs_embeds"
+"""The key in mlx_transformer.json of a folder whose encoder reads vectors."""
+SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
+"""{value: name} of all that an encoder can read."""
+
+PARTS = ("key", "value")
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of a graph. `axes`: empty for a scalar."""
+
+    value: str
+    name: str
+    dtype: str = "float32"
+    axes: tuple[Axis, ...] = ()
+
+    def without_positions(self, rows: int) -> tuple[int, int, int, int]:
+        """The shape of keys or values before there are any."""
+        _, heads, _, width = self.axes
+        return rows, int(heads), 0, int(width)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The inputs and the outputs of one graph, in its order."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    @property
+    def input_names(self) -> dict[str, str]:
+        """{value: name} of the inputs."""
+        return {port.value: port.name for port in self.inputs}
+
+    @property
+    def output_names(self) -> dict[str, str]:
+        """{value: name} of the outputs."""
+        return {port.value: port.name for port in self.outputs}
+
+    def among(self, inputs: Collection[str], outputs: Collection[str]) -> Ports:
+        """Those that a graph has whose inputs and outputs are called so: one of others, or of an earlier version, may
+        have fewer."""
+        return Ports(
+            tuple(port for port in self.inputs if port.name in inputs),
+            tuple(port for port in self.outputs if port.name in outputs),
+        )
+
+
+class Shape(Protocol):
+    """The extents of graphs of fixed shape: rows, and positions of the source and of the target."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What graphs are made for: a model, and what was asked of its package."""
+
+    config: TransformerConfig
+    inputs_embeds: bool = False
+    """The encoder reads vectors in place of ids."""
+    attention_layer: int | None = None
+    """The layer whose cross-attention the decoders return; None: they return none."""
+    shape: Shape | None = None
+    """The extents of target coreml."""
+    text: bool = False
+    """The search takes and returns strings."""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], config: TransformerConfig, shape: Shape | None = None) -> Request:
+        """Read what mlx_transformer.json says of a folder's graphs. `ValueError` for a layer that isn't there."""
+        layer = values[CROSS_ATTENTION]["layer"] if CROSS_ATTENTION in values else None
+        if layer is not None and layer not in range(config.decoder_layers):
+            raise ValueError(f"there is no decoder layer {layer!r}")
+        vectors = values.get(INPUTS_EMBEDS) is True
+        return cls(config=config, shape=shape, inputs_embeds=vectors, attention_layer=layer)
+
+    def written(self) -> dict[str, Any]:
+        """Give what `read` reads: the entries of mlx_transformer.json, only those that differ from the default."""
+        attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
+        return {**attention, **({INPUTS_EMBEDS: True} if self.inputs_embeds else {})}
+
+
+class CacheShape(NamedTuple):
+    """The extents of a layer's keys and values (rows, heads, length, width) that don't change."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return dict(zip(PARTS, self[1:], strict=True))
+
+
+def cache_shape(config: TransformerConfig) -> CacheShape:
+    """Those of a model's decoder, of its own keys and of the source's."""
+    c = config.of("decoder")
+    return CacheShape(c.key_value_heads, c.d_k, c.d_v)
+
+
+def operator_shape(config: TransformerConfig) -> CacheShape:
+    """Shape of keys and values as ONNX Runtime's own operators take them: one width, and no heads that share."""
+    c = config.of("decoder")
+    width = max(c.d_k, c.d_v)
+    return CacheShape(c.heads, width, width)
+
+
+def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
+    """What an encoder reads, in every target and in the search."""
+
+    def port(value: str, dtype: str, *axes: Axis) -> Port:
+        return Port(value, SOURCE_NAMES[value], dtype, axes)
+
+    vectors = port(VECTORS.name, "float32", *axes, r.config.d_model)
+    first = vectors if r.inputs_embeds else port(SOURCE_IDS.name, "int64", *axes)
+    others = [port(entry.name, "int64", *axes) for entry in companions(r.config)]
+    return first, port("source_mask", "int64", *axes), *others
+
+
+def keys_values(
+    value: str, name: str, layers: int, shape: CacheShape, rows: Axis, length: Axis
+) -> list[tuple[Port, ...]]:
+    """Keys and values of each layer: VALUE.N.key and VALUE.N.value. name: the graph's, "{}" where N stands."""
+    return [
+        tuple(
+            Port(f"{value}.{i}.{part}", f"{name.format(i)}.{part}", "float32", (rows, shape.heads, length, width))
+            for part, width in shape.widths.items()
+        )
+        for i in range(layers)
+    ]
+
+
+def cache(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
+    """What each layer of a decoder remembers of its own positions."""
+    return keys_values("cache", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
+
+
+def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
+    """What each layer of a decoder reads of the source."""
+    return keys_values("cross", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
+
+
+def layer_by_layer(*caches: Iterable[tuple[Port, ...]]) -> Iterator[Port]:
+    """The first layer's ports of each cache, then the second's, and so on."""
+    for layer in zip(*caches, strict=True):
+        for pair in layer:
+            yield from pair
+
+
+def attention(r: Request, *axes: Axis) -> tuple[Port, ...]:
+    return () if r.attention_layer is None else (Port("attention", CROSS_ATTENTION, "float32", axes),)
+
+
+def memory(r: Request, *axes: Axis, name: str = "last_hidden_state") -> Port:
+    return Port("memory", name, "float32", (*axes, r.config.d_model))
+
+
+def logits(r: Request, *axes: Axis) -> Port:
+    return Port("logits", "logits", "float32", (*axes, r.config.vocab_size))
+
+
+def encoder(r: Request) -> Ports:
+    return Ports(source(r, BATCH, SOURCE), (memory(r, BATCH, SOURCE),))
+
+
+def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
+    """Decoders in standard operators. first: it can begin, from the memory. later: it can go on, from a past."""
+    own = cache(r, "past_key_values.{}.decoder", BATCH, PAST)
+    of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
+    inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]
+    inputs += [Port("target_ids", "input_ids", "int64", (BATCH, TARGET))]
+    inputs += [memory(r, BATCH, SOURCE, name="encoder_hidden_states")] if first else []
+    inputs += layer_by_layer(own, of_source) if later else []
+    inputs += [Port("later", "use_cache_branch", "bool", (1,))] if first and later else []
+    longer = f"{PAST} + {TARGET}" if later else TARGET
+    outputs = [logits(r, BATCH, TARGET), *layer_by_layer(cache(r, "present.{}.decoder", BATCH, longer))]
+    outputs += layer_by_layer(cross(r, "present.{}.encoder", BATCH, SOURCE)) if first else []
+    return Ports(tuple(inputs), (*outputs, *attention(r, BATCH, TARGET, SOURCE)))
+
+
+def alone(r: Request) -> Ports:
+    """model.onnx: an encoder, or a decoder with its cache."""
+    now, past = "sequence_length", "past_sequence_length"
+    if r.config.has_encoder:
+        return Ports(source(r, BATCH, now), (memory(r, BATCH, now), logits(r, BATCH, now)))
+    total = f"{past} + {now}"
+    inputs = (
+        Port("target_ids", "input_ids", "int64", (BATCH, now)),
+        Port("target_mask", "attention_mask", "int64", (BATCH, total)),
+        Port("positions", "position_ids", "int64", (BATCH, now)),
+        *layer_by_layer(cache(r, "past_key_values.{}", BATCH, past)),
+    )
+    return Ports(inputs, (logits(r, BATCH, now), *layer_by_layer(cache(r, "present.{}", BATCH, total))))
+
+
+def encoder_cpu(r: Request) -> Ports:
+    mask = Port("source_mask", "source_mask", "int32", (SENTENCES, LENGTH))
+    return Ports(source(r, SENTENCES, LENGTH), (*layer_by_layer(_cross_cpu(r)), mask, memory(r, SENTENCES, LENGTH)))
+
+
+def decoder_cpu(r: Request) -> Ports:
+    """One step of decoding, in place. What no other graph has is explained in `targets/cpu/graphs.py`."""
+
+    def named(name: str, dtype: str, *axes: Axis) -> Port:
+        return Port(name, name, dtype, axes)
+
+    def own(name: str) -> list[tuple[Port, ...]]:
+        shape, layers = operator_shape(r.config), r.config.decoder_layers
+        return keys_values("cache", name, layers, shape, "rows", "positions")
+
+    inputs = (
+        Port("target_ids", "input_ids", "int64", ("rows",)),
+        named("past_length", "int32", 1),
+        named("beam_width", "int32", 1),
+        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
+        named("source_mask", "int32", SENTENCES, LENGTH),
+        named("bans", "float32", r.config.vocab_size),
+        named("candidates", "int64", 1),
+        named("by_sentence", "int64", 2),
+        named("extensions", "int64", 1),
+        named("log_p", "float32", "rows", 1),
+        named("first_entry", "int64", "rows", 1),
+        *layer_by_layer(own("past.{}"), _cross_cpu(r)),
+    )
+    choice = (
+        named("candidate_scores", "float32", "choices", "candidates"),
+        named("candidate_tokens", "int64", "choices", "candidates"),
+    )
+    after = layer_by_layer(own("present.{}"))
+    return Ports(inputs, (*choice, logits(r, "rows"), *after, *attention(r, "rows", LENGTH)))
+
+
+def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
+    shape, layers = operator_shape(r.config), r.config.decoder_layers
+    return keys_values("cross", "cross.{}", layers, shape, SENTENCES, LENGTH)
+
+
+def encoder_coreml(r: Request) -> Ports:
+    assert r.shape is not None
+    axes = r.shape.rows, r.shape.source
+    read = layer_by_layer(cross(r, "present.{}.encoder", *axes)) if r.config.has_decoder else (logits(r, *axes),)
+    return Ports(source(r, *axes), (memory(r, *axes), *read))
+
+
+def decoder_coreml(r: Request) -> Ports:
+    assert r.shape is not None
+    rows, length, source_length = r.shape.rows, r.shape.target, r.shape.source
+    both = r.config.has_encoder
+    part = "{}.decoder" if both else "{}"
+    of_source = [cross(r, "past_key_values.{}.encoder", rows, source_length)] if both else []
+    mask = [Port("source_mask", "encoder_attention_mask", "int64", (rows, source_length))] if both else []
+    inputs = (
+        Port("target_ids", "input_ids", "int64", (rows, 1)),
+        Port("positions", "position_ids", "int64", (rows, 1)),
+        *layer_by_layer(cache(r, f"past_key_values.{part}", rows, length), *of_source),
+        *mask,
+    )
+    after = layer_by_layer(cache(r, f"present.{part}", rows, length))
+    return Ports(inputs, (logits(r, rows, 1), *after, *attention(r, rows, 1, source_length)))
+
+
+class Setting(NamedTuple):
+    """A setting of a search that is an input of its graph, with the default that the file has."""
+
+    dtype: str
+    default: float
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    """Of the default; every axis of it may be longer in a run."""
+
+
+_USUAL = Options()
+SETTINGS = {
+    "beam": Setting("int64", _USUAL.beam),
+    "n_best": Setting("int64", _USUAL.n_best),
+    "min_new_tokens": Setting("int64", _USUAL.min_new_tokens),
+    "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
+    "length_penalty": Setting("float32", _USUAL.length_penalty),
+    "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
+    "early_stopping": Setting("bool", _USUAL.early_stopping),
+    "sample": Setting("bool", _USUAL.sample),
+    "temperature": Setting("float32", _USUAL.temperature),
+    "top_k": Setting("int64", _USUAL.top_k),
+    "top_p": Setting("float32", _USUAL.top_p),
+    "seed": Setting("int64", _USUAL.seed),
+    "rows": Setting("int64", -1, ("rows",), (1,)),
+    "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
+}
+"""Their meaning is in `search/options.py`."""
+
+
+def search(r: Request) -> Ports:
+    rows = (BATCH, "n_best")
+    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in SETTINGS.items()]
+    scores = Port("scores", "scores", "float32", rows)
+    if r.text:
+        text, translations = (
+            Port("text", "text", "string", (BATCH,)),
+            Port("translations", "translations", "string", rows),
+        )
+        return Ports((text, *settings), (translations, scores))
+    sequences = Port("sequences", "sequences", "int64", (*rows, "length"))
+    lengths = Port("lengths", "lengths", "int64", rows)
+    shown = attention(r, *rows, "length", LENGTH)
+    return Ports((*source(r, BATCH, LENGTH), *settings), (sequences, lengths, scores, *shown))
+
+
+GRAPHS: dict[str, Callable[[Request], Ports]] = {
+    ENCODER: encoder,
+    DECODER_FIRST: lambda r: decoder(r, BATCH, first=True, later=False),
+    DECODER_NEXT: lambda r: decoder(r, SENTENCES, first=False, later=True),
+    DECODER_MERGED: lambda r: decoder(r, BATCH, first=True, later=True),
+    MODEL: alone,
+    ENCODER_CPU: encoder_cpu,
+    DECODER_CPU: decoder_cpu,
+    ENCODER_COREML: encoder_coreml,
+    DECODER_COREML: decoder_coreml,
+    SEARCH: search,
+}
+"""By the graph's name; each is NAME.onnx in a folder."""
+
+HUGGING_FACE: tuple[dict[str, str], dict[str, str]] = (
+    {
+        **{name: value for value, name in SOURCE_NAMES.items()},
+        "position_ids": "positions",
+        "decoder_input_ids": "target_ids",
+        "encoder_attention_mask": "source_mask",
+        "encoder_hidden_states": "memory",
+    },
+    {"last_hidden_state": "memory", "logits": "logits"},
+)
+"""{name: value} of the inputs and of the outputs that graphs by other exporters have."""

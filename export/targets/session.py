@@ -1,0 +1,99 @@
+"""Sessions by values: who runs a graph knows none of its names (`export/interface.py`). NumPy in, NumPy out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.interface import SOURCE_NAMES, Port, Ports
+from mlx_transformer.core.inputs import INPUTS
+from mlx_transformer.system.errors import UserError
+
+from .coreml.shape import parts_of
+
+Values = dict[str, NDArray]
+"""Arrays by what they are, as ports have it."""
+
+
+class Session(Protocol):
+    """The part of `onnxruntime.InferenceSession` that is used here."""
+
+    def run(self, output_names: Any, input_feed: Any, /) -> Any: ...
+    def get_inputs(self) -> Sequence[Any]: ...
+    def get_outputs(self) -> Sequence[Any]: ...
+
+
+class PortSession:
+    """One session with its ports. Values that its graph doesn't take are left out of a run."""
+
+    def __init__(self, session: Session, ports: Ports):
+        """ports: what is declared of such a graph; one that somebody else made may have fewer of them."""
+        self.session, self.where, self.ports = session, getattr(session, "file", "graph"), ports
+        shapes = {entry.name: list(entry.shape) for entry in session.get_inputs()}
+        names = [entry.name for entry in session.get_outputs()]
+        parts = {**{name: [name] for name in names}, **parts_of(names)}
+        there = ports.among(shapes, parts)
+        self.inputs = {port.value: port for port in there.inputs}
+        self.outputs = {port.value: port for port in there.outputs}
+        self.parts = {value: parts[port.name] for value, port in self.outputs.items()}
+        """The names of each output's parts; one, its own, where it isn't split."""
+        self.shapes = {value: shapes[port.name] for value, port in self.inputs.items()}
+        """The axes of each input as the graph has them."""
+        self.cache = [value for value in self.outputs if value.startswith("cache.")]
+        self.cross = [value for value in self.outputs if value.startswith("cross.")]
+
+    def __call__(self, wanted: Sequence[str], values: Mapping[str, NDArray]) -> Values:
+        """The wanted outputs, by value. `UserError` for one that isn't there or isn't what was declared."""
+        self.need(outputs=wanted)
+        feeds = {port.name: values[value] for value, port in self.inputs.items() if value in values}
+        names = [name for value in wanted for name in self.parts[value]]
+        arrays = iter(self.run(names, feeds))
+        found = {}
+        for value in wanted:
+            parts = [next(arrays) for _ in self.parts[value]]
+            found[value] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+            self._check(self.outputs[value], found[value])
+        return found
+
+    def run(self, names: list[str], feeds: Mapping[str, NDArray]) -> Sequence[Any]:
+        """Run the session itself, by the graph's names."""
+        return self.session.run(names, feeds)
+
+    def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
+        """`UserError` unless the graph has them."""
+        ports = self.ports
+        for kind, wanted, there, names in (
+            ("input", inputs, self.inputs, ports.input_names),
+            ("output", outputs, self.outputs, ports.output_names),
+        ):
+            for value in wanted:
+                if value not in there:
+                    name = names.get(value, value)
+                    raise UserError(f"{self.where}: has no {kind} {name!r}; export the model again")
+
+    def check_source(self, source: Iterable[str]) -> None:
+        """`UserError` unless the graph takes these values of a source, ids or vectors, as it was exported."""
+        for value in source:
+            if value not in self.inputs:
+                hint = "export the model again"
+                for other in self.inputs.keys() & {*INPUTS} - {*source}:
+                    out = "out" * (other == "inputs_embeds")
+                    hint = f"give it {SOURCE_NAMES[other]}, or export the model with{out} --inputs-embeds"
+                raise UserError(f"{self.where}: takes no {SOURCE_NAMES[value]}: {hint}")
+
+    def _check(self, port: Port, x: Any) -> None:
+        kinds = "fV" if port.dtype == "float32" else "iu"  # V: bfloat16
+        if getattr(x, "ndim", -1) != len(port.axes) or x.dtype.kind not in kinds:
+            problem = f"its output {port.name} is no tensor of {len(port.axes)} axes"
+            raise UserError(f"{self.where}: {problem}; export the model again")
+        if isinstance(port.axes[-1], int) and x.shape[-1] != port.axes[-1]:
+            problem = f"its {port.name} are of {x.shape[-1]}, the model has {port.axes[-1]}"
+            raise UserError(f"{self.where}: {problem}; export the model again")
+
+    def empty_past(self, rows: int) -> Values:
+        """Keys and values of no position at all, of those that the graph takes."""
+        past = {value: port for value, port in self.inputs.items() if value.startswith(("cache.", "cross."))}
+        return {value: np.zeros(port.without_positions(rows), np.float32) for value, port in past.items()}

@@ -1,0 +1,198 @@
+"""What a model reads, for every runtime: rows of any lengths, checked once, taken apart and padded.
+
+`INPUTS` lists all that a first stack can read of one row. Shapes: B rows, S their padded length, D model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.system.errors import UserError
+
+from .config import TransformerConfig
+
+Ids = Sequence[Sequence[int]]
+Vectors = Sequence[Any]
+"""For each input an array (S, D), or lists of its numbers."""
+Rows = TypeVar("Rows", bound=Sequence[Any])
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a model's first stack. `name`: the argument of `Transformer.encode`, and the value of a graph's port
+    (`export/interface.py`); `argument`: as a search takes it; `published`: what graphs and published models call it;
+    `size`: how many ids there are, or the width of vectors; 0 in a model that doesn't read it.
+    """
+
+    name: str
+    argument: str
+    published: str
+    size: Callable[[TransformerConfig], int]
+    vectors: bool = False
+    fill: Callable[[TransformerConfig], int] = lambda config: 0
+    """What stands on padding."""
+
+    def check(self, rows: Any, config: TransformerConfig, what: str) -> list[NDArray]:
+        """The rows as arrays. `UserError` for what doesn't fit the model; what: the ids' name in its message."""
+        if not self.size(config):
+            raise UserError(f"{self.argument}: the model reads none; leave them out")
+        if self.vectors:
+            return check_vectors(rows, self.size(config), self.argument)
+        return check_ids(rows, self.size(config), what if self.argument == "ids" else self.argument)
+
+
+SOURCE_IDS = Input(
+    "source_ids",
+    "ids",
+    "input_ids",
+    lambda c: c.source_vocab_size if c.has_encoder else c.vocab_size,
+    fill=lambda c: c.pad_id,
+)
+VECTORS = Input("inputs_embeds", "inputs_embeds", "inputs_embeds", lambda c: c.d_model, vectors=True)
+TOKEN_TYPES = Input("token_types", "token_types", "token_type_ids", lambda c: c.token_types)
+INPUTS = {entry.name: entry for entry in (SOURCE_IDS, VECTORS, TOKEN_TYPES)}
+"""By name: ids, vectors in their place, and what goes with either."""
+MASK = "attention_mask"
+"""What graphs and published models call the mask of what they read."""
+
+
+def companions(config: TransformerConfig) -> list[Input]:
+    """What such a model reads besides ids, or vectors, and their mask."""
+    return [entry for entry in INPUTS.values() if entry not in (SOURCE_IDS, VECTORS) and entry.size(config)]
+
+
+class Sources:
+    """Rows of any lengths, checked. `rows`: by input, an array for each row, (S,) or (S, D)."""
+
+    def __init__(self, config: TransformerConfig, rows: Mapping[str, list[NDArray]]):
+        self.config, self.rows = config, dict(rows)
+        self.lengths = np.array([len(row) for row in self._first], np.int64)
+
+    @classmethod
+    def of(cls, config: TransformerConfig, what: str = "source", **given: Any) -> Sources:
+        """Check what a caller gives, by argument: ids=rows, or inputs_embeds=rows in their place.
+
+        `UserError` names the row and the position of what doesn't fit the model. what: the ids' name in its messages.
+        """
+        found = {name: entry for name, entry in INPUTS.items() if given.get(entry.argument) is not None}
+        if SOURCE_IDS.name in found and VECTORS.name in found:
+            raise UserError("ids and inputs_embeds: give one of them; the vectors stand in place of the ids")
+        if VECTORS.name in found and not config.has_encoder:
+            raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
+        if not found.keys() & {SOURCE_IDS.name, VECTORS.name}:
+            raise UserError(f"{what}: expected a list of lists of ids, or vectors in their place as inputs_embeds")
+        rows = {name: entry.check(given[entry.argument], config, what) for name, entry in found.items()}
+        lengths = [len(row) for row in next(iter(rows.values()))]
+        for entry in companions(config):
+            own = rows.setdefault(entry.name, [np.zeros(length, np.int64) for length in lengths])
+            if [len(row) for row in own] != lengths:
+                raise UserError(f"{entry.argument}: give one for each position of each row")
+        return cls(config, rows)
+
+    @property
+    def _first(self) -> list[NDArray]:
+        return next(iter(self.rows.values()))
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        """The rows of ids, or of vectors."""
+        return iter(self._first)
+
+    def __getitem__(self, index: slice | NDArray) -> Sources:
+        """These rows, in this order."""
+        numbers = np.arange(len(self))[index]
+        return Sources(self.config, {name: [rows[i] for i in numbers] for name, rows in self.rows.items()})
+
+    def padded(
+        self, multiple: int = 1, most: int | None = None, left: bool = False
+    ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
+        """Each input as one array (B, S) or (B, S, D), by name, and the mask (B, S), 1 on tokens.
+
+        S: the longest row, rounded up to a multiple, but to no more than `most` if that is enough. left: the padding
+        stands before the rows.
+        """
+        longest = int(self.lengths.max(initial=0))
+        rounded = -(-longest // multiple) * multiple
+        length = max(longest, rounded if most is None else min(rounded, most))
+        arrays = {name: self._array(name, rows, length, left) for name, rows in self.rows.items()}
+        places, missing = np.arange(length), (length - self.lengths)[:, None]
+        mask = places >= missing if left else places < self.lengths[:, None]
+        return arrays, mask.astype(np.int64)
+
+    def _array(self, name: str, rows: list[NDArray], length: int, left: bool) -> NDArray:
+        array = np.full((len(rows), length, *rows[0].shape[1:]), INPUTS[name].fill(self.config), rows[0].dtype)
+        for i, row in enumerate(rows):
+            array[i, length - len(row) if left else 0 :][: len(row)] = row
+        return array
+
+    def stacked(self, what: str = "ids") -> dict[str, NDArray]:
+        """Each input as one array. `UserError` for rows of several lengths, and of more than the model takes."""
+        check_equally_long(list(self), self.config, what)
+        return {name: np.stack(rows) for name, rows in self.rows.items()}
+
+
+def check_equally_long(rows: Sequence[NDArray], config: TransformerConfig, what: str) -> None:
+    """`UserError` unless the rows are of one length that the model takes."""
+    if len({len(row) for row in rows}) != 1:
+        raise UserError(f"{what}: rows have different lengths; pad them and pass a mask")
+    if len(rows[0]) > config.max_positions:
+        raise UserError(f"{what}: {len(rows[0])} tokens, the model takes at most {config.max_positions}")
+
+
+def check_vectors(vectors: Vectors, width: int, what: str = "inputs_embeds") -> list[NDArray]:
+    """The rows as float32 arrays (S, `width`); `UserError` names the first row that is none."""
+    rows = []
+    for i, row in enumerate(listed(vectors, what, "vectors")):
+        try:
+            array = np.asarray(row)
+        except ValueError:  # vectors of unequal length within it
+            array = np.zeros((0, 0))
+        if array.ndim != 2 or array.shape[1] != width or not len(array):
+            raise UserError(
+                f"{what} row {i}: expected (length, {width}), a vector of d_model={width} numbers for each position,"
+                f" found shape {array.shape}"
+            )
+        if array.dtype.kind not in "fiu":
+            raise UserError(f"{what} row {i}: expected numbers, found {array.dtype}")
+        rows.append(array.astype(np.float32))
+    return rows
+
+
+def check_ids(ids: Ids, vocab_size: int, what: str = "source", empty: bool = False) -> list[NDArray]:
+    """The rows as int64 arrays; `UserError` names the row and position of the first id outside 0..vocab_size-1."""
+    rows = []
+    for i, row in enumerate(listed(ids, what)):
+        try:
+            array = np.asarray(row)
+        except ValueError:  # lists of unequal length within it
+            array = np.zeros((0, 0))
+        if array.ndim != 1:
+            raise UserError(f"{what} row {i}: expected a list of ids, found an array of shape {array.shape}")
+        if array.size == 0:
+            if not empty:
+                raise UserError(f"{what} row {i} is empty: it must hold at least one id (eos)")
+            array = array.astype(np.int64)
+        if array.dtype.kind not in "iu":
+            raise UserError(f"{what} row {i}: ids must be whole numbers, found {array.dtype}")
+        bad = np.flatnonzero((array < 0) | (array >= vocab_size))
+        if bad.size:
+            raise UserError(
+                f"{what} row {i}, position {bad[0]}: id {array[bad[0]]} is outside the vocabulary"
+                f" (0 to {vocab_size - 1})"
+            )
+        rows.append(array.astype(np.int64))
+    return rows
+
+
+def listed(rows: Rows, what: str, kind: str = "ids") -> Rows:
+    """The rows. `UserError` for what is no list of rows."""
+    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence | np.ndarray):
+        raise UserError(f"{what}: expected a list of lists of {kind}, found {type(rows).__name__}")
+    return rows
