@@ -20,8 +20,8 @@ from mlx_transformer.system.errors import UserError
 
 
 def shown_layer(config: TransformerConfig, attention: bool, layer: int | None) -> int | None:
-    """The layer whose weights are returned, by default that which aligns best; None without `attention`. `UserError`
-    for a model without cross-attention, and for a layer that it hasn't."""
+    """Return the layer whose weights graphs return, by default that which aligns best; None without `attention`.
+    `UserError` for a model without cross-attention, and for a layer that it hasn't."""
     if not attention and layer is None:
         return None
     if config.architecture != "encoder-decoder":
@@ -47,7 +47,7 @@ class AttentionTap:
             self._tap(name, value)
 
     def mean(self, op: Op, ids: ir.Value) -> ir.Value | None:
-        """The mean over the heads, in rows as the ids (R, T) or (R,) have them: (R, T, S) or (R, S)."""
+        """Return the mean over the heads, in rows as the ids (R, T) or (R,) have them: (R, T, S) or (R, S)."""
         if self._weights is None:
             return None
         with scope(op, CROSS_ATTENTION, "Mean"):

@@ -127,7 +127,7 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
         model.update(tree_unflatten(list(parameters.items())))
         return model(*inputs)
 
-    with engine._stream():
+    with engine.stream():
         try:
             mx.export_function(records.append, network, *ids, **weights)
         finally:

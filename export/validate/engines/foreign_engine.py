@@ -107,7 +107,7 @@ class ForeignEngine(Engine):
 
 
 def parse_names(text: str | None) -> dict[str, str]:
-    """ "input_ids=src,logits=output" as a dictionary."""
+    """Read "input_ids=src,logits=output" as a dictionary."""
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     for role, sign, name in pairs:
         if not sign or not name.strip() or role.strip() not in {**INPUT_ROLES, **OUTPUT_ROLES}:

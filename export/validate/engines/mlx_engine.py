@@ -52,7 +52,7 @@ class MlxEngine(Engine):
 
         if checkpoint.quantization and precision in ("float16", "bfloat16"):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
-        with self._stream():
+        with self.stream():
             self.model = Transformer.load(checkpoint.folder)
             if precision in ("float16", "bfloat16"):
                 self.model.set_dtype(getattr(self.mx, precision))
@@ -78,14 +78,15 @@ class MlxEngine(Engine):
         self._device = mx.Device(mx.cpu if device == "cpu" else mx.gpu)
         if not mx.is_available(self._device):
             raise Unavailable("runtime mlx:gpu: MLX sees no GPU here")
-        with self._stream():
+        with self.stream():
             self.device = device_kind()
         if device == "gpu":
             set_tf32(self.precision == "tf32")
             if self.precision == "float32":
                 check_float32(self._device)
 
-    def _stream(self) -> Any:
+    def stream(self) -> Any:
+        """Return a context in which MLX computes on this device."""
         return self.mx.stream(self._device)
 
     @property
@@ -114,13 +115,13 @@ class MlxEngine(Engine):
 
     def taps(self, case: Case) -> dict[str, Array]:
         taps: dict[str, Any] = {}
-        with self._stream():
+        with self.stream():
             full_pass(self.model, case, taps.__setitem__)
             self.mx.eval(list(taps.values()))
             return {name: self._numpy(value) for name, value in taps.items()}
 
     def logits(self, case: Case) -> Array:
-        with self._stream():
+        with self.stream():
             return self._numpy(full_pass(self.model, case))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -132,7 +133,7 @@ class MlxEngine(Engine):
             if name in names:
                 points[name] = value
 
-        with self._stream(), replacing(self.model, {}, keep, set(names)):
+        with self.stream(), replacing(self.model, {}, keep, set(names)):
             full_pass(self.model, case, lambda name, value: keep(name, self._numpy(value)))
         return points
 
@@ -141,7 +142,7 @@ class MlxEngine(Engine):
         """Give the model for a search with `generation.steps.run`, on this device while the context lasts."""
         from mlx_transformer.runtime.decoding import MlxModel, evaluating
 
-        with self._stream(), evaluating(self.model):
+        with self.stream(), evaluating(self.model):
             yield MlxModel(self.model)
 
     def _numpy(self, value: Any) -> Array:
@@ -164,13 +165,13 @@ class MlxEngine(Engine):
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         drawn = {} if sample is None else {"sample": True, "seed": sample}
-        with self._stream():
+        with self.stream():
             results = self.model.search(**search_inputs(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _cached(self, case: Case, tap: Any) -> Array:
         model, parts = self.model, []
-        with self._stream():
+        with self.stream():
             if case.target_ids is None:
                 ids, mask = case.ids, case.prompt_mask
                 cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])

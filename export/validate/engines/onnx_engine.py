@@ -103,7 +103,8 @@ class OnnxFiles(Engine):
         raise NotImplementedError
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        """Parameters in every file: initializers, or what the runtime computes from initializers under their names.
+        """Yield parameters in every file: initializers, or what the runtime computes from initializers under their
+        names.
 
         Tables and shape constants are none.
         """
@@ -201,7 +202,7 @@ class OnnxEngine(OnnxFiles):
         return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
 
     def _memory(self, case: Case) -> Array | None:
-        """The output of the untapped encoder for a case, computed once for all that read it."""
+        """Return the output of the untapped encoder for a case, computed once for all that read it."""
         if case.target_ids is None:
             return None
         if self._encoded is None or self._encoded[0] is not case:
@@ -218,13 +219,13 @@ class OnnxEngine(OnnxFiles):
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
-        """The graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
+        """Return the graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
         kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
         return kinds[self.config.architecture](self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
-        """Each way of running with a cache, and the graphs it takes."""
+        """Return each way of running with a cache, and the graphs it takes."""
         if self.config.architecture != "encoder-decoder":
             return {} if self.config.architecture == "encoder" else {"cached": list(self.files)}
         pair = [name for name in self.files if name != DECODER_MERGED]
@@ -232,7 +233,8 @@ class OnnxEngine(OnnxFiles):
         return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
 
     def _tapping(self, *names: str) -> dict[str, TappedSession]:
-        """Sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the names."""
+        """Open sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the
+        names."""
         taps = tap_names(self.config)
         for name in names or self.files:
             if name not in self._tapped:
@@ -241,11 +243,11 @@ class OnnxEngine(OnnxFiles):
         return {name: self._tapped[name] for name in names or self.files}
 
     def _full_pass(self) -> set[str]:
-        """The graphs of one full pass; none where there is only one."""
+        """Return the graphs of one full pass; none where there is only one."""
         return self.files.keys() & {ENCODER, DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED}
 
     def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
-        """A session of a copy that shows these points."""
+        """Open a session of a copy that shows these points."""
         if (key := (graph, *names)) not in self._shown:
             model = onnx.load(self.files[graph], load_external_data=False)
             points = {value: point for point, value in points_of(model.graph, names).items()}
@@ -255,7 +257,7 @@ class OnnxEngine(OnnxFiles):
         return self._shown[key]
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """The values of the taps during a run, the passes of each joined along the positions."""
+        """Return the values of the taps during a run, the passes of each joined along the positions."""
         self._observed = {}
         run()
         return {name: np.concatenate(values, axis=1) for name, values in self._observed.items()}
@@ -265,7 +267,7 @@ class OnnxEngine(OnnxFiles):
 
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
-    """`memory`: the encoder's output where it is known."""
+    """Run one full pass. `memory`: the encoder's output where it is known."""
     mask = case.source_real.astype(np.int64)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
@@ -300,6 +302,6 @@ def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -
 
 
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
-    """Every graph of the folder's precision, those included that running it doesn't need."""
+    """Return every graph of the folder's precision, those included that running it doesn't need."""
     merged = graph_file(next(iter(folder.graphs.values())).parent, DECODER_MERGED, PRECISIONS[folder.precision].suffix)
     return folder.graphs if merged is None else {**folder.graphs, DECODER_MERGED: merged}

@@ -48,7 +48,7 @@ def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Ar
     computed: dict[str, Array] = {}
     model, case = engine.model, s.case
     observe: Callable[[str, Array], None] = computed.__setitem__
-    with engine._stream():
+    with engine.stream():
         if s.part is None:
             with replacing(model, s.inputs, observe) as tap_logits:
                 full_pass(model, case, tap_logits)

@@ -25,7 +25,7 @@ Array = NDArray
 
 
 def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
-    """{point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
+    """Return {point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
     config, case = engine.config, s.case
     if config.architecture != "encoder-decoder":
         name = MODEL
@@ -76,7 +76,7 @@ def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
 
 
 def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
-    """{point: value} of those of the reference's points (in its order) that the graph shows, each value once."""
+    """Return {point: value} of those of the reference's points (in its order) that the graph shows, each value once."""
     wiring = Wiring(graph)
     values: dict[str, str] = {}
     used: set[str] = set()
