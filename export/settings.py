@@ -1,4 +1,4 @@
-"""The settings of the commands `serve` and `validate`: their names, types, bounds and defaults, and what each means.
+"""The settings of what this side does, by command: their names, types, bounds and defaults, and what each means.
 
 One definition for the command line and for Python. The string under a field is its help, and what follows "unset:" says
 what None stands for (`mlx_transformer/commands/settings.py`). Imports next to nothing: help needs no ONNX Runtime.
@@ -9,15 +9,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
+TargetName = Literal["portable", "cpu", "web", "cuda", "coreml"]
+PrecisionName = Literal["float32", "float16", "bfloat16", "int8", "int8-weights", "int4", "packed"]
+ActivationsName = Literal["int8", "float32"]
+TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
+"""The rows of `targets/table.py`."""
+
 Count = Annotated[int, Bounds(at_least=1)]
 Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What is written of a checkpoint. `package/plan.py` checks it, with the checkpoint."""
+
+    target: TargetName = "portable"
+    """What the graphs are made for."""
+    precision: Sequence[PrecisionName] | PrecisionName = ("float32",)
+    """Precision of the weights; for several, side by side in the folder, give it again."""
+    activations: ActivationsName | None = None
+    """What the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
+    fixed_shape: str | None = None
+    """ROWSxSOURCExTARGET, such as 1x64x64, which target coreml needs."""
+    attention: bool = False
+    """Return from which source tokens each token was written, too."""
+    attention_layer: int | None = None
+    """The decoder layer whose attention that is, from 0; unset: the one that aligns best."""
+    inputs_embeds: bool = False
+    """The encoder reads vectors, inputs_embeds, in place of input_ids."""
+    gate_source: Path | str | None = None
+    """Sentences on which lower precisions are judged."""
+    gate_reference: Path | str | None = None
+    """Their translations, line by line."""
+    accept_loss: bool = False
+    """Write it even if the quality gate says that it translates worse."""
+    force: bool = False
+    """Replace another model that OUT holds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,9 @@
-"""Names of the targets, known without the packages that build graphs; and of the graphs that a folder can hold: each is
-NAME.onnx there, or what an earlier version called it."""
+"""Names of the graphs that a folder can hold: each is NAME.onnx there, or what an earlier version called it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
-TARGET_NAMES = ("portable", "cpu", "web", "cuda", "coreml")
-"""The rows of `table.py`."""
 
 ENCODER, DECODER_FIRST = "encoder_model", "decoder_model"
 DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
-from export.settings import ValidateSettings
-from export.targets.names import TARGET_NAMES
+from export.settings import TARGET_NAMES, ValidateSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.terminal import Console
 

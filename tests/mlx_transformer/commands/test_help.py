@@ -29,7 +29,7 @@ for program, names in json.loads(sys.argv[1]).items():
         with contextlib.redirect_stdout(io.StringIO()) as out:
             assert invoke(program, [*filter(None, [name]), "--help"]) == 0
         lines = (line.rstrip() for line in out.getvalue().strip().splitlines())
-        shown[name or program.replace(" -", "")] = "\\n".join(lines) + "\\n"
+        shown[name or program.replace(" -m ", "-")] = "\\n".join(lines) + "\\n"
 print(json.dumps(shown))
 """
 

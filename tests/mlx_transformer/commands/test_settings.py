@@ -12,8 +12,8 @@ import pytest
 import typer
 from waiting import PATIENCE
 
-from export.settings import ServeSettings, ValidateSettings
-from export.targets.names import TARGET_NAMES
+from export.precision.table import ACTIVATIONS, PRECISIONS
+from export.settings import TARGET_NAMES, ActivationsName, PrecisionName, ServeSettings, ValidateSettings
 from export.targets.table import TARGETS
 from mlx_transformer.commands import arguments
 from mlx_transformer.commands.app import ALL, ONNX, app_of
@@ -88,6 +88,8 @@ def test_what_help_shows_is_what_the_library_takes():
     assert get_args(arguments.OverlongPair) == get_args(pairs.OverlongPair)
     assert get_args(arguments.Overlong) == get_args(translate.Overlong)
     assert tuple(TARGETS) == TARGET_NAMES
+    assert get_args(PrecisionName) == tuple(PRECISIONS)
+    assert get_args(ActivationsName) == tuple(ACTIVATIONS)
 
 
 def test_both_programs_have_the_same_commands():
