@@ -6,8 +6,8 @@ what None stands for (`mlx_transformer/commands/settings.py`). Imports next to n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
@@ -21,6 +21,8 @@ PrecisionName = Literal["float32", "float16", "bfloat16", "int8", "int8-weights"
 ActivationsName = Literal["int8", "float32"]
 TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
 """The rows of `targets/table.py`."""
+
+OUT = ("--out", "-o")
 
 Count = Annotated[int, Bounds(at_least=1)]
 Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
@@ -52,6 +54,49 @@ class ExportSettings:
     """Write it even if the quality gate says that it translates worse."""
     force: bool = False
     """Replace another model that OUT holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainSettings:
+    """What is looked at, and where the page goes. `UserError` for a value out of bounds."""
+
+    translation: str | None = None
+    """A translation to look at; unset: the model's own."""
+    out: Path = field(default=Path("explain.html"), metadata={"option": OUT})
+    """The HTML page to write."""
+    figures: Path | None = None
+    """Folder for the same figures as PNG and SVG; unset: none."""
+    beside: str | None = field(default=None, metadata={"option": ("--with",)})
+    """Another folder to show beside it, or the same one in another runtime."""
+    runtime: str | None = None
+    """What runs MODEL, as in validate --runtimes; unset: MLX or ONNX Runtime."""
+    precision: PrecisionName | None = None
+    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    top_k: Annotated[int, Bounds(at_least=1, at_most=50)] = 5
+    """Tokens shown at each step, the likeliest ones."""
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    verify: bool = True
+    """Compare the files with the digests in their manifest."""
+    force: bool = False
+    """Replace an earlier page, and earlier figures."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSettings:
+    """How a site is made."""
+
+    title: str | None = None
+    """Heading of the page; unset: the first model's name."""
+    assets: Path | str | None = None
+    """A node_modules with onnxruntime-web; unset: that of this folder, else the pinned version by npm."""
+    force: bool = False
+    """Replace another site that OUT holds."""
+    verify: bool = True
+    """Compare the models with the digests in their manifests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,19 +172,25 @@ def _is_origin(text: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateSettings:
-    """What is compared, and where the report goes. `UserError` for a value out of bounds."""
+class JudgeSettings:
+    """How runtimes are judged, from Python (`validate.compare`) as on the command line."""
+
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    gradients: bool = False
+    """Check MLX's gradients against finite differences too."""
+    names: str | Mapping[str, str] | None = None
+    """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateSettings(JudgeSettings):
+    """What is compared, and where the report goes."""
 
     runtimes: str | Sequence[str] | None = None
     """Runtimes to judge, separated by commas; one that isn't there is exit 3, see --explain; unset: mlx,onnxruntime."""
     seed: int | None = None
     """Seed of the inputs; unset: fresh."""
-    threads: int | None = None
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
-    gradients: bool = False
-    """Check MLX's gradients against finite differences too."""
-    names: str | None = None
-    """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
     json: Path | str | None = None
     """Write the report to this file as JSON."""
     html: Path | str | None = None

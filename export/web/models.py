@@ -113,7 +113,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
         )
     if "text" in {value.name for value in model.graph.input}:
         raise UserError(
-            f"{file}: takes text, by operators that browsers lack: export it with --search in place of --text"
+            f"{file}: takes text, by operators that browsers lack: export it with --search, not --embed-tokenizer"
         )
     if TOKENIZER not in facts:
         raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +27,12 @@ from safetensors.numpy import save_file
 
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
+from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import read_manifest
 from mlx_transformer.system.tensors import read_tensors
 
-from .config import TransformerConfig
+from .config import AdapterAlpha, AdapterKind, AdapterRank, Rate, TransformerConfig
 from .parameters import parameter_shapes
 
 ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
@@ -42,10 +41,6 @@ A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)
 """Of a row of zeros, which stays one."""
 
-Kind = Literal["lora", "dora"]
-Rank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
-Alpha = Annotated[float, Bounds(above=0, at_most=1e6)]
-Share = Annotated[float, Bounds(at_least=0, below=1)]
 Shape = tuple[int, ...]
 
 
@@ -53,10 +48,10 @@ Shape = tuple[int, ...]
 class AdapterConfig:
     """Raises `UserError` for values that make no sense."""
 
-    kind: Kind
-    rank: Rank
-    alpha: Alpha
-    dropout: Share = 0.0
+    kind: AdapterKind
+    rank: AdapterRank
+    alpha: AdapterAlpha
+    dropout: Rate = 0.0
     """Of the adapter's inputs, in training."""
     base: str
     """SHA-256 of the base's weights."""

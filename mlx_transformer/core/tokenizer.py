@@ -24,15 +24,21 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
-from .tokenizer_files import JOINT, join_texts, read_tokenizer, side_texts, tokenizer_path
+from .tokenizer_files import (
+    JOINT,
+    MIN_VOCAB_SIZE,
+    SPECIAL_TOKENS,
+    join_texts,
+    read_tokenizer,
+    side_texts,
+    tokenizer_path,
+)
 
 if TYPE_CHECKING:
     from .config import TransformerConfig
 
-SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
 MASK_TOKEN = "<mask>"
-MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 # What a merge may span: one separator and the word or the punctuation after it; one digit alone, so that copying
 # a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes

@@ -26,7 +26,7 @@ ONNX_SIDE = ["settings", "nn", "reference", "precision", "targets", "runtime", "
 ONNX_SIDE += ["validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
-TABLES = ("export.settings", "export.precision.table", "export.targets.names")
+TABLES = ("export.settings",)
 # (from, to): imports against the order that are there, inside functions, and why.
 BACK = {
     ("mlx_transformer.nn.model", "mlx_transformer.runtime"),  # generate and search, the two convenience methods

@@ -52,7 +52,8 @@ def test_help_is_what_the_files_show():
 
 
 if __name__ == "__main__":
+    shown = helps()
     for file in FILES.iterdir():
         file.unlink()
-    for name, text in helps().items():
+    for name, text in shown.items():
         (FILES / name).write_text(text, encoding="utf-8")
