@@ -37,7 +37,7 @@ class Interface:
     """What a folder's graphs take and return besides what all do, as it was asked for when they were exported."""
 
     attention_layer: int | None = None
-    """Of which layer the decoders return the cross-attention; None: they don't."""
+    """The layer whose cross-attention the decoders return; None: they return none."""
     inputs_embeds: bool = False
     """The encoder reads vectors in place of ids."""
 

@@ -20,7 +20,7 @@ from .models import Graph, SiteModel, read_models
 from .site import FORMAT, SERVICE_WORKER, SITE, is_site
 
 DIGITS = 16
-"""Of a digest, in the address of a file: enough that no cache confuses two."""
+"""Digits of a digest in the address of a file: enough that no cache confuses two."""
 LARGE = ("models/", "ort/")
 """Where what a page fetches when it needs it lies; the rest is kept by its service worker at once."""
 TOKENIZER = "tokenizer.json"

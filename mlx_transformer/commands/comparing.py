@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlx_transformer.report.worker import Served
 
 BEGINNINGS = {"page": b"<!DOCTYPE html>", "comparison": b'{\n  "a": {\n'}
-"""Of the files that are written; an earlier one may be replaced."""
+"""How the files that are written begin; an earlier one may be replaced."""
 
 First = Annotated[
     Path,

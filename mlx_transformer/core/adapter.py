@@ -1,7 +1,7 @@
 """An adapter: what LoRA or DoRA has learned on top of a checkpoint, its base, in a folder that can be shipped alone.
 
 adapter.json says how adapter.safetensors is meant, and the SHA-256 of the base's model.safetensors, without which it
-means nothing. Of each target, a linear map with the weight W (O, D), there are float32 arrays of rank R:
+means nothing. Each target, a linear map with the weight W (O, D), has float32 arrays of rank R:
 
     PATH.lora_a (R, D), PATH.lora_b (O, R)    U = W + alpha/R B A         LoRA: Hu et al. 2021, equation 3
     PATH.magnitude (O,), of DoRA alone        m U / ||U||                 DoRA: Liu et al. 2024, equation 5
@@ -39,7 +39,7 @@ ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
 FORMAT = 1
 A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)
-"""Of a row of zeros, which stays one."""
+"""The norm that a row of zeros is divided by, which stays one."""
 
 Shape = tuple[int, ...]
 
@@ -52,7 +52,7 @@ class AdapterConfig:
     rank: AdapterRank
     alpha: AdapterAlpha
     dropout: Rate = 0.0
-    """Of the adapter's inputs, in training."""
+    """Dropout of the adapter's inputs, in training."""
     base: str
     """SHA-256 of the base's weights."""
     targets: tuple[str, ...]
@@ -163,7 +163,7 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Of an adapter's folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
+    """Read the adapter of its own folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
 
     `UserError` if there is none, or it is damaged.
     """

@@ -51,7 +51,7 @@ SPLIT_PATTERN = (
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
 TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN})
-# Of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
+# Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
@@ -62,7 +62,7 @@ class Tokenizer:
     """
 
     source: "Tokenizer"
-    """Of the source language: itself, where the vocabulary is joint."""
+    """The source language's tokenizer: itself, where the vocabulary is joint."""
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
         """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
@@ -205,7 +205,7 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        """Of what stands for hidden text; None in a vocabulary of models that restore none."""
+        """The id of <mask>; None if the vocabulary has none."""
         return self._backend.token_to_id(MASK_TOKEN)
 
     @property

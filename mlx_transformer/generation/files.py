@@ -97,7 +97,7 @@ class _Job:
     layout: Layout
     overlong: Overlong
     lines: int | None
-    """Of the input, where that is known and progress is shown."""
+    """Lines of the input, where that is known and progress is shown."""
     options: Mapping[str, Any]
 
     def run(self, stream: bool) -> None:

@@ -31,7 +31,7 @@ OverlongPair = Literal["error", "skip"]
 
 Ids = Sequence[Sequence[int]]
 Vectors = Sequence[Any]
-"""Of each input an array (S, D), or lists of its numbers."""
+"""For each input an array (S, D), or lists of its numbers."""
 Rows = TypeVar("Rows", bound=Sequence[Any])
 
 
