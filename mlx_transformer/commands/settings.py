@@ -248,21 +248,19 @@ class RecipeKeys:
     @staticmethod
     @cache
     def declared() -> tuple[Key, ...]:
-        from mlx_transformer.core.config import PRESETS, TransformerConfig
+        from mlx_transformer.core.config import PRESETS
         from mlx_transformer.training import options
 
-        left_out = {"model": {*options.FROM_TOKENIZER, "architecture"}}
         stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}
-        classes = [("data", options.DataOptions), ("model", options.ModelOptions), ("model", TransformerConfig)]
         keys = []
-        for table, of in [*classes, ("training", options.TrainingOptions)]:
-            for name, kind in kinds_of(of).items():
-                if name not in left_out.get(table, ()):
-                    default = stated.get(name, getattr(of, name, None))
-                    help, unset = _split_help(meanings_of(of)[name])
-                    if unset is None and default not in (None, "", False):
-                        unset = f"{default:g}" if isinstance(default, float) else str(default).lower()
-                    keys.append(Key(table, name, kind, f"{SENTENCE_END.split(help)[0].removesuffix('.')}.", unset))
+        for table, name, of in options.recipe_keys():
+            if (kind := kinds_of(of).get(name)) is None:
+                continue  # a table of its own
+            default = stated.get(name, getattr(of, name, None))
+            help, unset = _split_help(meanings_of(of)[name])
+            if unset is None and default not in (None, "", False):
+                unset = f"{default:g}" if isinstance(default, float) else str(default).lower()
+            keys.append(Key(table, name, kind, f"{SENTENCE_END.split(help)[0].removesuffix('.')}.", unset))
         return tuple(keys)
 
     @classmethod

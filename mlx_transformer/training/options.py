@@ -5,11 +5,14 @@ Help is made of them, so nothing is imported here that takes time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
-from mlx_transformer.core.config import AdapterAlpha, AdapterKind, AdapterRank
+from mlx_transformer.core.config import AdapterAlpha, AdapterKind, AdapterRank, TransformerConfig
 from mlx_transformer.core.tokenizer_files import MIN_VOCAB_SIZE
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds
 
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
@@ -229,3 +232,31 @@ class TrainingOptions:
     def checkpoints_to_keep(self) -> int:
         """The number of checkpoints that are kept."""
         return max(self.keep, self.average) if self.final == "average" else self.keep
+
+
+TABLES: dict[str, tuple[type, ...]] = {
+    "data": (DataOptions,),
+    "model": (ModelOptions, TransformerConfig),
+    "training": (TrainingOptions,),
+}
+
+
+def recipe_keys() -> Iterator[tuple[str, str, type]]:
+    """Give the table, the name and the class of each key of a recipe. No name stands in two tables."""
+    for table, classes in TABLES.items():
+        for of in classes:
+            for field in fields(of):
+                if of is not TransformerConfig or field.name not in (*FROM_TOKENIZER, "architecture"):
+                    yield table, field.name, of
+
+
+def tables_of(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Put keys that are given by their names alone into the tables of a recipe. `UserError` for one that is none."""
+    homes = {name: table for table, name, _ in recipe_keys()}
+    tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    for name, value in keys.items():
+        if name not in homes:
+            near = difflib.get_close_matches(name, homes, n=1)
+            raise UserError(f"{name!r} is no key of a recipe" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        tables[homes[name]][name] = value
+    return tables
