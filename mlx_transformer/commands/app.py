@@ -89,10 +89,15 @@ class Command(TyperCommand):
         options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         known = {name: option for name, option in USUAL.items() if option in options and name not in options}
         known |= EARLIER.get(self.name or "", {})
+        takes_model = "--model" not in options and bool(self.params) and self.params[0].name == "model"
         end = args.index("--") if "--" in args else len(args)
-        parts = [part.split("=", 1) for part in args[:end]]
-        read = ["=".join([known.get(name, name), *value]) for name, *value in parts]
-        if "--model" in read[:-1] and "--model" not in options and self.params[0].name == "model":
+        read: list[str] = []
+        for part in args[:end]:
+            name, sign, value = part.partition("=")
+            read += (
+                [name, value] if takes_model and sign and name == "--model" else [known.get(name, name) + sign + value]
+            )
+        if takes_model and "--model" in read[:-1]:
             at = read.index("--model")
             read = [read[at + 1], *read[:at], *read[at + 2 :]]
         return super().parse_args(ctx, [*read, *args[end:]])

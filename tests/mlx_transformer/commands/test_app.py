@@ -121,6 +121,9 @@ def test_spellings_stay_what_they_are_after_two_dashes(call):
 
 def test_a_model_is_an_option_too(call):
     refused(call("translate", "text", "--model", "nowhere"), "nowhere: no such folder")
+    refused(call("translate", "--model=nowhere", "text"), "nowhere: no such folder")
+    refused(call("translate", "text", "--model"), "--model")
+    refused(call("info", ".", "--model", "nowhere"), "No such option: --model")
 
 
 def test_messages_name_the_program_that_runs():
