@@ -94,9 +94,10 @@ class Command(TyperCommand):
         read: list[str] = []
         for part in args[:end]:
             name, sign, value = part.partition("=")
-            read += (
-                [name, value] if takes_model and sign and name == "--model" else [known.get(name, name) + sign + value]
-            )
+            if takes_model and sign and name == "--model":
+                read += [name, value]
+            else:
+                read.append(known.get(name, name) + sign + value)
         if takes_model and "--model" in read[:-1]:
             at = read.index("--model")
             read = [read[at + 1], *read[:at], *read[at + 2 :]]
