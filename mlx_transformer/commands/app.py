@@ -164,7 +164,8 @@ def invoke(program: str, arguments: list[str]) -> int:
     """The command's exit status. Whatever is wrong with its options is a `UserError`."""
     if "_MLX_TRANSFORMER_COMPLETE" in os.environ:
         command_of(program).main(arguments, prog_name=program)  # a shell asks what may follow
-    arguments = _as_now(arguments)
+    if arguments[:2] == ["explain", "claims"] and not os.path.exists("claims"):
+        return invoke("mlx-transformer", arguments[1:])  # whose command it is now
     called = next((text for text in arguments if not text.startswith("-")), "")
     command = command_of(program, called)
     try:
@@ -184,13 +185,6 @@ def invoke(program: str, arguments: list[str]) -> int:
         error.args = (message, *error.args[1:])
         raise
     return 0
-
-
-def _as_now(arguments: list[str]) -> list[str]:
-    """`explain claims` is the command `claims` now."""
-    if arguments[:2] == ["explain", "claims"] and not os.path.exists("claims"):
-        return arguments[1:]
-    return arguments
 
 
 def as_typed_in(program: str, message: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from command_line import both_models, caller, refused
 from explained_models import data_of
 
+from export.__main__ import main
 from mlx_transformer.commands import claims
 from mlx_transformer.commands.app import PROGRAMS
 
@@ -60,6 +61,11 @@ def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch, command):
     refused(call(*command, "30", "--model", tmp_path / "none", "--sentence", "one"), "no such folder")
     monkeypatch.setattr(claims, "DOCS", tmp_path)  # as in site-packages
     refused(call(*command, "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
+
+
+def test_claims_were_a_word_of_explain_in_both_programs(capfd):
+    assert main(["explain", "claims", "7"]) == 0
+    assert capfd.readouterr().out.startswith(" 7  ")
 
 
 def test_other_options_of_claims_are_theirs_alone(call, made):
