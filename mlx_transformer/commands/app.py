@@ -59,6 +59,7 @@ WITHOUT_MLX = "translate evaluate score generate fill export validate serve web 
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """What a command is called there."""
+USUAL_NAMES = {there: here for here, there in BUILD.items()}
 PROGRAMS = {
     "mlx-transformer": (
         list(ALL),
@@ -88,7 +89,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         known = {name: option for name, option in USUAL.items() if option in options and name not in options}
-        known |= EARLIER.get(self.name or "", {})
+        known |= EARLIER.get(USUAL_NAMES.get(self.name or "", self.name or ""), {})
         takes_model = "--model" not in options and bool(self.params) and self.params[0].name == "model"
         end = args.index("--") if "--" in args else len(args)
         read: list[str] = []

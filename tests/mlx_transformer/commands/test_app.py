@@ -10,7 +10,17 @@ import pytest
 from command_line import caller, refused
 from waiting import PATIENCE
 
-from mlx_transformer.commands.app import BUILD, EARLIER, EXPORT, PANELS, PROGRAMS, USUAL, as_typed_in, command_of
+from mlx_transformer.commands.app import (
+    BUILD,
+    EARLIER,
+    EXPORT,
+    PANELS,
+    PROGRAMS,
+    USUAL,
+    USUAL_NAMES,
+    as_typed_in,
+    command_of,
+)
 
 call = pytest.fixture(caller)
 COMMANDS: dict[str, Any] = command_of("mlx-transformer").commands
@@ -30,7 +40,7 @@ def test_both_programs_have_the_same_commands():
     theirs = command_of(EXPORT).commands
     assert list(COMMANDS) == [name for commands in PANELS.values() for name in commands]
     for name, command in theirs.items():
-        ours = COMMANDS[{there: here for here, there in BUILD.items()}.get(name, name)]
+        ours = COMMANDS[USUAL_NAMES.get(name, name)]
         assert [each.opts for each in command.params] == [each.opts for each in ours.params]
     assert set(theirs) == {name for program, name in BOTH if program == EXPORT}
 
@@ -113,6 +123,12 @@ def test_old_and_usual_spellings_are_the_option(name, old, new):
     assert parsed(old) == expected
     if value:
         assert parsed(old, joined=True) == parsed(new, joined=True)
+
+
+def test_both_programs_take_the_same_spellings():
+    theirs = command_of(EXPORT).commands["build"]
+    context = theirs.make_context("build", ["model", "out", "--text"], resilient_parsing=True)
+    assert context.params["embed_tokenizer"] is True
 
 
 def test_spellings_stay_what_they_are_after_two_dashes(call):
