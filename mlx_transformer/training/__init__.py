@@ -27,7 +27,7 @@ def train(
     from mlx_transformer.training.group import joined
     from mlx_transformer.training.options import tables_of
     from mlx_transformer.training.recipe import load_recipe
-    from mlx_transformer.training.run import check_folder
+    from mlx_transformer.training.run_folder import check_folder
     from mlx_transformer.training.trainer import Trainer
 
     out, group = Path(out), joined()
