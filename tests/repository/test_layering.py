@@ -26,7 +26,7 @@ ONNX_SIDE = ["settings", "nn", "interface", "reference", "graph", "precision", "
 ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
-TABLES = ("export.settings", "export.precision.table")
+TABLES = ("export.settings",)
 # (from, to): imports against the order that are there, inside functions, and why.
 BACK = {
     ("mlx_transformer.nn.model", "mlx_transformer.runtime"),  # generate and search, the two convenience methods
