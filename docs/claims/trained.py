@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.nn import Transformer
@@ -198,7 +198,7 @@ def projected(trained: Trained) -> Found:
 def position_scores(model: Transformer, length: int = POSITIONS) -> np.ndarray:
     """PE W_Q W_K^T PE^T, scaled as the model does it, of the encoder's first layer, (H, length, length) float64."""
     c: TransformerConfig = model.config
-    if c.positions not in ("sinusoidal", "sinusoidal_concat"):
+    if c.positions not in SINUSOIDS:
         raise UserError(f"row 37 looks at sinusoids; this model has positions {c.positions!r}")
     pe = mx.array(sinusoids(length, c.d_model, c.positions))[None]
     attention = model.encoder.layers[0].self_attention

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 
 from .masks import Mask
@@ -85,7 +85,7 @@ class Positions(nn.Module):
 
     def added(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
         """x + position rows, (B, L, D)."""
-        if self.kind not in ("learned", "sinusoidal", "sinusoidal_concat"):
+        if self.kind not in ("learned", *SINUSOIDS):
             return x
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))

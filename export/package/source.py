@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 LARGEST_TABLE = 1 << 28
@@ -29,5 +29,5 @@ def open_source(checkpoint: str | Path) -> tuple[Checkpoint, str | None]:
 
 def table_size(c: TransformerConfig) -> int:
     """Bytes of the constants that a graph needs for its positions; a learned table is no constant."""
-    widths = {"sinusoidal": 4 * c.d_model, "sinusoidal_concat": 4 * c.d_model, "rotary": 4 * c.d_k, "relative": 16}
+    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, "relative": 16}
     return widths.get(c.positions, 0) * c.max_positions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -69,8 +69,10 @@ def _keys(options: type) -> list[Key]:
         name: ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
         for name, kind in kinds_of(options).items()
     }
+    tables = {f.name: dict(f.default) for f in fields(options) if isinstance(f.default, Mapping)}
+    type_names |= dict.fromkeys(tables, "table")
     return [
-        Key(f.name, f.default, type_names[f.name], meanings.get(f.name, ""))
+        Key(f.name, tables.get(f.name, f.default), type_names[f.name], meanings.get(f.name, ""))
         for f in fields(options)
         if f.name in type_names
     ]

@@ -22,7 +22,9 @@ Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Positions = Literal["sinusoidal", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
+Positions = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
+SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
+"""Positions that are added to the embeddings and not learned."""
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
@@ -135,7 +137,8 @@ class TransformerConfig:
     """What the classifier's input is multiplied by; unset: nothing. T5 has 1 / sqrt(d_model)."""
 
     positions: Positions = "sinusoidal"
-    """How the model knows the order of tokens; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
+    """How the model knows the order of tokens; sinusoidal_halves: the paper's, all sines, then all cosines, as in
+    published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
     rotary_base: Base = 10000.0
@@ -161,7 +164,7 @@ class TransformerConfig:
     """On the inner activations of the feed-forward nets."""
 
     decoder: Table = SAME
-    """The fields of `OF_A_STACK` that the decoder has otherwise than the encoder: {"heads": 16, "d_ff": 4096}."""
+    """What the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff, activation, gated."""
 
     pad_id: TokenId = 0
     """Padding."""
@@ -336,7 +339,7 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(
             far, f"relative_distance={c.relative_distance} must be over half of relative_buckets={c.relative_buckets}"
         )
-    if c.positions in ("sinusoidal", "sinusoidal_concat"):
+    if c.positions in SINUSOIDS:
         check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
     if c.positions == "sinusoidal_concat":
         check(c.d_model >= 4, "positions='sinusoidal_concat' divides by d_model/2 - 1: d_model must be at least 4")

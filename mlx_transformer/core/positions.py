@@ -15,17 +15,18 @@ def sinusoids(length: int, d_model: int, layout: str = "sinusoidal", dtype: DTyp
     """Sinusoidal position encodings (length, d_model) (section 3.5); float32 in models, float64 to study them.
 
     `sinusoidal`: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same): pairs side by side, as in the paper.
+    `sinusoidal_halves`: the same numbers, all sines, then all cosines, as `transformers` has them for Marian.
     `sinusoidal_concat`: all sines, then all cosines, of frequencies 10000^(-j / (d/2 - 1)), as in tensor2tensor; its
     frequencies differ from the paper's, it is not a permutation of them. Every row depends on its position alone.
     """
     position = np.arange(length, dtype=np.float64)[:, None]
     half = np.arange(d_model // 2, dtype=np.float64)[None, :]
-    if layout == "sinusoidal_concat":
-        angle = position * 10000.0 ** (-half / (d_model // 2 - 1))
-        table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-    else:
-        angle = position * 10000.0 ** (-2 * half / d_model)
+    exponent = -half / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * half / d_model
+    angle = position * 10000.0**exponent
+    if layout == "sinusoidal":
         table = np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(length, d_model)
+    else:
+        table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     return table.astype(dtype)
 
 

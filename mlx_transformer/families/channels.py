@@ -1,7 +1,7 @@
-"""The order of the channels: published models hold all sines before all cosines, ours in pairs.
+"""The order of the channels: models trained here hold sines and cosines in pairs, published ones all sines first.
 
-With the paper's own frequencies the one is a permutation of the other, `theirs[j] = ours[CHANNELS[j]]`, applied to
-every axis of width d_model.
+With the paper's own frequencies `sinusoidal` is a permutation of `sinusoidal_halves`: the weights of the one, with
+`halves[j] = pairs[CHANNELS[j]]` on every axis of width d_model, are those of the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WRITES = ("_attention.output_proj", ".down_proj")
 
 
 def channels(d_model: int) -> NDArray[np.intp]:
-    """CHANNELS: which of our channels each of theirs is (d_model,)."""
+    """CHANNELS: which channel of pairs each one of halves is (d_model,)."""
     return np.r_[0:d_model:2, 1:d_model:2]
 
 

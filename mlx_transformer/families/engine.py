@@ -78,10 +78,8 @@ class Family:
     """{parameter of ours, or module: where it is stored}, by our config."""
     derived: Callable[[Values], Values] = dict
     """The fields once more, with those that follow from several keys."""
-    halves: bool = False
-    """Whether its position vectors hold all sines before all cosines: its channels are a permutation of ours."""
     sinusoids: tuple[str, ...] = ()
-    """Tensors that hold these vectors: read, compared and left behind."""
+    """Tensors that hold the table of its positions: read, compared and left behind."""
     ignored: tuple[str, ...] = ()
     """Tensors that mean nothing."""
 
@@ -131,17 +129,16 @@ class Family:
                 continue
             if not _is_any(name, self.sinusoids):
                 problems.append(f"unknown {name} {array.shape}")
-            elif not _holds_sinusoids(array, config.d_model):
+            elif not _holds_sinusoids(array, config):
                 problems.append(f"{name} holds no sinusoids: its positions are not {self.name}'s")
-        if self.halves and not problems:
-            weights = reordered(weights, np.argsort(channels(config.d_model)))
         return weights, problems
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
         """Their tensors of our parameters, each under the first of its names."""
-        ours = reordered(weights, channels(config.d_model)) if self.halves else weights
         places = self.places(config)
-        return {places[name][0][0]: array[None] if places[name][1].leading else array for name, array in ours.items()}
+        return {
+            places[name][0][0]: array[None] if places[name][1].leading else array for name, array in weights.items()
+        }
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
         """{parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
@@ -185,7 +182,7 @@ def config_of(family: Family, config: Values, generation: Values, where: Path) -
 
 def differences(family: Family, config: TransformerConfig) -> list[str]:
     """Why the family has no such model: what its reader makes of the config.json to be written, field by field."""
-    c = _with_biases(family, config)
+    c = _as_written(family, config)
     fields, problems = family.read_config(family.write_config(c), {})
     refused: list[str] = []
     try:
@@ -211,7 +208,9 @@ def exported(
     why it has none, and `where` ours is."""
     if reasons := differences(family, config):
         raise UserError(f"{where}: {family.name} has no such model: {'; '.join(reasons)}")
-    c, ours = _with_biases(family, config), dict(tensors)
+    c, ours = _as_written(family, config), dict(tensors)
+    if c.positions != config.positions:
+        ours = reordered(ours, channels(c.d_model))
     dtype = next(iter(ours.values())).dtype
     weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
     return {**family.write_config(c), "torch_dtype": str(dtype)}, family.write(c, weights)
@@ -222,15 +221,17 @@ def _biases(family: Family) -> Iterator[str]:
     return (name for name, value in family.ours.items() if name.endswith("_bias") and value is True)
 
 
-def _with_biases(family: Family, config: TransformerConfig) -> TransformerConfig:
-    """Zeros compute what a model without them does."""
-    return dataclasses.replace(config, **dict.fromkeys(_biases(family), True))
+def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
+    """The same model as the family has it: biases of zero where it has none, and its channels in their order."""
+    halves = config.positions == "sinusoidal" and family.ours.get("positions") == "sinusoidal_halves"
+    positions = "sinusoidal_halves" if halves else config.positions
+    return dataclasses.replace(config, positions=positions, **dict.fromkeys(_biases(family), True))
 
 
-def _holds_sinusoids(table: NDArray, d_model: int) -> bool:
-    if table.ndim != 2 or table.shape[1] != d_model:
+def _holds_sinusoids(table: NDArray, c: TransformerConfig) -> bool:
+    if table.ndim != 2 or table.shape[1] != c.d_model:
         return False
-    expected = sinusoids(len(table), d_model)[:, channels(d_model)]
+    expected = sinusoids(len(table), c.d_model, c.positions)
     return bool(np.abs(table - expected).max(initial=0) <= (1e-3 if table.dtype == np.float16 else 1e-6))
 
 

@@ -63,7 +63,13 @@ MARIAN = Family(
     name="Marian",
     model_type="marian",
     architecture="MarianMTModel",
-    ours=dict(norm_placement="post", attention_bias=True, feed_forward_bias=True, output_bias=True),
+    ours=dict(
+        positions="sinusoidal_halves",
+        norm_placement="post",
+        attention_bias=True,
+        feed_forward_bias=True,
+        output_bias=True,
+    ),
     keys=(
         Key("vocab_size", "source_vocab_size", 58101),
         Key(("share_encoder_decoder_embeddings", "tie_word_embeddings"), "tie_embeddings", (True, True), TIES),
@@ -75,6 +81,5 @@ MARIAN = Family(
         *(Fixed(key, False) for key in OTHERS),
     ),
     names=names,
-    halves=True,
     sinusoids=("model.(encoder|decoder).embed_positions",),
 )

@@ -18,7 +18,13 @@ PEGASUS = Family(
     name="Pegasus",
     model_type="pegasus",
     architecture="PegasusForConditionalGeneration",
-    ours=dict(norm_placement="pre", attention_bias=True, feed_forward_bias=True, output_bias=True),
+    ours=dict(
+        positions="sinusoidal_halves",
+        norm_placement="pre",
+        attention_bias=True,
+        feed_forward_bias=True,
+        output_bias=True,
+    ),
     keys=(
         Key("vocab_size", "vocab_size", 50265),
         Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "source-target"}),
@@ -29,6 +35,5 @@ PEGASUS = Family(
         *(Fixed(key, value) for key, value in OTHERS.items()),
     ),
     names=names,
-    halves=True,
     sinusoids=("model.(encoder|decoder).embed_positions",),
 )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 from mlx_transformer.system.errors import UserError
 
@@ -80,7 +80,7 @@ class Positions(nn.Module):
 
     def added(self, x: mx.array, position_ids: PositionIds) -> mx.array:
         """x + position rows, (B, L, D)."""
-        if self.kind not in ("learned", "sinusoidal", "sinusoidal_concat"):
+        if self.kind not in ("learned", *SINUSOIDS):
             return x
         table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, x.shape[-1], self.kind)
         if position_ids.limit > table.shape[0]:

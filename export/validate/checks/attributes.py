@@ -34,23 +34,31 @@ Allowed = tuple[float | str, ...]
 
 def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowed]]:
     """{operator: {attribute: what it may be}}, numbers as float32 holds them."""
-    epsilon, scale = _float32(config.norm_epsilon), _float32(1 / math.sqrt(config.d_k))
+    stacks = (config.of("encoder"), config.of("decoder"))
+    epsilon = _float32(config.norm_epsilon)
+    scales = [_float32(c.attention_scale or 1 / math.sqrt(c.d_k)) for c in stacks]
     last: dict[str, Allowed] = {"axis": (-1,)}
     # The keys may be scaled already; then the operator scales by 1.
     attention: dict[str, Allowed] = {
-        "num_heads": (config.heads,),
-        "scale": (scale, 1.0),
+        "num_heads": _one_of(c.heads for c in stacks),
+        "scale": _one_of([*scales, 1.0]),
         "mask_filter_value": (_float32(HIDDEN),),
     }
-    gelu: Allowed = {"gelu": ("none",), "gelu_tanh": ("tanh",)}.get(config.activation, ())
+    forms = {"gelu": "none", "gelu_tanh": "tanh"}
+    gelu = _one_of(forms[c.activation] for c in stacks if c.activation in forms)
     return {
         **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last)} for name in NORMS},
         **dict.fromkeys(("Softmax", "LogSoftmax"), last),
         **dict.fromkeys(ATTENTIONS, attention),
-        "FusedMatMul": {"alpha": (scale,)},
+        "FusedMatMul": {"alpha": _one_of(scales)},
         "Gelu": {"approximate": gelu},
         "Sqrt": {"epsilon": (epsilon,)},
     }
+
+
+def _one_of(values: Iterable[float | str]) -> Allowed:
+    """Each value once: the stacks have the same, as a rule."""
+    return tuple(dict.fromkeys(values))
 
 
 def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:

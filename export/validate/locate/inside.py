@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 
 Array = NDArray
 
@@ -63,7 +63,7 @@ def operation(point: str, config: TransformerConfig) -> str:
         return OPERATIONS[last]
     if last == "embedding":
         added = ["token types"] * bool(config.token_types)
-        added += ["positions"] * (config.positions in ("sinusoidal", "sinusoidal_concat", "learned"))
+        added += ["positions"] * (config.positions in (*SINUSOIDS, "learned"))
         return " and ".join(added) or "embedding"
     norm = "layer norm" if config.norm == "layernorm" else "RMS norm"
     if last.isdigit():  # a layer's last

@@ -88,13 +88,14 @@ def activation(name: str, x: Array) -> Array:
 def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDArray[np.float32]:
     """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (..., d_model).
 
-    `sinusoidal_concat` (tensor2tensor): sines, then cosines, of pos / 10000^(j / (d/2 - 1)).
+    `sinusoidal_halves`: the sines of these, then the cosines. `sinusoidal_concat` (tensor2tensor): sines, then cosines,
+    of pos / 10000^(j / (d/2 - 1)).
     """
     j = np.arange(d_model // 2, dtype=np.float64)
     exponent = -j / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * j / d_model
     angle = positions[..., None].astype(np.float64) * 10000.0**exponent
     PE = np.empty((*positions.shape, d_model))
-    if layout == "sinusoidal_concat":
+    if layout in ("sinusoidal_halves", "sinusoidal_concat"):
         PE[..., : d_model // 2], PE[..., d_model // 2 :] = np.sin(angle), np.cos(angle)
     else:
         PE[..., 0::2], PE[..., 1::2] = np.sin(angle), np.cos(angle)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.parameters import TOKEN_TYPES, check_parameters, output_weight_name
 from mlx_transformer.system.errors import UserError
 
@@ -72,7 +72,7 @@ class Sublayers:
             if positions.size and positions.max() >= len(table):
                 raise UserError(f"{stack}: position {positions.max()} is past the learned table of {len(table)} rows")
             x = x + table[positions]
-        elif c.positions in ("sinusoidal", "sinusoidal_concat"):
+        elif c.positions in SINUSOIDS:
             x = x + sinusoid(positions, c.d_model, c.positions).astype(self.dtype)
         return observe_tap(tap, f"{stack}.embedding", x)
 

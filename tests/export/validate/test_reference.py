@@ -29,7 +29,7 @@ def make(dtype=np.float64, seed=0, **changes) -> Reference:
 VARIANTS = list(CHOICES.values())
 
 
-@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal_concat"])
+@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal_halves", "sinusoidal_concat"])
 @pytest.mark.parametrize("d_model", [4, 10, 512])
 def test_sinusoids_are_the_stored_tables_bit_for_bit(layout: str, d_model: int) -> None:
     table = stored.sinusoids(700, d_model, layout)

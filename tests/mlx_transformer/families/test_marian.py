@@ -21,9 +21,10 @@ from small_models import random_weights
 from mlx_transformer import Tokenizer, Transformer, cli
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.families.channels import channels
+from mlx_transformer.families.channels import channels, reordered
 from mlx_transformer.system.errors import UserError
 
 CONFIGS = {
@@ -44,6 +45,11 @@ CONFIGS = {
 }
 
 
+def in_halves(config: TransformerConfig) -> TransformerConfig:
+    """As a model of ours is read back: its channels stay as the published model has them."""
+    return dataclasses.replace(config, positions="sinusoidal_halves")
+
+
 def logits(folder: Path) -> np.ndarray:
     model = Transformer.load(folder)
     target = [[model.config.bos_id, 6, 7], [model.config.bos_id, 9, 8]]
@@ -58,16 +64,22 @@ def test_there_and_back_changes_nothing(name: str, tmp_path: Path) -> None:
         f"no tokenizer ({tmp_path / 'theirs'} has no tokenizer.json)"
     ]
     before, after = (open_checkpoint(tmp_path / folder) for folder in ("ours", "back"))
-    assert after.config == before.config
-    for name, array in before.tensors():
+    assert after.config == in_halves(before.config)
+    for name, array in reordered(dict(before.tensors()), channels(32)).items():
         assert after.tensor(name).tobytes() == array.tobytes(), name
-    assert np.array_equal(logits(tmp_path / "back"), logits(tmp_path / "ours"))
+    np.testing.assert_allclose(logits(tmp_path / "back"), logits(tmp_path / "ours"), atol=5e-6)
+    again = to_huggingface(tmp_path / "back", tmp_path / "again")
+    assert (again / "config.json").read_bytes() == (tmp_path / "theirs" / "config.json").read_bytes()
+    first, second = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "again"))
+    assert first.keys() == second.keys()
+    assert all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
 def test_channels_are_those_of_their_position_table() -> None:
     angle = np.arange(20)[:, None] / 10000 ** (np.arange(0, 32, 2) / 32)
     expected = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     np.testing.assert_allclose(sinusoids(20, 32)[:, channels(32)], expected, atol=1e-6)
+    assert np.array_equal(sinusoids(20, 32)[:, channels(32)], sinusoids(20, 32, "sinusoidal_halves"))
 
 
 def test_only_sides_of_width_d_model_are_permuted(tmp_path: Path) -> None:
@@ -107,7 +119,7 @@ def test_the_family_is_the_one_whose_norms_stand_there(tmp_path: Path) -> None:
     said = {"normalize_before": True, "normalize_embedding": False, "add_final_layer_norm": True}
     assert said.items() <= values.items()
     import_huggingface(folder, tmp_path / "back")
-    assert open_checkpoint(tmp_path / "back").config == CONFIGS["pre-norm"]
+    assert open_checkpoint(tmp_path / "back").config == in_halves(CONFIGS["pre-norm"])
 
 
 def test_biases_that_we_lack_become_zeros(tmp_path: Path) -> None:
@@ -118,7 +130,7 @@ def test_biases_that_we_lack_become_zeros(tmp_path: Path) -> None:
     import_huggingface(tmp_path / "theirs", tmp_path / "back")
     back = open_checkpoint(tmp_path / "back").config
     assert (back.attention_bias, back.feed_forward_bias, back.output_bias) == (False, True, False)
-    np.testing.assert_allclose(logits(tmp_path / "back"), logits(tmp_path / "ours"), atol=1e-6)
+    np.testing.assert_allclose(logits(tmp_path / "back"), logits(tmp_path / "ours"), atol=5e-6)
 
 
 def test_shared_embeddings_with_a_classifier_of_their_own(tmp_path: Path) -> None:
@@ -134,8 +146,9 @@ def test_shared_embeddings_with_a_classifier_of_their_own(tmp_path: Path) -> Non
     import_huggingface(folder, tmp_path / "back")
     back, ours = open_checkpoint(tmp_path / "back"), open_checkpoint(tmp_path / "ours")
     assert back.config.tie_embeddings == "source-target"
-    assert np.array_equal(back.tensor("embedding.weight"), ours.tensor("source_embedding.weight"))
-    assert np.array_equal(back.tensor("output_proj.weight"), ours.tensor("output_proj.weight"))
+    order = channels(32)
+    assert np.array_equal(back.tensor("embedding.weight"), ours.tensor("source_embedding.weight")[:, order])
+    assert np.array_equal(back.tensor("output_proj.weight"), ours.tensor("output_proj.weight")[:, order])
 
 
 def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
@@ -150,7 +163,7 @@ def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
     assert (c.activation, c.scale_embeddings, c.max_positions) == ("gelu", False, 1024)
     assert (c.tie_embeddings, c.bos_id, c.pad_id, c.eos_id) == ("all", 49, 49, 0)
     assert (c.architecture, c.norm, c.norm_placement, c.norm_epsilon) == ("encoder-decoder", "layernorm", "post", 1e-5)
-    assert (c.positions, c.gated, c.key_value_heads, c.d_k, c.d_v) == ("sinusoidal", False, 4, 8, 8)
+    assert (c.positions, c.gated, c.key_value_heads, c.d_k, c.d_v) == ("sinusoidal_halves", False, 4, 8, 8)
 
 
 def test_halves(tmp_path: Path) -> None:
@@ -172,7 +185,7 @@ def test_tables_and_copies_in_the_file_are_compared(tmp_path: Path) -> None:
     more = {f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
     edit_tensors(folder, lambda tensors: {**tensors, **more, "lm_head.weight": tensors["model.shared.weight"]})
     import_huggingface(folder, tmp_path / "back")
-    assert np.array_equal(logits(tmp_path / "back"), logits(tmp_path / "ours"))
+    np.testing.assert_allclose(logits(tmp_path / "back"), logits(tmp_path / "ours"), atol=5e-6)
 
 
 def test_every_parameter_has_a_name_of_theirs(tmp_path: Path) -> None:
@@ -240,7 +253,7 @@ def test_the_commands(with_tokenizer: Path, tmp_path: Path, capfd) -> None:
     theirs, back = tmp_path / "theirs", tmp_path / "back"
     assert call("to-huggingface", with_tokenizer / "ours", theirs).startswith(f"{theirs}: ")
     assert call("import", theirs, back) == f"{back}: imported\n"
-    assert open_checkpoint(back).config == open_checkpoint(with_tokenizer / "ours").config
+    assert open_checkpoint(back).config == in_halves(open_checkpoint(with_tokenizer / "ours").config)
     edit_config(theirs, normalize_before=True)
     message = f"mlx-transformer: {theirs / 'config.json'}: normalize_before is on\n"
     assert call("import", theirs, tmp_path / "new") == message

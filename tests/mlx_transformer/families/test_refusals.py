@@ -168,7 +168,7 @@ INEXPRESSIBLE = {
         "key_value_heads=2, Pegasus has 4",
         "norm='rmsnorm', Pegasus has 'layernorm'",
         "gated=True, Pegasus has False",
-        "positions='rotary', Pegasus has 'sinusoidal'",
+        "positions='rotary', Pegasus has 'sinusoidal_halves'",
     ],
     "odd widths": [
         "key_value_heads=1, Marian has 4",
@@ -181,8 +181,9 @@ INEXPRESSIBLE = {
         "norm_placement='pre', Marian has 'post'",
         "attention_scale=0.5, Marian has None",
         "logit_scale=0.5, Marian has None",
-        "positions='none', Marian has 'sinusoidal'",
-        "decoder={'heads': 2, 'key_value_heads': 1, 'd_k': 8, 'd_v': 5, 'd_ff': 40}, Marian has {'heads': 2, 'd_ff': 4",
+        "positions='none', Marian has 'sinusoidal_halves'",
+        "decoder={'heads': 2, 'key_value_heads': 1, 'd_k': 8, 'd_v': 5, 'd_ff': 40}, "
+        "Marian has {'heads': 2, 'd_ff': 40}",
     ],
 }
 
