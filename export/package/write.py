@@ -28,7 +28,7 @@ from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
-from export.targets.attention import shown_layer
+from export.targets.attention import requested_layer
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
@@ -101,7 +101,7 @@ def export_onnx(
     request = Request(
         config=opened.config,
         shape=chosen.shape_of(fixed_shape, opened.config),
-        attention_layer=shown_layer(opened.config, attention, attention_layer),
+        attention_layer=requested_layer(opened.config, attention, attention_layer),
         inputs_embeds=inputs_embeds,
     )
     if inputs_embeds:

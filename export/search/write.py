@@ -20,7 +20,7 @@ from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import check_integers, use_packed_operators
 from export.precision.passes import change
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
-from export.targets.attention import shown_layer
+from export.targets.attention import requested_layer
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -89,7 +89,7 @@ def export_search(
             "without text"
         )
     check_integers(opened, [precision])
-    shown = shown_layer(opened.config, attention, attention_layer)
+    shown = requested_layer(opened.config, attention, attention_layer)
     if text and shown is not None:
         raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --text")
     request = Request(config=opened.config, attention_layer=shown, text=text)
