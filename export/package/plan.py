@@ -9,7 +9,7 @@ from export.interface import Request
 from export.precision.packed import check_integers
 from export.precision.table import check_activations, check_precisions
 from export.settings import ExportSettings
-from export.targets.attention import shown_layer
+from export.targets.attention import requested_layer
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
@@ -48,7 +48,7 @@ class Plan:
         _check_positions(opened)
         check_integers(opened, precisions)
         shape = target.shape_of(settings.fixed_shape, opened.config)
-        layer = shown_layer(opened.config, settings.attention, settings.attention_layer)
+        layer = requested_layer(opened.config, settings.attention, settings.attention_layer)
         if settings.inputs_embeds:
             target.check_vectors(opened.config)
         target.for_model(opened.config)

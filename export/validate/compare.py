@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from export.interface import CROSS_ATTENTION
 from export.precision.table import arithmetic
-from export.reference import Reference
 from export.runtime.folder import precisions
 from export.settings import JudgeSettings
+from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.machine import versions

@@ -8,9 +8,9 @@ from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.interface import CROSS_ATTENTION
-from export.reference import Reference
 from export.search import SearchModel
 from export.validate import compare
+from export.validate.reference import Reference
 from export.validate.rule import Natural, Truth
 from mlx_transformer.system.errors import UserError
 
