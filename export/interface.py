@@ -318,7 +318,7 @@ class Setting(NamedTuple):
     default: float
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
-    """Of the default; every axis of it may be longer in a run."""
+    """The shape of the default; each of its axes may be longer in a run."""
 
 
 _USUAL = Options()

@@ -1,4 +1,4 @@
-"""The settings of the commands `serve` and `validate`: their names, types, bounds and defaults, and what each means.
+"""The settings of what this side does, by command: their names, types, bounds and defaults, and what each means.
 
 One definition for the command line and for Python. The string under a field is its help, and what follows "unset:" says
 what None stands for (`mlx_transformer/commands/settings.py`). Imports next to nothing: help needs no ONNX Runtime.
@@ -6,21 +6,97 @@ what None stands for (`mlx_transformer/commands/settings.py`). Imports next to n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
-TARGET_NAMES = ("portable", "cpu", "web", "cuda", "coreml")
+TargetName = Literal["portable", "cpu", "web", "cuda", "coreml"]
+PrecisionName = Literal["float32", "float16", "bfloat16", "int8", "int8-weights", "int4", "packed"]
+ActivationsName = Literal["int8", "float32"]
+TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
 """The rows of `targets/table.py`."""
+
+OUT = ("--out", "-o")
 
 Count = Annotated[int, Bounds(at_least=1)]
 Seconds = Annotated[float, Bounds(at_least=0.01, at_most=3600)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What is written of a checkpoint. `package/plan.py` checks it, with the checkpoint."""
+
+    target: TargetName = "portable"
+    """What the graphs are made for."""
+    precision: Sequence[PrecisionName] | PrecisionName = ("float32",)
+    """Precision of the weights; for several, side by side in the folder, give it again."""
+    activations: ActivationsName | None = None
+    """What the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
+    fixed_shape: str | None = None
+    """ROWSxSOURCExTARGET, such as 1x64x64, which target coreml needs."""
+    attention: bool = False
+    """Return from which source tokens each token was written, too."""
+    attention_layer: int | None = None
+    """The decoder layer whose attention that is, from 0; unset: the one that aligns best."""
+    inputs_embeds: bool = False
+    """The encoder reads vectors, inputs_embeds, in place of input_ids."""
+    gate_source: Path | str | None = None
+    """Sentences on which lower precisions are judged."""
+    gate_reference: Path | str | None = None
+    """Their translations, line by line."""
+    accept_loss: bool = False
+    """Write it even if the quality gate says that it translates worse."""
+    force: bool = False
+    """Replace another model that OUT holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainSettings:
+    """What is looked at, and where the page goes. `UserError` for a value out of bounds."""
+
+    translation: str | None = None
+    """A translation to look at; unset: the model's own."""
+    out: Path = field(default=Path("explain.html"), metadata={"option": OUT})
+    """The HTML page to write."""
+    figures: Path | None = None
+    """Folder for the same figures as PNG and SVG; unset: none."""
+    beside: str | None = field(default=None, metadata={"option": ("--with",)})
+    """Another folder to show beside it, or the same one in another runtime."""
+    runtime: str | None = None
+    """What runs MODEL, as in validate --runtimes; unset: MLX or ONNX Runtime."""
+    precision: PrecisionName | None = None
+    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    top_k: Annotated[int, Bounds(at_least=1, at_most=50)] = 5
+    """Tokens shown at each step, the likeliest ones."""
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    verify: bool = True
+    """Compare the files with the digests in their manifest."""
+    force: bool = False
+    """Replace an earlier page, and earlier figures."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSettings:
+    """How a site is made."""
+
+    title: str | None = None
+    """Heading of the page; unset: the first model's name."""
+    assets: Path | str | None = None
+    """A node_modules with onnxruntime-web; unset: that of this folder, else the pinned version by npm."""
+    force: bool = False
+    """Replace another site that OUT holds."""
+    verify: bool = True
+    """Compare the models with the digests in their manifests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +172,25 @@ def _is_origin(text: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateSettings:
-    """What is compared, and where the report goes. `UserError` for a value out of bounds."""
+class JudgeSettings:
+    """How runtimes are judged, from Python (`validate.compare`) as on the command line."""
+
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    gradients: bool = False
+    """Check MLX's gradients against finite differences too."""
+    names: str | Mapping[str, str] | None = None
+    """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateSettings(JudgeSettings):
+    """What is compared, and where the report goes."""
 
     runtimes: str | Sequence[str] | None = None
     """Runtimes to judge, separated by commas; one that isn't there is exit 3, see --explain; unset: mlx,onnxruntime."""
     seed: int | None = None
     """Seed of the inputs; unset: fresh."""
-    threads: int | None = None
-    """Threads of one ONNX Runtime operator; unset: one for each core."""
-    gradients: bool = False
-    """Check MLX's gradients against finite differences too."""
-    names: str | None = None
-    """Inputs and outputs of somebody else's ONNX files: input_ids=NAME,logits=NAME; unset: Hugging Face's."""
     json: Path | str | None = None
     """Write the report to this file as JSON."""
     html: Path | str | None = None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .nn import Transformer
     from .nn.loading import load
     from .system.errors import UserError
+    from .training import train
 
     __version__: str
 
@@ -32,8 +33,9 @@ _HOMES = {
     "TransformerConfig": "core.config",
     "Tokenizer": "core.tokenizer",
     "UserError": "system.errors",
+    "train": "training",
 }
-__all__ = ["load", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
+__all__ = ["load", "train", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
 
 
 def __getattr__(name: str) -> Any:

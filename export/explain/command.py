@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.core.config import TransformerConfig
+from export.settings import ExplainSettings
 from mlx_transformer.generation.options import Options
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import changed
 from mlx_transformer.system.progress import quiet_progress
 
 from .content import content
@@ -25,54 +27,46 @@ MARK = '<script type="application/json" id="data">'
 def explain(
     model: Path,
     texts: Sequence[str],
-    *,
-    target: str | None = None,
-    out: Path = Path("explain.html"),
-    figures: Path | None = None,
-    beside: str | None = None,
-    runtime: str | None = None,
-    precision: str | None = None,
-    beam: int = 1,
-    length_penalty: float = 0.6,
-    max_new_tokens: int | None = None,
-    top_k: int = 5,
-    threads: int | None = None,
-    verify: bool = True,
-    force: bool = False,
+    settings: ExplainSettings = ExplainSettings(),
+    search: Options = Options(),
+    **changes: Any,
 ) -> str:
-    """Write the page `out` about one sentence, and the same figures into the folder `figures`; what was written, in a
-    line. beside: a second model, or another runtime of the first. `UserError` for what can't be explained."""
+    """Write the page `settings.out` about one sentence, and the same figures into the folder `figures`; what was
+    written, in a line. changes: by their names, fields of `settings` and options of the search. `UserError` for what
+    can't be explained."""
     if len(texts) != 1:
         given = f"{len(texts)} of them are given" if texts else "none is given"
         raise UserError(f"explain takes one sentence in quotes; {given}")
-    if not 1 <= top_k <= 50:
-        raise UserError(f"top_k={top_k}: give 1 to 50")
-    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
-    Options(**options)  # checked before the model is read
-    if precision is not None:
+    s, options = changed(settings, changes)
+    search = replace(search, **options)
+    runtime, out, figures = s.runtime, s.out, s.figures
+    if s.precision is not None:
         if runtime is not None:
             raise UserError("--precision and --runtime exclude each other: name it as in onnxruntime:cpu:all:int8")
-        runtime = f"onnxruntime:cpu:all:{precision}"
-    if target is not None and beam > 1:
-        raise UserError("--beam and --target exclude each other: a given target is not searched for")
-    check_page(out, force)
+        runtime = f"onnxruntime:cpu:all:{s.precision}"
+    if s.translation is not None and search.beam > 1:
+        raise UserError("--beam and --translation exclude each other: a given translation is not searched for")
+    check_page(out, s.force)
     if figures is not None:
         from .figures import check_figures
 
-        check_figures(figures, force)
+        check_figures(figures, s.force)
     with quiet_progress("explain") as watch:
         watch(0.0, "reading the model")
-        models = [open_model(model, runtime, threads, verify)]
-        if beside is not None:
-            models.append(open_other(beside, models[0], threads, verify))
+        models = [open_model(model, runtime, s.threads, s.verify)]
+        config = models[0].config
+        if s.beside is not None:
+            models.append(open_other(s.beside, models[0], s.threads, s.verify))
         watch(0.3, "reading the sentence")
-        sentence = read_sentence(models[0], texts[0], target, _options(models[0].config, options))
+        if config.architecture == "decoder" and search.max_new_tokens is None:
+            search = replace(search, max_new_tokens=CONTINUATION)
+        sentence = read_sentence(models[0], texts[0], s.translation, search)
         traces = []
         for i, each in enumerate(models):
             watch(0.4 + 0.2 * i, f"running {each.label}")
             traces.append(trace(each, sentence))
         watch(0.8, "writing")
-        data = content(models, sentence, traces, min(top_k, models[0].config.vocab_size))
+        data = content(models, sentence, traces, min(s.top_k, config.vocab_size))
         text = page(data)
         write_text(out, text)
         written = [f"{out}: {len(text.encode()) / 1e6:.2f} MB"]
@@ -93,9 +87,3 @@ def check_page(out: Path, force: bool) -> None:
         raise UserError(f"{out}: is no page of explain; choose another name")
     if not force:
         raise UserError(f"{out}: holds another page; choose another name, or --force to replace it")
-
-
-def _options(config: TransformerConfig, options: dict[str, Any]) -> Options:
-    if config.architecture == "decoder" and options["max_new_tokens"] is None:
-        options = options | {"max_new_tokens": CONTINUATION}
-    return Options(**options)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference.layers import norm, softmax
 from export.validate.findings import inner_names, tap_names
+from export.validate.reference.layers import norm, softmax
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.system.errors import UserError

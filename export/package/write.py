@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,13 +24,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from export.interface import Request
 from export.precision.mlx_integers import unpack_on_load
-from export.precision.packed import check_integers, use_packed_operators
+from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, check_activations, check_precisions
-from export.targets.attention import shown_layer
-from export.targets.table import Target, target_of
+from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators
+from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
@@ -42,8 +41,8 @@ from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.watch import Watch, unwatched
 
 from . import consumers
-from .quality import LIMITS, gate_text, judge, record
-from .source import open_source
+from .plan import Plan
+from .quality import gate_text, judge, record
 from .weights import fill
 
 FORMAT = 1
@@ -53,76 +52,52 @@ GRAPHS = "onnx"
 def export_onnx(
     checkpoint: str | Path,
     out: str | Path,
+    settings: ExportSettings = ExportSettings(),
     *,
-    target: str = "portable",
-    precision: str | Sequence[str] = "float32",
-    activations: str | None = None,
-    fixed_shape: str | None = None,
-    attention: bool = False,
-    attention_layer: int | None = None,
-    inputs_embeds: bool = False,
     external_threshold: int = 1024,
-    gate_source: str | Path | None = None,
-    gate_reference: str | Path | None = None,
-    force: bool = False,
-    accept_loss: bool = False,
     told: Callable[[str], None] = lambda _: None,
     watch: Watch = unwatched,
+    **changes: Any,
 ) -> Path:
     """Write a checkpoint (or a run's folder) as ONNX models; returns the folder `out`.
 
-    `precision`: one or several of `precision.PRECISIONS`, side by side in the folder. `activations`: what weights in
-    blocks are multiplied with, "int8" (default) or "float32" (`precision.ACTIVATIONS`). `fixed_shape`: for target
-    coreml, such as "1x64x64" (`coreml/shape.py`). `attention`: the decoders also return how much each position reads of
-    each source token, `cross_attention`, of `attention_layer` (from 0; default: the one that aligns best), the mean of
-    its heads. `inputs_embeds`: the encoder reads vectors of that name, (B, S, D), in place of `input_ids`. `out` is
-    new, or replaced if it is empty or an earlier export of the same weights, with `force` one of others; it appears
-    only when it is complete. Tensors of more than `external_threshold` bytes are stored in data files beside the
-    graphs. Raises `UserError` (a damaged checkpoint, a
-    folder that holds something else, a full disk).
+    `settings`, and by their names in `changes` those that differ (`export.settings.ExportSettings` says what each is):
+    export_onnx(checkpoint, out, target="cpu", precision=["float32", "int8"]). `out` is new, or replaced if it is empty
+    or an earlier export of the same weights, with `force` one of others; it appears only when it is complete. Tensors
+    of more than `external_threshold` bytes are stored in data files beside the graphs. With `attention` the decoders
+    also return `cross_attention`, the mean of that layer's heads; with `inputs_embeds` the encoder reads vectors of
+    that name, (B, S, D). Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
 
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
     Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `accept_loss`. `told` is
     called with a line on each of them, `watch` with the share of this that is done and the precision.
     """
-    chosen = target_of(target)
-    precisions = check_precisions(precision)
-    chosen.check_precisions(precisions)
-    activations = check_activations(activations, precisions)
-    opened, tokenizer = open_source(checkpoint)
-    check_integers(opened, precisions)
-    out = Path(out)
-    source = _digests(opened)
+    settings = replace(settings, **changes)
+    plan = Plan.of(checkpoint, settings)
+    opened, out = plan.checkpoint, Path(out)
     if out.suffix == ".onnx" and not out.is_dir():
         raise UserError(f"{out}: what is written is a folder; for one file, with the search inside, add --search")
-    replace = force or _source(out) == source
-    check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replace, opened.folder)
-    request = Request(
-        config=opened.config,
-        shape=chosen.shape_of(fixed_shape, opened.config),
-        attention_layer=shown_layer(opened.config, attention, attention_layer),
-        inputs_embeds=inputs_embeds,
-    )
-    if inputs_embeds:
-        chosen.check_vectors(opened.config)
-    if (written := chosen.for_model(opened.config)) is not chosen:
+    replaces = settings.force or _source(out) == _digests(opened)
+    check_free(out, "ONNX folder", lambda folder: (folder / SPEC).is_file(), replaces, opened.folder)
+    if (written := plan.written) is not plan.target:
         files = " and ".join(f"{name}.onnx" for name in written.graph_names(opened.config))
-        told(f"{files}: written as target {written.name} has it: {chosen.supports(opened.config)}")
-    if tokenizer is not None and len(files := tokenizer_files(tokenizer)) > 1:
+        told(f"{files}: written as target {written.name} has it: {plan.target.supports(opened.config)}")
+    if plan.tokenizer is not None and len(files := tokenizer_files(plan.tokenizer)) > 1:
         told(f"{' and '.join(files)}: Optimum and transformers.js, which expect one {JOINT}, can be given ids alone")
-    judged = [name for name in precisions if name in LIMITS]
-    text = gate_text(opened, judged, gate_source, gate_reference, told, inputs_embeds)
+    text = gate_text(
+        opened, plan.judged, settings.gate_source, settings.gate_reference, told, plan.request.inputs_embeds
+    )
     with replace_folder(out, "ONNX folder") as folder:
-        _write(opened, tokenizer, folder, chosen, precisions, activations, fixed_shape, request, external_threshold)
+        _write(plan, folder, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
-                plainly = target_of("portable"), ["float32", *judged], activations
-                _write(opened, tokenizer, Path(plain), *plainly, None, Request(config=opened.config))
-                qualities = judge(folder, Path(plain), judged, text, watch)
+                _write(plan.plain(), Path(plain))
+                qualities = judge(folder, Path(plain), plan.judged, text, watch)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
-            if problems and not accept_loss:
-                hint = "accept_loss=True writes it all the same" + ("; force=True only replaces a model" * force)
+            if problems and not settings.accept_loss:
+                hint = "accept_loss=True writes it all the same"
+                hint += "; force=True only replaces a model" * settings.force
                 raise UserError(f"{out}: not written: {'; '.join(problems)} ({text.origin}); {hint}")
             record(folder, qualities)
             for quality in qualities:
@@ -131,41 +106,30 @@ def export_onnx(
     return out
 
 
-def _write(
-    opened: Checkpoint,
-    tokenizer: str | None,
-    folder: Path,
-    target: Target,
-    precisions: Sequence[str],
-    activations: str,
-    fixed_shape: str | None,
-    request: Request,
-    external_threshold: int = 1024,
-) -> None:
+def _write(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
     """Fill an empty folder."""
-    config, written = opened.config, target.for_model(opened.config)
+    opened, config, target = plan.checkpoint, plan.config, plan.target
     graphs = folder / GRAPHS
     graphs.mkdir()
     external = []
-    for precision in precisions:
-        external += _write_graphs(opened, graphs, external_threshold, target, request, precision, activations)
-    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(precisions)].dtype)
-    for name, text in ({} if tokenizer is None else tokenizer_files(tokenizer)).items():
+    for precision in plan.precisions:
+        external += _write_graphs(plan, precision, graphs, external_threshold)
+    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype)
+    for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
         if name == JOINT:
             texts["tokenizer_config.json"] = tokenizer_config(config, text)
+    instead = {} if plan.written is target else {"target": plan.written.name, "why": target.supports(config)}
     texts[SPEC] = {
         "format": FORMAT,
         "config": config.to_dict(),
         "source": _digests(opened),
         **_adapter(opened),
         "target": target.name,
-        **({} if written is target else {"graphs": {"target": written.name, "why": target.supports(config)}}),
-        **({"fixed_shape": fixed_shape} if fixed_shape else {}),
-        **request.written(),
-        "precisions": {
-            name: {"suffix": PRECISIONS[name].suffix, **_blocks(name, target, activations)} for name in precisions
-        },
+        **({"graphs": instead} if instead else {}),
+        **({"fixed_shape": plan.fixed_shape} if plan.fixed_shape else {}),
+        **plan.request.written(),
+        "precisions": {name: {"suffix": PRECISIONS[name].suffix, **_blocks(plan, name)} for name in plan.precisions},
         "versions": versions(),
     }
     for name, values in texts.items():
@@ -173,26 +137,20 @@ def _write(
     write_manifest(graphs)
 
 
-def _blocks(precision: str, target: Target, activations: str) -> dict[str, str]:
+def _blocks(plan: Plan, precision: str) -> dict[str, str]:
     if precision not in IN_BLOCKS:
         return {}
-    return {"activations": activations, "blocks": blocks_operators(precision, target.lowering, activations)}
+    blocks = blocks_operators(precision, plan.target.lowering, plan.activations)
+    return {"activations": plan.activations, "blocks": blocks}
 
 
-def _write_graphs(
-    checkpoint: Checkpoint,
-    folder: Path,
-    external_threshold: int,
-    target: Target,
-    request: Request,
-    precision: str,
-    activations: str,
-) -> list[str]:
+def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: int) -> list[str]:
     """All graphs of the architecture; returns the names of those files that a data file of their own goes with."""
+    checkpoint, target, activations = plan.checkpoint, plan.target, plan.activations
     external = []
     suffix = PRECISIONS[precision].suffix
-    for owner, names in target.data_files(checkpoint.config).items():
-        models = {f"{name}{suffix}": target.build(name, request) for name in names}
+    for owner, names in target.data_files(plan.config).items():
+        models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
         for model in models.values():
             lower(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":

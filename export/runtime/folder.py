@@ -149,7 +149,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
         path = path.parent
     if path.is_file():
-        raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --text")
+        raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --embed-tokenizer")
     if not is_onnx_folder(path):
         raise UserError(
             f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: python -m export build {path} OUT"

@@ -179,7 +179,8 @@ class OnnxTransformer:
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
-        is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. Of folders exported with attention.
+        is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. For folders exported with
+        attention.
         """
         self._check_attention()
         source, target_ids = self._source(ids, {}), self._ids(target_ids, self.config.vocab_size)

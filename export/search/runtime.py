@@ -233,7 +233,7 @@ class SearchModel:
         share: Share = ALONE,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Of `pieces`; numbers: of theirs in messages. share: for a server's batches."""
+        """Translate `pieces`. `numbers`: their line numbers, for messages. `share`: how a server batches them."""
         from mlx_transformer.generation.translate import Translation
 
         chosen = self._options(options)

@@ -11,16 +11,15 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from export.interface import Request
 from export.package import export_onnx
-from export.package.quality import LIMITS, gate_text
-from export.package.source import open_source
+from export.package.plan import Plan
+from export.package.quality import gate_text
 from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import unpack_on_load
-from export.precision.packed import check_integers, use_packed_operators
+from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import IN_BLOCKS, PRECISIONS, check_activations, check_precisions
-from export.targets.attention import shown_layer
+from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
+from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -42,75 +41,50 @@ EXTERNAL_THRESHOLD = 1024
 def export_search(
     checkpoint: str | Path,
     out: str | Path,
+    settings: ExportSettings = ExportSettings(),
     *,
-    target: str = "portable",
-    precision: str = "float32",
-    activations: str | None = None,
     text: bool = False,
     external: bool = False,
-    attention: bool = False,
-    attention_layer: int | None = None,
-    gate_source: str | Path | None = None,
-    gate_reference: str | Path | None = None,
-    force: bool = False,
-    accept_loss: bool = False,
     told: Callable[[str], None] = lambda _: None,
     watch: Watch = unwatched,
+    **changes: Any,
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
-    target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster there.
-    activations: as in `export_onnx`. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever
-    runs the file registers. attention, attention_layer: as in `export_onnx`, of each token of the hypotheses returned;
-    not with text, whose tokens nobody sees. external: weights in a second file, OUT_data; always so for weights of more
-    than 2 GB. A file made of the same weights is replaced when the new one is complete, any other only with `force`.
-    Lower precisions are judged as by `export_onnx`, on a package of the same, and `accept_loss` is as there.
-    Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint, a full disk, too much lost).
+    `settings` and `changes` are as in `export_onnx`, but for what one file can't have: several precisions, a fixed
+    shape, vectors. target: `portable` is made of standard operators; `cpu` has ONNX Runtime's own where they are faster
+    there. text: tokenizer inside, made of `onnxruntime-extensions`' operators, which whoever runs the file registers.
+    attention: of each token of the hypotheses returned; not with text, whose tokens nobody sees. external: weights in a
+    second file, OUT_data; always so for weights of more than 2 GB. A file made of the same weights is replaced when the
+    new one is complete, any other only with `force`. Lower precisions are judged as by `export_onnx`, on a package of
+    the same, and `accept_loss` is as there. Raises `UserError` (no encoder-decoder, no tokenizer, a damaged checkpoint,
+    a full disk, too much lost).
     """
-    chosen = target_of(target)
-    if not chosen.search:
-        targets = ", ".join(name for name, entry in TARGETS.items() if entry.search)
-        raise UserError(f"search in the graph: target {target!r} has none; choose one of {targets}")
-    (precision,) = check_precisions(precision)
-    chosen.check_precisions([precision])
-    multiplied = check_activations(activations, [precision])
-    out = Path(out)
-    if out.suffix != ".onnx" or out.is_dir():
-        raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
-    opened, tokenizer = open_source(checkpoint)
+    settings, out = replace(settings, **changes), Path(out)
+    _check_one_file(settings, out)
+    plan = Plan.of(checkpoint, settings)
+    opened, tokenizer, shown = plan.checkpoint, plan.tokenizer, plan.request.attention_layer
+    (precision,) = plan.precisions
     source = " ".join(digests(opened).values())
-    if out.exists() and not force and _source(out) != source:
+    if out.exists() and not settings.force and _source(out) != source:
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
-    if text and tokenizer is None:
-        raise UserError(f"{opened.folder}: has no tokenizer.json, which text in and out needs; export without text")
-    if text and tokenizer is not None and side_texts(tokenizer) is not None:
-        raise UserError(
-            f"{opened.folder}: has a vocabulary for each language; text in a graph is of a joint one: export "
-            "without text"
-        )
-    check_integers(opened, [precision])
-    shown = shown_layer(opened.config, attention, attention_layer)
-    if text and shown is not None:
-        raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --text")
-    request = Request(config=opened.config, attention_layer=shown, text=text)
-    model = search_model(request, target, tokenizer)
+    if text:
+        _check_text(plan, out)
+    model = search_model(replace(plan.request, text=text), plan.target.name, tokenizer if text else None)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    lower(model, precision, replace(chosen.lowering, computes_in=()), multiplied)
+    lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if shown is not None:
         model.metadata_props[ATTENTION] = str(shown)
     if tokenizer is not None:
         model.metadata_props[TOKENIZER] = tokenizer
     if precision in IN_BLOCKS:
-        model.metadata_props[ACTIVATIONS] = multiplied
+        model.metadata_props[ACTIVATIONS] = plan.activations
     if PRECISIONS[precision].form == "packed":
-        use_packed_operators(model, opened, multiplied)
+        use_packed_operators(model, opened, plan.activations)
     unpack_on_load(model, opened)
-    judged = [precision] if precision in LIMITS else []
-    if gate_text(opened, judged, gate_source, gate_reference, told) is not None:
-        gate: dict[str, Any] = {"gate_source": gate_source, "gate_reference": gate_reference}
-        gate |= {"accept_loss": accept_loss, "told": told, "watch": watch}
-        _judge(checkpoint, out, precision=precision, activations=activations, **gate)
+    if gate_text(opened, plan.judged, settings.gate_source, settings.gate_reference, told) is not None:
+        _judge(checkpoint, out, settings, told, watch)
     external = external or sum(map(nbytes, model.graph.initializers.values())) > PROTOBUF_LIMIT
     with replace_files(out) as temporary:
         data, file = temporary / f"{out.name}_data", temporary / out.name
@@ -122,6 +96,32 @@ def export_search(
     return out
 
 
+def _check_one_file(settings: ExportSettings, out: Path) -> None:
+    """`UserError` for settings that one file can't have, and for a name of none."""
+    if not target_of(settings.target).search:
+        targets = ", ".join(name for name, entry in TARGETS.items() if entry.search)
+        raise UserError(f"search in the graph: target {settings.target!r} has none; choose one of {targets}")
+    if len(check_precisions(settings.precision)) > 1 or settings.fixed_shape is not None:
+        raise UserError(f"{out}: search in the graph is one file: of one precision, and of no fixed shape")
+    if settings.inputs_embeds:
+        raise UserError(f"{out}: search in the graph is one file that reads ids: leave out inputs_embeds")
+    if out.suffix != ".onnx" or out.is_dir():
+        raise UserError(f"{out}: search in the graph is one file: give a name that ends with .onnx")
+
+
+def _check_text(plan: Plan, out: Path) -> None:
+    """`UserError` unless text can go in and come out."""
+    folder = plan.checkpoint.folder
+    if plan.tokenizer is None:
+        raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
+    if side_texts(plan.tokenizer) is not None:
+        raise UserError(
+            f"{folder}: has a vocabulary for each language; text in a graph is of a joint one: export without text"
+        )
+    if plan.request.attention_layer is not None:
+        raise UserError(f"{out}: attention is between tokens, which a file of text doesn't show: leave out --attention")
+
+
 def _source(file: Path) -> str | None:
     """The digest of the weights that a file of this project was made from."""
     try:
@@ -131,11 +131,14 @@ def _source(file: Path) -> str | None:
     return {entry.key: entry.value for entry in model.metadata_props}.get(SOURCE)
 
 
-def _judge(checkpoint: str | Path, out: Path, **options: Any) -> None:
+def _judge(
+    checkpoint: str | Path, out: Path, settings: ExportSettings, told: Callable[[str], None], watch: Watch
+) -> None:
     """`UserError` if a package of this precision would be refused."""
+    judged = replace(settings, target="portable", attention=False, attention_layer=None, force=False)
     with TemporaryDirectory() as folder:
         package = Path(folder) / "package"
         try:
-            export_onnx(checkpoint, package, **options)
+            export_onnx(checkpoint, package, judged, told=told, watch=watch)
         except UserError as error:
             raise UserError(str(error).replace(str(package), str(out))) from None

@@ -19,8 +19,8 @@ from mlx_transformer.generation.alignment import alignment_layer
 from mlx_transformer.system.errors import UserError
 
 
-def shown_layer(config: TransformerConfig, attention: bool, layer: int | None) -> int | None:
-    """Return the layer whose weights graphs return, by default that which aligns best; None without `attention`.
+def requested_layer(config: TransformerConfig, attention: bool, layer: int | None) -> int | None:
+    """Check which layer's weights are returned: by default that which aligns best; None without `attention`.
     `UserError` for a model without cross-attention, and for a layer that it hasn't."""
     if not attention and layer is None:
         return None

@@ -42,20 +42,26 @@ class PortSession:
         """The names of each output's parts; one, its own, where it isn't split."""
         self.shapes = {value: shapes[port.name] for value, port in self.inputs.items()}
         """The axes of each input as the graph has them."""
+        self._names: dict[tuple[str, ...], list[str]] = {}
+        """What to ask the session for, of each choice of outputs that was asked for."""
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.outputs if value.startswith("cross.")]
 
     def __call__(self, wanted: Sequence[str], values: Mapping[str, NDArray]) -> Values:
         """The wanted outputs, by value. `UserError` for one that isn't there or isn't what was declared."""
-        self.need(outputs=wanted)
-        feeds = {port.name: values[value] for value, port in self.inputs.items() if value in values}
-        names = [name for value in wanted for name in self.parts[value]]
-        arrays = iter(self.run(names, feeds))
-        found = {}
-        for value in wanted:
-            parts = [next(arrays) for _ in self.parts[value]]
-            found[value] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-            self._check(self.outputs[value], found[value])
+        key = tuple(wanted)
+        if key not in self._names:
+            self.need(outputs=wanted)
+            self._names[key] = [name for value in wanted for name in self.parts[value]]
+        names = self._names[key]
+        arrays = self.run(names, {port.name: values[value] for value, port in self.inputs.items() if value in values})
+        if len(names) == len(wanted):
+            found = dict(zip(wanted, arrays, strict=True))
+        else:
+            parts = iter(arrays)
+            found = {value: np.concatenate([next(parts) for _ in self.parts[value]], axis=-1) for value in wanted}
+        for value, array in found.items():
+            self._check(self.outputs[value], array)
         return found
 
     def run(self, names: list[str], feeds: Mapping[str, NDArray]) -> Sequence[Any]:
@@ -85,12 +91,12 @@ class PortSession:
                 raise UserError(f"{self.where}: takes no {SOURCE_NAMES[value]}: {hint}")
 
     def _check(self, port: Port, x: Any) -> None:
-        kinds = "fV" if port.dtype == "float32" else "iu"  # V: bfloat16
+        last, kinds = port.axes[-1], "fV" if port.dtype == "float32" else "iu"  # V: bfloat16
         if getattr(x, "ndim", -1) != len(port.axes) or x.dtype.kind not in kinds:
             problem = f"its output {port.name} is no tensor of {len(port.axes)} axes"
             raise UserError(f"{self.where}: {problem}; export the model again")
-        if isinstance(port.axes[-1], int) and x.shape[-1] != port.axes[-1]:
-            problem = f"its {port.name} are of {x.shape[-1]}, the model has {port.axes[-1]}"
+        if x.shape[-1] != last and isinstance(last, int):
+            problem = f"its {port.name} are of {x.shape[-1]}, the model has {last}"
             raise UserError(f"{self.where}: {problem}; export the model again")
 
     def empty_past(self, rows: int) -> Values:

@@ -29,7 +29,7 @@ from mlx_transformer.system.errors import UserError
 from .findings import tap_names
 
 if TYPE_CHECKING:
-    from export.reference import Reference, Tap
+    from export.validate.reference import Reference, Tap
 
 Array = NDArray
 Bits = NDArray[np.bool_]

@@ -16,7 +16,6 @@ from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.terminal import Console
 
 from .compare import compare
-from .engines.foreign_engine import parse_names
 
 
 def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
@@ -53,16 +52,7 @@ def validate_command(
         if chosen.verify:
             _verify(Path(onnx))
         with quiet_progress("validate") as watch:
-            report = compare(
-                checkpoint,
-                onnx,
-                runtime_names(chosen.runtimes),
-                chosen.seed,
-                threads=chosen.threads,
-                gradients=chosen.gradients,
-                names=parse_names(chosen.names),
-                watch=watch,
-            )
+            report = compare(checkpoint, onnx, runtime_names(chosen.runtimes), chosen.seed, chosen, watch=watch)
         if json is not None:
             report.write(json)
         if html is not None:

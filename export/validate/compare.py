@@ -15,14 +15,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.interface import CROSS_ATTENTION
 from export.precision.table import arithmetic
-from export.reference import Reference
 from export.runtime.folder import precisions
+from export.settings import JudgeSettings
+from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.machine import versions
@@ -37,7 +39,7 @@ from .checks.gradients import Gradient, check_gradients
 from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, reference_weights
-from .engines.foreign_engine import ForeignEngine, is_foreign
+from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
 from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
@@ -69,21 +71,23 @@ def compare(
     onnx: str | Path | None,
     runtimes: Sequence[str] | None = None,
     seed: int | None = None,
+    settings: JudgeSettings = JudgeSettings(),
+    *,
     longest: int | None = None,
-    threads: int | None = None,
-    gradients: bool = False,
-    names: Mapping[str, str] | None = None,
     watch: Watch = unwatched,
+    **changes: Any,
 ) -> Report:
     """Judge every runtime on a checkpoint folder and the ONNX folder made from it.
 
     `runtimes`: names as `engines.open_engine` knows them; by default MLX (on a GPU too, where there is one) and ONNX
     Runtime, and one of them that isn't installed is listed in the report. A named one that isn't there raises
-    `Unavailable`. `seed` repeats a run; `longest` bounds the longest input, `threads` those of ONNX Runtime.
-    `gradients`: MLX's are checked too. `watch` is told the share that is done and what is being done.
-    Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see
+    `Unavailable`. `seed` repeats a run; `longest` bounds the longest input. `settings`, and by their names in `changes`
+    those that differ, are as `export.settings.JudgeSettings` says. `watch` is told the share that is done and what is
+    being done. Somebody else's ONNX file or folder is judged by its logits; `names` are its inputs and outputs (see
     `engines/foreign_engine.py`). Raises `UserError` for folders that are no such models.
     """
+    settings = replace(settings, **changes)
+    threads, names = settings.threads, parse_names(settings.names)
     opened = open_checkpoint(checkpoint)
     engines: list[Engine] = []
     absent = []
@@ -91,7 +95,7 @@ def compare(
         for name in runtimes if runtimes is not None else _default_runtimes(onnx):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
-                    engines.append(ForeignEngine(opened, Path(onnx), names or {}, threads))
+                    engines.append(ForeignEngine(opened, Path(onnx), names, threads))
                 else:
                     engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
                 stack.callback(engines[-1].close)
@@ -107,7 +111,7 @@ def compare(
         longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
         cases = grid(opened.config, seed, texts, longest)
         report = compare_engines(opened, engines, with_vectors(cases, opened.config, seed) if vectors else cases, watch)
-        derivatives = _gradients(opened, seed) if gradients else ()
+        derivatives = _gradients(opened, seed) if settings.gradients else ()
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
 

@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from export.reference import Reference
+from export.validate.reference import Reference
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 

@@ -132,7 +132,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
     if PORTS[SEARCH](Request(config=config, text=True)).input_names["text"] in {v.name for v in model.graph.input}:
         raise UserError(
-            f"{file}: takes text, by operators that browsers lack: export it with --search in place of --text"
+            f"{file}: takes text, by operators that browsers lack: export it with --search, not --embed-tokenizer"
         )
     if TOKENIZER not in facts:
         raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from export.settings import WebSettings
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import sha256
@@ -18,7 +20,7 @@ from .models import Graph, SiteModel, read_models
 from .site import FORMAT, SERVICE_WORKER, SITE, is_site
 
 DIGITS = 16
-"""Of a digest, in the address of a file: enough that no cache confuses two."""
+"""Digits of a digest in the address of a file: enough that no cache confuses two."""
 LARGE = ("models/", "ort/")
 """Where what a page fetches when it needs it lies; the rest is kept by its service worker at once."""
 TOKENIZER = "tokenizer.json"
@@ -27,30 +29,27 @@ TOKENIZER = "tokenizer.json"
 def write_site(
     models: str | Path | Sequence[str | Path],
     out: str | Path,
+    settings: WebSettings = WebSettings(),
     *,
-    assets: str | Path | None = None,
-    title: str | None = None,
-    force: bool = False,
-    verify: bool = True,
     told: Callable[[str], None] = lambda _: None,
+    **changes: Any,
 ) -> Path:
     """Write `out`, the folder of a static page that runs these models.
 
     models: folders that `export_onnx` wrote for `web` or `portable`, each of their precisions a model of the page, and
-    files of `export_search` without text. All are of the same weights. assets: a node_modules with onnxruntime-web;
-    default: see `assets.find_package`. title: heading, default: the first model's name. force: replace another site.
-    verify: compare the models with the digests in their manifests. `UserError` for what a page can't run, for files in
-    the way and a full disk.
+    files of `export_search` without text. All are of the same weights. `settings`, and by their names in `changes`
+    those that differ, are as `export.settings.WebSettings` says; without `assets` see `assets.find_package`.
+    `UserError` for what a page can't run, for files in the way and a full disk.
     """
-    out = Path(out)
+    settings, out = replace(settings, **changes), Path(out)
     paths = [Path(models)] if isinstance(models, str | Path) else [Path(path) for path in models]
     if not paths:
         raise UserError("a site needs a model: an exported folder, or one file with the search")
     for path in paths:
-        check_free(out, "site", is_site, force, path if path.is_dir() else path.parent)
-    found = [model for path in paths for model in read_models(path, verify)]
+        check_free(out, "site", is_site, settings.force, path if path.is_dir() else path.parent)
+    found = [model for path in paths for model in read_models(path, settings.verify)]
     _check_alike(found)
-    package = find_package(None if assets is None else Path(assets), told)
+    package = find_package(None if settings.assets is None else Path(settings.assets), told)
     webgpu = any(model.webgpu for model in found)
     with replace_folder(out, "site") as folder:
         _copy_page(folder)
@@ -58,7 +57,7 @@ def write_site(
         for name in WASM + (WEBGPU if webgpu else ()):
             shutil.copyfile(package / "dist" / name, folder / "ort" / name)
         (folder / TOKENIZER).write_text(found[0].tokenizer, encoding="utf-8")
-        heading = title or paths[0].resolve().name.removesuffix(".onnx")
+        heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
         entries = [_copy_model(model, folder) for model in found]
         _write_json(folder / "manifest.webmanifest", _web_manifest(heading))
         config = found[0].config

@@ -1,61 +1,113 @@
 """The command lines `mlx-transformer` and `python -m export`: one set of commands, the second without those of MLX.
 
 With `commands/` the one place that joins the MLX side and the ONNX side. Each command imports what it needs when it
-runs, so `--help` is instant and the ONNX commands work without MLX.
+runs, and its options are made when it is called, so `--help` is instant and the ONNX commands work without MLX.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from mlx_transformer.system.errors import UserError
 
-from . import claims, comparing, converting, explaining, exporting, language, launching, text, training, web
-from .spelling import spelled, spellings
+from . import claims, comparing, converting, explaining, exporting, language, launching, text, training
+from .settings import with_settings
 
-ALL = {
-    "quickstart": training.quickstart,
-    "train": training.train,
-    "launch": launching.launch,
-    "report": training.report,
-    "average": training.average,
-    "translate": text.translate,
-    "evaluate": text.evaluate,
-    "score": text.score,
-    "compare": comparing.compare,
-    "generate": language.generate,
-    "fill": language.fill,
-    "export": exporting.export,
-    "validate": exporting.validate,
-    "explain": explaining.explain,
-    "claims": claims.claims,
-    "serve": text.serve,
-    "web": web.web,
-    "import": converting.import_command,
-    "to-huggingface": converting.to_huggingface_command,
-    "quantize": converting.quantize,
-    "merge": converting.merge,
-    "info": exporting.info,
+PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Train": {
+        "quickstart": training.quickstart,
+        "train": training.train,
+        "launch": launching.launch,
+        "report": training.report,
+        "average": training.average,
+    },
+    "Use": {
+        "translate": text.translate,
+        "evaluate": text.evaluate,
+        "score": text.score,
+        "generate": language.generate,
+        "fill": language.fill,
+    },
+    "Deploy": {
+        "export": exporting.export,
+        "validate": exporting.validate,
+        "serve": text.serve,
+        "web": exporting.web,
+    },
+    "Look": {
+        "explain": explaining.explain,
+        "compare": comparing.compare,
+        "info": exporting.info,
+        "claims": claims.claims,
+    },
+    "Convert": {
+        "import": converting.import_command,
+        "to-huggingface": converting.to_huggingface_command,
+        "quantize": converting.quantize,
+        "merge": converting.merge,
+    },
 }
-WITHOUT_MLX = "validate explain translate evaluate score compare generate fill serve web info".split()
-ONNX = {"build": exporting.export, **{name: ALL[name] for name in WITHOUT_MLX}}
-HELP = ["-h", "--help"]
+ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
+WITHOUT_MLX = "translate evaluate score generate fill export validate serve web explain compare info".split()
+EXPORT = "python -m export"
+BUILD = {"export": "build"}
+"""What a command is called there."""
+USUAL_NAMES = {there: here for here, there in BUILD.items()}
 PROGRAMS = {
     "mlx-transformer": (
-        ALL,
+        list(ALL),
         "Train a Transformer with MLX, deploy it as ONNX, and prove that both compute the same function.",
     ),
-    "python -m export": (ONNX, "Export to ONNX, validate, and translate with ONNX Runtime: no MLX needed."),
+    EXPORT: (WITHOUT_MLX, "Export to ONNX, validate, and translate with ONNX Runtime: no MLX needed."),
 }
+HELP = ["-h", "--help"]
+
+# Hidden spellings of options: those of earlier versions, by command, and the field's names, where a command has the
+# option and no other of that name.
+EARLIER = {
+    "train": {"--rank": "--adapter-rank", "--alpha": "--adapter-alpha", "--targets": "--adapter-targets"}
+    | {"--warmup-steps": "--warmup", "--start-from": "--from", "--checkpoint-seconds": "--save-every"},
+    "launch": {"--backend": "--network"},
+    "score": {"--target": "--reference"},
+    "explain": {"--target": "--translation"},
+    "export": {"--text": "--embed-tokenizer"},
+}
+USUAL = {"--backend": "--runtime", "--output": "--out", "--lr": "--learning-rate", "--num-beams": "--beam"}
+USUAL |= {"--max-length": "--max-new-tokens", "--batch-size": "--batch"}
 
 
-def app_of(program: str) -> typer.Typer:
-    """The commands of one of `PROGRAMS`."""
-    commands, help = PROGRAMS[program]
+class Command(TyperCommand):
+    """A command that takes the hidden spellings of its options, and its first argument as `--model` too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        known = {name: option for name, option in USUAL.items() if option in options and name not in options}
+        known |= EARLIER.get(USUAL_NAMES.get(self.name or "", self.name or ""), {})
+        takes_model = "--model" not in options and bool(self.params) and self.params[0].name == "model"
+        end = args.index("--") if "--" in args else len(args)
+        read: list[str] = []
+        for part in args[:end]:
+            name, sign, value = part.partition("=")
+            if takes_model and sign and name == "--model":
+                read += [name, value]
+            else:
+                read.append(known.get(name, name) + sign + value)
+        if takes_model and "--model" in read[:-1]:
+            at = read.index("--model")
+            read = [read[at + 1], *read[:at], *read[at + 2 :]]
+        return super().parse_args(ctx, [*read, *args[end:]])
+
+
+def app_of(program: str, called: str | None = None) -> typer.Typer:
+    """The commands of one of `PROGRAMS`; with options all of them, or only the one that is called."""
+    names, help = PROGRAMS[program]
     app = typer.Typer(
         name=program,
         add_completion=" " not in program,  # a shell completes the arguments of one word
@@ -63,9 +115,22 @@ def app_of(program: str) -> typer.Typer:
         context_settings={"help_option_names": HELP},
     )
     app.callback(help=help)(_program)
-    for name, command in commands.items():
-        app.command(name)(command)
+    for panel, commands in PANELS.items():
+        for name, command in commands.items():
+            if name in names:
+                spelled = BUILD.get(name, name) if program == EXPORT else name
+                typed = with_settings(command) if called in (None, spelled) else _described(command)
+                app.command(spelled, cls=Command, rich_help_panel=panel)(typed)
     return app
+
+
+def _described(command: Callable[..., Any]) -> Callable[[], None]:
+    """A command in the list of all, with its description alone."""
+
+    def described() -> None: ...
+
+    described.__doc__ = command.__doc__
+    return described
 
 
 def _version(wanted: bool) -> None:
@@ -86,9 +151,9 @@ def _program(
 
 
 @functools.cache
-def _command(program: str) -> Any:
+def command_of(program: str, called: str | None = None) -> Any:
     """What reads arguments: made once, however often Python calls it."""
-    command: Any = typer.main.get_command(app_of(program))
+    command: Any = typer.main.get_command(app_of(program, called))
     for each in (command, *command.commands.values()):
         for parameter in each.get_params(typer.Context(each, help_option_names=HELP)):
             if getattr(parameter, "is_flag", False):
@@ -98,9 +163,12 @@ def _command(program: str) -> Any:
 
 def invoke(program: str, arguments: list[str]) -> int:
     """The command's exit status. Whatever is wrong with its options is a `UserError`."""
-    command = _command(program)
     if "_MLX_TRANSFORMER_COMPLETE" in os.environ:
-        command.main(arguments, prog_name=program)  # a shell asks what may follow
+        command_of(program).main(arguments, prog_name=program)  # a shell asks what may follow
+    if arguments[:2] == ["explain", "claims"] and not os.path.exists("claims"):
+        return invoke("mlx-transformer", arguments[1:])  # whose command it is now
+    called = next((text for text in arguments if not text.startswith("-")), "")
+    command = command_of(program, called)
     try:
         with command.make_context(program, arguments or ["--help"]) as context:
             command.invoke(context)
@@ -112,12 +180,47 @@ def invoke(program: str, arguments: list[str]) -> int:
         path = error.ctx.command_path if error.ctx is not None else program
         raise UserError(f"{' '.join(error.format_message().split())} (see {path} --help)") from None
     except UserError as error:
-        chosen = command.commands.get(next((text for text in arguments if not text.startswith("-")), ""))
-        if chosen is None:
-            raise
-        error.args = (spelled(str(error), spellings(chosen.params), arguments), *error.args[1:])
+        message = as_typed_in(program, str(error))
+        if called in command.commands:
+            message = as_options(message, options_of(command.commands[called].params), arguments)
+        error.args = (message, *error.args[1:])
         raise
     return 0
+
+
+def as_typed_in(program: str, message: str) -> str:
+    """A message whose advice is what a person types who called this program."""
+    here, there = (program, EXPORT if program != EXPORT else "mlx-transformer")
+    for name in WITHOUT_MLX:
+        ours, theirs = ((BUILD.get(name, name) if which == EXPORT else name) for which in (here, there))
+        message = re.sub(rf"{there} {theirs}(?![\w-])", f"{here} {ours}", message)
+    return message
+
+
+def options_of(parameters: Iterable[Any]) -> dict[str, tuple[str, bool]]:
+    """{argument of Python: (its option, whether that takes no value)}, of the parameters of a command."""
+    found = {}
+    for each in parameters:
+        option = next((name for name in each.opts if name.startswith("--")), None)
+        if option is not None:
+            found[each.name] = (option, bool(getattr(each, "is_flag", False)))
+    return found
+
+
+def as_options(message: str, known: Mapping[str, tuple[str, bool]], given: Sequence[str]) -> str:
+    """A message of the library, which names arguments of Python, with options for them: beam=0 is --beam 0. What the
+    user has written himself (`given`), a path perhaps, stays."""
+    for name, (option, flag) in known.items():
+        if any(name in text for text in given if not text.startswith("-")):
+            continue
+        if flag:
+            message = re.sub(rf"(?<![\w.-]){name}=True\b", option, message)
+            message = re.sub(rf"(?<![\w.-]){name}=False\b", f"no {option}", message)
+        else:
+            message = re.sub(rf"(?<![\w.-]){name}=(?=\S)", f"{option} ", message)
+        if "_" in name:  # a word of no other meaning; in quotes it is one of a file
+            message = re.sub(rf"(?<![\w.'-]){name}\b(?!=)", option, message)
+    return message
 
 
 # Wrong options and arguments; typer exports only the classes below this one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,7 @@ Rows = Annotated[
 
 def claims(
     rows: Rows = None,
-    out: Annotated[Path | None, typer.Option(help="An HTML page to write.", show_default="none")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="An HTML page to write.", show_default="none")] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figures as PNG and SVG.", show_default="none")
     ] = None,
@@ -35,19 +34,6 @@ def claims(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
     """Compute what is said of the Transformer, row by row, beside what is claimed; in a clone of the repository."""
-    show(rows or (), out=out, figures=figures, model=model, sentences=sentences or (), force=force)
-
-
-def show(
-    rows: Sequence[str],
-    *,
-    out: Path | None = None,
-    figures: Path | None = None,
-    model: Path | None = None,
-    sentences: Sequence[str] = (),
-    force: bool = False,
-) -> None:
-    """Run docs/claims. `UserError` where an installed package has no clone around it."""
     if not (DOCS / "claims" / "command.py").is_file():
         raise UserError(
             "claims lie in docs/claims of the project's repository and are not installed with the package: run this in "
@@ -56,4 +42,4 @@ def show(
     if str(DOCS) not in sys.path:
         sys.path.insert(0, str(DOCS))
     page, folder, looked_at = (None if path is None else str(path) for path in (out, figures, model))
-    import_module("claims.command").claims(list(rows), page, folder, force, looked_at, sentences)
+    import_module("claims.command").claims(rows or [], page, folder, force, looked_at, sentences or [])

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from export.settings import PrecisionName
+from mlx_transformer.generation.options import Options, Overlong
 from mlx_transformer.system.errors import UserError
 
-from .arguments import RuntimeSettings, SearchSettings
 from .models import open_translator
-from .settings import with_settings
-from .text import OverlongOption
+from .settings import RuntimeSettings, Shown
+from .text import BEST, chosen
 
 if TYPE_CHECKING:
     from mlx_transformer.report.result import Comparison
     from mlx_transformer.report.worker import Served
 
 BEGINNINGS = {"page": b"<!DOCTYPE html>", "comparison": b'{\n  "a": {\n'}
-"""Of the files that are written; an earlier one may be replaced."""
+"""How the files that are written begin; an earlier one may be replaced."""
 
 First = Annotated[
     Path,
@@ -33,34 +34,34 @@ Second = Annotated[Path, typer.Argument(help="Likewise, or the same folder with 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings:
-    """How both are opened and fed."""
+    """How both are opened and fed, and what else is written."""
 
-    precision_a: str | None = None
-    """Which of A's precisions, where A is an ONNX folder; unset: float32, or the only one."""
-    precision_b: str | None = None
-    """Which of B's; unset: float32, or the only one."""
+    reference: Path | None = None
+    """Translations of the source, line by line; without them there are no scores."""
+    json: Path | None = None
+    """Write it all to this file as JSON."""
+    overlong: Overlong = "error"
+    """What to do with a line longer than the model takes."""
     batch: int = 32
     """Lines that both translate at once."""
+    precision_a: PrecisionName | None = None
+    """Which of A's precisions, where A is an ONNX folder; unset: float32, or the only one."""
+    precision_b: PrecisionName | None = None
+    """Which of B's; unset: float32, or the only one."""
     threads: int | None = None
     """Threads of one ONNX Runtime operator; unset: one for each core."""
     verify: bool = True
     """Compare the files with the digests in their manifests."""
 
 
-@with_settings
 def compare(
     a: First,
     b: Second,
     *,
     source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
-    reference: Annotated[
-        Path | None, typer.Option(help="Their translations, line by line; without it there are no scores.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("compare.html"),
-    json: Annotated[Path | None, typer.Option(help="Write it all to this file as JSON.", show_default="none")] = None,
-    search: SearchSettings,
-    overlong: OverlongOption = "error",
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page to write.")] = Path("compare.html"),
     settings: CompareSettings,
+    search: Annotated[Options, Shown("Search", BEST)],
 ) -> None:
     """Compare two models, precisions or runtimes on the same text: scores and whether they differ by chance, the lines
     that differ, speed, memory and sizes."""
@@ -72,7 +73,7 @@ def compare(
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.progress import quiet_progress
 
-    options = search.options()  # checked before the files and the models are read
+    options, reference, json = chosen(search, BEST), settings.reference, settings.json
     if settings.batch < 1:
         raise UserError(f"batch={settings.batch} must be at least 1")
     _check_out(out, json, [path for path in (source, reference, a, b) if path is not None])
@@ -86,7 +87,9 @@ def compare(
         pairs = read_parallel(source, reference)
         lines, wanted = pairs.source, pairs.target
     with quiet_progress("compare") as watch:
-        found = run(first, second, lines, wanted, batch=settings.batch, overlong=overlong, watch=watch, **options)
+        found = run(
+            first, second, lines, wanted, batch=settings.batch, overlong=settings.overlong, watch=watch, **options
+        )
     write_text(out, page(found))
     if json is not None:
         write_text(json, to_json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -125,7 +128,7 @@ def _given(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Ca
 
 
 def opener(
-    model: str | Path, precision: str | None = None, threads: int | None = None, verify: bool = True
+    model: str | Path, precision: PrecisionName | None = None, threads: int | None = None, verify: bool = True
 ) -> tuple[str, Callable[[], Served]]:
     """What `compare.run.compare` takes for a model: its name, and what opens it. precision and threads: of ONNX."""
     model = Path(model)

@@ -9,14 +9,14 @@ import typer
 
 from mlx_transformer.system.errors import UserError
 
-from .arguments import Checkpoint, Force
+from .settings import Checkpoint, Force, OutArgument
 
 
 def import_command(
     folder: Annotated[
         Path, typer.Argument(help="A Hugging Face folder of Marian or Pegasus: config.json, model.safetensors.")
     ],
-    out: Annotated[Path, typer.Argument(help="The checkpoint folder to write, new or empty.")],
+    out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
     """Make a checkpoint of a model that `transformers` has saved."""
@@ -28,7 +28,7 @@ def import_command(
 
 def to_huggingface_command(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(help="Folder to write, new or empty.")],
+    out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
     """Write a checkpoint as a Marian or Pegasus model for `transformers`, and so for PyTorch and Optimum."""
@@ -39,8 +39,8 @@ def to_huggingface_command(
 
 def quantize(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(help="The quantised checkpoint's folder, new or empty.")],
-    bits: Annotated[int, typer.Option(help="Of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
+    out: Annotated[Path, OutArgument("The quantised checkpoint's folder, new or empty.")],
+    bits: Annotated[int, typer.Option(help="Bits of one weight: 2, 3, 4, 5, 6 or 8.")] = 4,
     group_size: Annotated[int, typer.Option(help="Weights that share a scale and a bias: 32, 64 or 128.")] = 64,
     force: Force = False,
 ) -> None:
@@ -57,7 +57,7 @@ def quantize(
 def merge(
     base: Annotated[Path, typer.Argument(help="The checkpoint that the adapter was trained from.")],
     adapter: Annotated[Path, typer.Argument(help="The adapter's folder, or that of the run which trained it.")],
-    out: Annotated[Path, typer.Option(help="The checkpoint folder to write, new or empty.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The checkpoint folder to write, new or empty.")],
     requantize: Annotated[
         bool, typer.Option("--requantize", help="Round the matrices again that BASE has as integers.")
     ] = False,

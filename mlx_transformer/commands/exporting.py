@@ -1,105 +1,79 @@
-"""export, validate, info."""
+"""export, validate, web, info."""
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
-from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
-from export.settings import TARGET_NAMES, ValidateSettings
-from mlx_transformer.system.errors import UserError
+from export.settings import ExportSettings, ValidateSettings, WebSettings
 from mlx_transformer.system.terminal import Console
 
-from .arguments import Checkpoint, Force, Onnx
-from .settings import with_settings
+from .settings import Checkpoint, Onnx, OutArgument
 
-if TYPE_CHECKING:
 
-    class PrecisionName(Enum):
-        """One of `PRECISIONS`."""
+@dataclass(frozen=True, kw_only=True)
+class FormSettings:
+    """A folder of graphs, or one file with the search."""
 
-    TargetName = ActivationsName = str
-else:
-    PrecisionName = Enum("PrecisionName", {name: name for name in PRECISIONS})  # typer takes no list of Literals
-    TargetName, ActivationsName = Literal[TARGET_NAMES], Literal[tuple(ACTIVATIONS)]
+    search: bool = False
+    """Write one file, OUT.onnx, that holds the search too: ids in, n best out."""
+    embed_tokenizer: bool = False
+    """As --search, with the tokenizer inside: strings in, strings out."""
 
 
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(help="Folder to write; consumers load it as it is. With --search a file.")],
-    target: Annotated[
-        TargetName,
-        typer.Option(metavar="TARGET", help=f"What the graphs are made for: {', '.join(TARGET_NAMES)}."),
-    ] = "portable",
-    precision: Annotated[
-        list[PrecisionName] | None,
-        typer.Option(
-            metavar="PRECISION",
-            help=f"{', '.join(PRECISIONS)}; several: give the option several times.",
-            show_default="float32",
-        ),
-    ] = None,
-    activations: Annotated[
-        ActivationsName | None,
-        typer.Option(help=f"What the weights of {', '.join(IN_BLOCKS)} are multiplied with.", show_default="int8"),
-    ] = None,
-    fixed_shape: Annotated[
-        str | None, typer.Option(help="Of target coreml: ROWSxSOURCExTARGET, such as 1x64x64.")
-    ] = None,
-    attention: Annotated[
-        bool, typer.Option("--attention", help="Return from which source tokens each token was written, too.")
-    ] = False,
-    attention_layer: Annotated[
-        int | None, typer.Option(help="Of which decoder layer, from 0.", show_default="the one that aligns best")
-    ] = None,
-    inputs_embeds: Annotated[
-        bool, typer.Option("--inputs-embeds", help="The encoder reads vectors, inputs_embeds, in place of input_ids.")
-    ] = False,
-    gate_source: Annotated[Path | None, typer.Option(help="Sentences on which lower precisions are judged.")] = None,
-    gate_reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Write it even if the quality gate says that it translates worse.")
-    ] = False,
-    force: Force = False,
-    search: Annotated[
-        bool, typer.Option("--search", help="Write one file, OUT.onnx, that holds the search too: ids in, n best out.")
-    ] = False,
-    text: Annotated[
-        bool, typer.Option("--text", help="As --search, with the tokenizer inside: strings in, strings out.")
-    ] = False,
+    out: Annotated[Path, OutArgument("Folder to write; consumers load it as it is. With --search a file.")],
+    *,
+    settings: ExportSettings,
+    form: FormSettings,
 ) -> None:
     """Write a checkpoint as ONNX models for ONNX Runtime, Optimum and transformers.js."""
     from export import export_onnx, export_search
     from mlx_transformer.system.progress import quiet_progress
 
-    precisions = [name.value for name in precision or []] or ["float32"]
-    one_file = search or text
-    if one_file and (fixed_shape is not None or len(precisions) > 1):
-        raise UserError("--search and --text write one file: of one precision, and of no fixed shape")
-    if one_file and inputs_embeds:
-        raise UserError("--search and --text write one file that reads ids: leave out --inputs-embeds")
+    one_file = form.search or form.embed_tokenizer
     lines: list[str] = []
-    more: dict[str, Any] = {"target": target, "activations": activations, "force": force, "told": lines.append}
-    more |= {"attention": attention, "attention_layer": attention_layer}
-    more |= {"gate_source": gate_source, "gate_reference": gate_reference, "accept_loss": accept_loss}
     try:
         with quiet_progress("export") as watch:
             if one_file:
-                export_search(checkpoint, out, precision=precisions[0], text=text, watch=watch, **more)
+                export_search(checkpoint, out, settings, text=form.embed_tokenizer, told=lines.append, watch=watch)
             else:
-                more |= {"fixed_shape": fixed_shape, "inputs_embeds": inputs_embeds}
-                export_onnx(checkpoint, out, precision=precisions, watch=watch, **more)
+                export_onnx(checkpoint, out, settings, told=lines.append, watch=watch)
     finally:
         print(*lines, sep="\n", end="\n" if lines else "")  # not before: a bar on the same terminal would wipe them out
     if one_file:
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
-        return
-    files = sorted(path for path in out.rglob("*") if path.is_file())
+    else:
+        print(_folder(out))
+
+
+def web(
+    context: typer.Context,
+    models: Annotated[
+        list[Path],
+        typer.Argument(help="Folders that `export --target web` wrote, and files with the search (--search)."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; any web server can host it.")] = Path(
+        "site"
+    ),
+    *,
+    settings: WebSettings,
+) -> None:
+    """Write a static page that translates in the browser, with onnxruntime-web, on WebGPU or wasm."""
+    from export.web import write_site
+
+    write_site(models, out, settings, told=print)
+    print(f"{_folder(out)}; see it: {context.find_root().info_name} serve --web {out}")
+
+
+def _folder(out: Path) -> str:
+    files = [path for path in out.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    print(f"{out}: {len(files)} files, {size / 1e6:.1f} MB")
+    return f"{out}: {len(files)} files, {size / 1e6:.1f} MB"
 
 
 def _explain(wanted: bool) -> None:
@@ -110,7 +84,6 @@ def _explain(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@with_settings
 def validate(
     checkpoint: Checkpoint,
     onnx: Onnx,

@@ -4,68 +4,38 @@ from __future__ import annotations
 
 import json as to_json
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
+from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 
-from .arguments import RuntimeSettings
 from .models import open_model
-from .settings import with_settings
+from .settings import Folder, RuntimeSettings, Shown
+from .text import chosen
 
-Language = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateSettings:
-    """The fields of `generation.options.Options` that have to do with one continuation."""
-
-    max_new_tokens: int | None = None
-    """Most new tokens; unset: those of the prompt + 50."""
-    min_new_tokens: int = 0
-    """Fewest new tokens, the end token counted."""
-    sample: bool = False
-    """Draw tokens at random instead of taking the best."""
-    temperature: float = 1.0
-    """Of sampling; below 1 is safer."""
-    top_k: int = 0
-    """Sample from the k likeliest tokens; 0: all."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that hold this probability."""
-    seed: int = 0
-    """Seed of sampling."""
-    beam: int = 1
-    """Hypotheses kept; 1 is greedy, and its text is shown as it is decided."""
-
-    def options(self) -> dict[str, Any]:
-        """For a search, checked: `UserError` says what is wrong with them."""
-        from mlx_transformer.generation.options import Options
-
-        Options(**vars(self))
-        return dict(vars(self))
+SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
 
-@with_settings
 def generate(
-    model: Language,
+    model: Folder,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Prompts; none: all of standard input is one.", show_default=False)
     ] = None,
     *,
-    search: GenerateSettings,
     stop: Annotated[list[str] | None, typer.Option(help="End before this word; may be given several times.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Write each prompt and its text as JSON.")] = False,
-    runtime: RuntimeSettings,
+    search: Annotated[Options, Shown("Search", SEARCH)],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Go on from a prompt, with a decoder alone; the text is written as it is decided."""
-    options = search.options()  # checked before the model is read
     opened = open_model(model, runtime)
     from mlx_transformer.generation.complete import Completer
 
     completer = Completer(opened.config, opened.tokenizer, opened.generate, opened.stream_ids, str(model))
+    options = chosen(search, SEARCH)
     prompts = prompt or [_standard_input("the prompt")]
     if json:
         for given, text in zip(prompts, completer.complete(prompts, stop=stop or (), **options), strict=True):
@@ -78,16 +48,15 @@ def generate(
         print("\n".join(completer.complete(prompts, stop=stop or (), **options)))
 
 
-@with_settings
 def fill(
-    model: Language,
+    model: Folder,
     text: Annotated[
         list[str] | None, typer.Argument(help="Text with <mask> in it; none: lines of stdin.", show_default=False)
     ] = None,
     *,
     top_k: Annotated[int, typer.Option(help="Guesses for each <mask>.")] = 5,
     json: Annotated[bool, typer.Option("--json", help="Write each line's guesses as JSON.")] = False,
-    runtime: RuntimeSettings,
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
     opened = open_model(model, runtime)

@@ -36,7 +36,7 @@ def launch(
     hostfile: Annotated[
         Path | None, typer.Option(help="Several machines: a hostfile of mlx.launch, one process a host.")
     ] = None,
-    backend: Annotated[
+    network: Annotated[
         Literal["ring", "mpi", "nccl", "jaccl"],
         typer.Option(help="What connects them: TCP, MPI, NVIDIA's NCCL, RDMA over Thunderbolt."),
     ] = "ring",
@@ -47,13 +47,13 @@ def launch(
     if (processes is None) == (hostfile is None):
         raise UserError("give either -n, processes on this machine, or --hostfile")
     if hostfile is not None:
-        _over_hosts(hostfile, backend, command)
+        _over_hosts(hostfile, network, command)
     elif processes is None or not 1 <= processes <= MOST:
         raise UserError(f"-n {processes}: give 1 to {MOST} processes, four a core")
-    elif backend == "ring":
+    elif network == "ring":
         raise typer.Exit(_ring(processes, command))
     else:
-        _by_program(backend, processes, command)
+        _by_program(network, processes, command)
 
 
 def _program(command: list[str]) -> list[str]:

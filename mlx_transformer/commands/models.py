@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_transformer.system.errors import UserError
 
-from .arguments import RuntimeSettings
+from .settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from mlx_transformer.core.config import TransformerConfig
@@ -33,10 +33,10 @@ def is_onnx(model: Path, runtime: RuntimeSettings) -> bool:
     from mlx_transformer.core.folders import is_onnx_folder
 
     onnx = is_onnx_folder(model)
-    if runtime.backend == "onnx" and not onnx:
+    if runtime.runtime == "onnx" and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
-    if runtime.backend == "mlx" and onnx:
-        raise UserError(f"{model}: an ONNX folder runs with --backend onnx; MLX needs the checkpoint folder")
+    if runtime.runtime == "mlx" and onnx:
+        raise UserError(f"{model}: an ONNX folder runs with --runtime onnx; MLX needs the checkpoint folder")
     if not onnx:
         for name, value in (("threads", runtime.threads), ("precision", runtime.precision)):
             if value is not None:
@@ -99,6 +99,6 @@ def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
     from export.search.metadata import check_file
 
     check_file(file, runtime.precision)
-    if runtime.backend == "mlx":
-        raise UserError(f"{file}: runs with --backend onnx; MLX needs the checkpoint folder")
+    if runtime.runtime == "mlx":
+        raise UserError(f"{file}: runs with --runtime onnx; MLX needs the checkpoint folder")
     return SearchModel(file, threads=runtime.threads, verify=runtime.verify)

@@ -16,6 +16,7 @@ HEAD = """\
 # Every key of a recipe and its default; one without is unset. Take the # away from those you change:
 #   mlx-transformer train --help-recipe > my.toml
 #   mlx-transformer train my.toml --out FOLDER       flags win over the file
+# Each is an option of train too, but for tables: --beta1 0.95 for beta1, --no-gated for gated = false.
 """
 CORPORA = "[[data.corpora]]"
 COLUMN, WIDTH = 32, 118
@@ -39,40 +40,38 @@ class Key:
 
 def recipe_help() -> str:
     """Return a TOML file with every key in a comment."""
-    from mlx_transformer.training.options import CorpusOptions, DataOptions, TrainingOptions  # which load MLX
-    from mlx_transformer.training.recipe import FROM_TOKENIZER, NORM_PLACEMENT, Recipe
+    from mlx_transformer.training import options
 
-    preset = next(key for key in _keys(Recipe) if key.name == "preset")
     # Training takes one architecture.
-    model = [key for key in _keys(TransformerConfig) if key.name not in (*FROM_TOKENIZER, "architecture")]
-    sized = PRESETS[Recipe.preset]
+    model = [key for key in _keys(TransformerConfig) if key.name not in (*options.FROM_TOKENIZER, "architecture")]
+    sized = PRESETS[options.ModelOptions.preset]
     model = [
         replace(key, default=None, meaning=f"{key.meaning} Unset: the preset's.") if key.name in sized else key
         for key in model
     ]
-    model = [replace(key, default=NORM_PLACEMENT) if key.name == "norm_placement" else key for key in model]
+    model = [replace(key, default=options.NORM_PLACEMENT) if key.name == "norm_placement" else key for key in model]
     tables = {
-        "[data]": _keys(DataOptions),
-        f"# {CORPORA:{COLUMN - 3}} # Several corpora: such a table for each of them.": _keys(CorpusOptions),
-        "[model]": [preset, *model],
-        "[training]": _keys(TrainingOptions),
+        "[data]": _keys(options.DataOptions),
+        f"# {CORPORA:{COLUMN - 3}} # Several corpora: such a table for each of them.": _keys(options.CorpusOptions),
+        "[model]": [*_keys(options.ModelOptions), *model],
+        "[training]": _keys(options.TrainingOptions),
     }
     return HEAD + "".join(
         "\n".join(["", table, *(line for key in keys for line in key.lines()), ""]) for table, keys in tables.items()
     )
 
 
-def _keys(options: type) -> list[Key]:
+def _keys(of: type) -> list[Key]:
     """List the keys of a table, from the fields of a dataclass."""
-    meanings = meanings_of(options)
+    meanings = meanings_of(of)
     type_names = {
         name: ", ".join(kind.choices) if kind.type is str and kind.choices else TYPES[kind.type]
-        for name, kind in kinds_of(options).items()
+        for name, kind in kinds_of(of).items()
     }
-    tables = {f.name: dict(f.default) for f in fields(options) if isinstance(f.default, Mapping)}
+    tables = {f.name: dict(f.default) for f in fields(of) if isinstance(f.default, Mapping)}
     type_names |= dict.fromkeys(tables, "table")
     return [
         Key(f.name, tables.get(f.name, f.default), type_names[f.name], meanings.get(f.name, ""))
-        for f in fields(options)
+        for f in fields(of)
         if f.name in type_names
     ]

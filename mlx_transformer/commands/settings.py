@@ -1,66 +1,160 @@
-"""A settings object as options of a command: each field of a frozen dataclass becomes one.
+"""Settings objects as options of a command: each field of a frozen dataclass becomes one.
 
-Its name, type and default are the field's, its help is the string that stands under it. "unset:" in that string begins
-what an option that was not given stands for.
+Its name, type, choices and default are the field's, its help is the string that stands under it. "unset:" in that
+string begins what an option that was not given stands for. An option of another name than its field's has it as
+`metadata={"option": ("--with",)}`. Arguments and settings that several commands have stand here as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, partial, wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from mlx_transformer.system.fields import meanings_of
+from export.settings import PrecisionName
+from mlx_transformer.generation.options import Overlong
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 
-UNSET = "; unset: "
+UNSET = re.compile(r"[;.] [Uu]nset: ")
+SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
 NOT = "no_"  # begins the option that turns off what is on by default
+OUT, OUT_OPTION = "out", "out_option"
+
+Model = Annotated[
+    Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")
+]
+Folder = Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A checkpoint folder, or the folder of a training run.")]
+Onnx = Annotated[Path, typer.Argument(help="A folder written by `export`.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace another model that OUT holds.")]
+OverlongOption = Annotated[Overlong, typer.Option(help="What to do with a line longer than the model takes.")]
+
+
+@dataclass(frozen=True)
+class OutArgument:
+    """Marks a parameter `out` that is an argument, OUT, or as in every command the option -o."""
+
+    help: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Marks a settings object whose options stand in a panel of their own, or of which only some are shown."""
+
+    panel: str | None = None
+    fields: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSettings:
+    """What runs a model."""
+
+    runtime: Literal["mlx", "onnx"] | None = None
+    """What runs it; unset: what MODEL is made for."""
+    threads: int | None = None
+    """Threads of one ONNX Runtime operator; unset: one for each core."""
+    precision: PrecisionName | None = None
+    """Which of an ONNX folder's precisions; unset: float32, or the only one."""
+    verify: bool = True
+    """Compare the files with the digests in their manifest."""
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command for typer: those of its parameters whose type is a dataclass are given by options."""
+    """The command for typer: those of its parameters whose type is a settings object are given by options.
+
+    A settings object is a dataclass, or a class with `options()`, its parameters, and `of(values)`, which takes theirs
+    out of the values of all.
+    """
     hints = get_type_hints(command, include_extras=True)
-    given = inspect.signature(command).parameters.values()
-    objects = {each.name: hints[each.name] for each in given if dataclasses.is_dataclass(hints[each.name])}
+    shown: list[inspect.Parameter] = []
+    made: dict[str, Callable[[dict[str, Any]], Any]] = {}
+    for each in inspect.signature(command).parameters.values():
+        hint, *marks = get_args(hints[each.name]) if get_origin(hints[each.name]) is Annotated else [hints[each.name]]
+        if hasattr(hint, "options"):
+            shown += hint.options()
+            made[each.name] = hint.of
+        elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            options = _options(hint, next((mark for mark in marks if isinstance(mark, Shown)), Shown()))
+            shown += [option.parameter for option in options.values()]
+            made[each.name] = partial(_object, hint, options)
+        elif marks and isinstance(marks[0], OutArgument):
+            shown += _out_parameters(marks[0].help)
+            made[each.name] = lambda values: _out(values.pop(OUT), values.pop(OUT_OPTION))
+        else:
+            shown.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
 
     @wraps(command)
     def typed(**values: Any) -> Any:
-        for name, of in objects.items():
-            fields = [field.name for field in dataclasses.fields(of)]
-            values[name] = of(**{f: values.pop(f) if f in values else not values.pop(NOT + f) for f in fields})
-        return command(**values)
+        objects = {name: make(values) for name, make in made.items()}
+        return command(**values, **objects)
 
-    shown: list[inspect.Parameter] = []
-    for each in given:
-        if each.name in objects:
-            shown += _options(objects[each.name])
-        else:
-            shown.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
     # typer reads both.
     typed.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     typed.__annotations__ = {each.name: each.annotation for each in shown}
     return typed
 
 
-def _options(of: type) -> Iterator[inspect.Parameter]:
+def _split_help(meaning: str) -> tuple[str, str | None]:
+    """A field's meaning, and what it says an option stands for that is not given."""
+    if (found := UNSET.search(meaning)) is None:
+        return meaning, None
+    return f"{meaning[: found.start()]}.", meaning[found.end() :].removesuffix(".")
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One option, and what its value is for the settings object."""
+
+    parameter: inspect.Parameter
+    value_of: Callable[[Any], Any]
+
+
+def _object(of: type, options: Mapping[str, _Option], values: dict[str, Any]) -> Any:
+    """The settings object, whose options' values are taken out of those of all options."""
+    return of(**{name: option.value_of(values.pop(option.parameter.name)) for name, option in options.items()})
+
+
+def _options(of: type, mark: Shown) -> dict[str, _Option]:
+    """The options of a settings object, by its fields."""
     hints, meanings = get_type_hints(of, include_extras=True), meanings_of(of)
-    for field in dataclasses.fields(of):
-        name, default = field.name, field.default
-        more: dict[str, Any] = {}
-        help, _, unset = meanings[name].partition(UNSET)
-        if unset:
-            help, more = f"{help}.", {"show_default": unset.removesuffix(".")}
-        if isinstance(default, tuple):
-            default = []  # typer's, for an option that is given several times
-        if default is True:
-            name, default, help = NOT + name, False, f"Do not {help[0].lower()}{help[1:]}"
-        option = typer.Option(f"--{name.replace('_', '-')}", help=help, **more)
-        kind = Annotated[_bare(hints[field.name]), option]
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+    chosen = mark.fields.split() or [field.name for field in dataclasses.fields(of)]
+    return {
+        field.name: _option(field, _bare(hints[field.name]), meanings[field.name], mark.panel)
+        for field in dataclasses.fields(of)
+        if field.name in chosen
+    }
+
+
+def _option(field: dataclasses.Field, hint: Any, meaning: str, panel: str | None) -> _Option:
+    help, unset = _split_help(meaning)
+    default: Any = field.default
+    name, value_of = field.name, lambda value: value
+    if get_origin(hint) is list:
+        usual, unset, default = default, ", ".join(default) or None, None
+        hint, value_of = _list(hint) | None, lambda given: [*map(_plain, given)] if given else usual
+    elif default is True:
+        name, default, help = NOT + name, False, f"Do not {help[0].lower()}{help[1:]}"
+        value_of = lambda given: not given  # noqa: E731
+    more: dict[str, Any] = {} if unset is None else {"show_default": unset}
+    spelled = field.metadata.get("option", (f"--{name.replace('_', '-')}",))
+    option = typer.Option(*spelled, help=_escaped(help), rich_help_panel=panel, **more)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return _Option(inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option]), value_of)
+
+
+def _escaped(help: str) -> str:
+    """The text as rich shows it, for which brackets are markup."""
+    return help.replace("[", r"\[")
 
 
 def _bare(hint: Any) -> Any:
@@ -72,4 +166,122 @@ def _bare(hint: Any) -> Any:
         return list[parts[0]]
     if NoneType in parts:
         return _bare(parts[0]) | None
-    return hint
+    return _bare(parts[0]) if get_origin(hint) in (UnionType, Union) else hint
+
+
+def _list(hint: Any) -> Any:
+    """Names to choose from as an Enum: typer takes no list of Literals."""
+    (item,) = get_args(hint)
+    return list[Enum("Name", {name: name for name in get_args(item)})] if get_origin(item) is Literal else hint
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _out_parameters(help: str) -> Iterator[inspect.Parameter]:
+    kind, path = inspect.Parameter.KEYWORD_ONLY, Path | None
+    argument = typer.Argument(help=help, show_default=False)
+    option = typer.Option("--out", "-o", help="OUT, in place of the argument.", show_default=False)
+    yield inspect.Parameter(OUT, kind, default=None, annotation=Annotated[path, argument])
+    yield inspect.Parameter(OUT_OPTION, kind, default=None, annotation=Annotated[path, option])
+
+
+def _out(argument: Path | None, option: Path | None) -> Path:
+    if argument is not None and option is not None:
+        raise UserError(f"OUT is given twice: {argument}, and --out {option}")
+    if argument is None and option is None:
+        raise UserError("Missing argument 'OUT', or option '--out'")
+    return argument or option  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a recipe."""
+
+    table: str
+    name: str
+    kind: Kind
+    help: str
+    unset: str | None
+    """What it stands for where no recipe has it."""
+
+
+class RecipeKeys:
+    """The keys of a recipe as options of `train`, made of the classes that check recipes; and those that were given."""
+
+    PANELS: ClassVar = {
+        "Data": "corpus source target pairs languages valid_source valid_target valid_pairs text valid_text vocab_size "
+        "separate_vocabularies batch_tokens",
+        "Model": "objective preset norm_placement dropout start_from freeze",
+        "Length": "steps epochs minutes",
+        "Optimizer": "learning_rate warmup_steps schedule optimizer accumulate precision memory",
+        "Adapter": "adapter adapter_rank adapter_alpha adapter_targets adapter_dropout",
+        "Run": "best patience final checkpoint_seconds seed",
+    }
+    """What `--help` shows; the other keys stand in `--help-recipe`."""
+    RENAMED: ClassVar = {"warmup_steps": "--warmup", "start_from": "--from", "checkpoint_seconds": "--save-every"}
+
+    def __init__(self, tables: dict[str, dict[str, Any]]):
+        self.tables = tables
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> RecipeKeys:
+        """The keys whose options are in `values`, where those of all options are, and from which they are taken; one
+        that wasn't given is None."""
+        tables: dict[str, dict[str, Any]] = {"data": {}, "model": {}, "training": {}}
+        for key in cls.declared():
+            value = values.pop(key.name)
+            if key.kind.type is bool:
+                value = False if values.pop(NOT + key.name) else value or None
+            tables[key.table][key.name] = value
+        return cls(tables)
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """In the order of the panels; those that no panel has are hidden."""
+        panels = {name: panel for panel, names in cls.PANELS.items() for name in names.split()}
+        places = {name: place for place, name in enumerate(panels)}
+        keys = sorted(cls.declared(), key=lambda key: places.get(key.name, len(places)))
+        return [option for key in keys for option in cls._options(key, panels.get(key.name))]
+
+    @staticmethod
+    @cache
+    def declared() -> tuple[Key, ...]:
+        from mlx_transformer.core.config import PRESETS
+        from mlx_transformer.training import options
+
+        stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}
+        keys = []
+        for table, name, of in options.recipe_keys():
+            if (kind := kinds_of(of).get(name)) is None:
+                continue  # a table of its own
+            default = stated.get(name, getattr(of, name, None))
+            help, unset = _split_help(meanings_of(of)[name])
+            if unset is None and default not in (None, "", False):
+                unset = f"{default:g}" if isinstance(default, float) else str(default).lower()
+            keys.append(Key(table, name, kind, f"{SENTENCE_END.split(help)[0].removesuffix('.')}.", unset))
+        return tuple(keys)
+
+    @classmethod
+    def _options(cls, key: Key, panel: str | None) -> Iterator[inspect.Parameter]:
+        hint: Any = Literal[key.kind.choices] if key.kind.type is str and key.kind.choices else key.kind.type
+        more: dict[str, Any] = {} if key.unset is None else {"show_default": key.unset}
+        if key.name == "memory":
+            more |= {"parser": _gigabytes, "metavar": "GB"}
+        spelled = cls.RENAMED.get(key.name, f"--{key.name.replace('_', '-')}")
+        option = typer.Option(spelled, help=_escaped(key.help), rich_help_panel=panel, hidden=panel is None, **more)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        if key.kind.type is not bool:
+            yield inspect.Parameter(key.name, kind, default=None, annotation=Annotated[hint | None, option])
+            return
+        off = typer.Option(f"--no-{spelled.removeprefix('--')}", hidden=True, help=f"{key.name} = false.")
+        yield inspect.Parameter(key.name, kind, default=False, annotation=Annotated[bool, option])
+        yield inspect.Parameter(NOT + key.name, kind, default=False, annotation=Annotated[bool, off])
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        return float(text.strip().upper().removesuffix("GB"))
+    except ValueError:
+        raise typer.BadParameter(f"{text}: give gigabytes, such as 16GB") from None

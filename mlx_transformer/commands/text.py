@@ -1,61 +1,55 @@
-"""translate, evaluate, serve: a model at work on text."""
+"""translate, evaluate, score, serve: a model at work on text."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any
 
 import typer
 
 from export.settings import ServeSettings
+from mlx_transformer.generation.options import Options, OverlongPair, TextSettings
 from mlx_transformer.system.errors import UserError
 
-from .arguments import (
-    Model,
-    Overlong,
-    OverlongPair,
-    RuntimeSettings,
-    SearchSettings,
-    TextSettings,
-    TranslateSettings,
-)
 from .models import open_model, open_translator
-from .settings import with_settings
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown
 
-OverlongOption = Annotated[
-    Overlong,
-    typer.Option(
-        metavar="POLICY",
-        help=f"What to do with a line longer than the model takes: {', '.join(get_args(Overlong))}.",
-    ),
+BEST = "beam length_penalty penalty_form max_new_tokens"
+"""The options that have to do with the best translation alone."""
+SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file to write; it appears whole or not at all.", show_default="stdout"),
 ]
 
 
-@with_settings
 def translate(
     model: Model,
     text: Annotated[
         list[str] | None, typer.Argument(help="Text, each argument a line; in place of --input.", show_default=False)
     ] = None,
     *,
-    where: TextSettings,
-    search: TranslateSettings,
-    runtime: RuntimeSettings,
+    input: Annotated[
+        Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")
+    ] = None,
+    out: Out = None,
+    settings: Annotated[TextSettings, Shown()],
+    search: Annotated[Options, Shown("Search", SEARCH)],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Translate text: one line in, one line out."""
     from mlx_transformer.core.folders import fingerprint
     from mlx_transformer.generation.files import translate_stream
     from mlx_transformer.system.machine import versions
 
-    options = search.options()  # checked before the model is read
-
     def model_facts() -> dict[str, str]:
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
         return {"model": fingerprint(model), **runs, **versions()}
 
     translator = open_translator(model, runtime)
-    if where.alignment:
+    if settings.alignment:
         inner = getattr(translator, "translator", translator)
         if not inner.shows_attention:
             if model.is_file():
@@ -63,26 +57,34 @@ def translate(
             from export.explain.opening import cross_weights
 
             inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
-    translate_stream(translator, text=text or (), model_facts=model_facts, **vars(where), **options)
+    options = chosen(search, SEARCH)
+    translate_stream(translator, input, out, settings, text=text or (), model_facts=model_facts, **options)
 
 
-@with_settings
+def chosen(search: Options, names: str) -> dict[str, Any]:
+    """The options of these names, as arguments."""
+    return {name: getattr(search, name) for name in names.split()}
+
+
 def evaluate(
     model: Model,
     *,
     source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Their translations, line by line.")] = None,
-    text: Annotated[str | None, typer.Option(help="Of a decoder: plain text, as train --text takes it.")] = None,
-    search: SearchSettings,
+    text: Annotated[str | None, typer.Option(help="For a decoder: plain text, as train --text takes it.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
+    ] = None,
     overlong: OverlongOption = "error",
-    runtime: RuntimeSettings,
-    output: Annotated[Path | None, typer.Option(help="Keep the translations in this file, one a line.")] = None,
+    search: Annotated[Options, Shown("Search", BEST)],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
     perplexity of a text."""
     if text is not None:
-        if source is not None or reference is not None or output is not None:
-            raise UserError("--text is for a decoder alone: leave out --source, --reference and --output")
+        if source is not None or reference is not None or out is not None:
+            raise UserError("--text is for a decoder alone: leave out --source, --reference and --out")
         return _evaluate_text(model, text, runtime)
     if source is None or reference is None:
         missing = "--source" if source is None else "--reference"
@@ -93,12 +95,12 @@ def evaluate(
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.progress import quiet_progress
 
-    options = search.options()  # checked before the files and the model are read
+    options = chosen(search, BEST)
     pairs = read_parallel(source, reference)
-    if output is not None:
+    if out is not None:
         for read in (source, reference):
-            if output.exists() and output.samefile(read):
-                raise UserError(f"{output}: is read as well: choose another output")
+            if out.exists() and out.samefile(read):
+                raise UserError(f"{out}: is read as well: choose another output")
     long: list[int] = []
     with quiet_progress("evaluate") as report:
         found = open_translator(model, runtime).n_best(
@@ -110,8 +112,8 @@ def evaluate(
             **options,
         )
     hypotheses = [best[0].text for best in found]
-    if output is not None:
-        write_text(output, "".join(f"{one_line(line)}\n" for line in hypotheses))
+    if out is not None:
+        write_text(out, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
     results = {"model": str(model), **options, **treated, **score(hypotheses, pairs.target, ter=True)}
     print(json.dumps(results, indent=2, ensure_ascii=False))
@@ -131,18 +133,17 @@ def _evaluate_text(model: Path, text: str, runtime: RuntimeSettings) -> None:
     print(json.dumps({"model": str(model), **found}, indent=2, ensure_ascii=False))
 
 
-@with_settings
 def score(
-    model: Annotated[Path, typer.Argument(help="A checkpoint folder (or a run's folder), or an ONNX folder.")],
+    model: Folder,
     *,
     source: Annotated[Path, typer.Option(help="Source sentences, one a line.")],
-    target: Annotated[Path, typer.Option(help="Their translations, line by line.")],
-    output: Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")] = None,
+    reference: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    out: Out = None,
     json: Annotated[bool, typer.Option("--json", help="Write each pair as JSON, with its tokens.")] = False,
     overlong: Annotated[
         OverlongPair, typer.Option(help="A pair that is longer than the model takes ends the command, or stays empty.")
     ] = "error",
-    runtime: RuntimeSettings,
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Log-probabilities of given translations: a line each, the sum, a tab, and those of the tokens."""
     from mlx_transformer.generation.pairs import score_pairs
@@ -151,10 +152,9 @@ def score(
         raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
     scorer = open_translator(model, runtime)
     translator = getattr(scorer, "translator", scorer)
-    score_pairs(scorer, translator.tokenizer, source, target, output, json=json, overlong=overlong)
+    score_pairs(scorer, translator.tokenizer, source, reference, out, json=json, overlong=overlong)
 
 
-@with_settings
 def serve(
     model: Annotated[
         Path | None,

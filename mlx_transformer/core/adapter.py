@@ -1,7 +1,7 @@
 """An adapter: what LoRA or DoRA has learned on top of a checkpoint, its base, in a folder that can be shipped alone.
 
 adapter.json says how adapter.safetensors is meant, and the SHA-256 of the base's model.safetensors, without which it
-means nothing. Of each target, a linear map with the weight W (O, D), there are float32 arrays of rank R:
+means nothing. Each target, a linear map with the weight W (O, D), has float32 arrays of rank R:
 
     PATH.lora_a (R, D), PATH.lora_b (O, R)    U = W + alpha/R B A         LoRA: Hu et al. 2021, equation 3
     PATH.magnitude (O,), of DoRA alone        m U / ||U||                 DoRA: Liu et al. 2024, equation 5
@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +27,20 @@ from safetensors.numpy import save_file
 
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
+from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import read_manifest
 from mlx_transformer.system.tensors import read_tensors
 
-from .config import TransformerConfig
+from .config import AdapterAlpha, AdapterKind, AdapterRank, Rate, TransformerConfig
 from .parameters import parameter_shapes
 
 ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
 FORMAT = 1
 A, B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
 SMALLEST_NORM = float(np.finfo(np.float32).tiny)
-"""Of a row of zeros, which stays one."""
+"""The norm that a row of zeros is divided by, which stays one."""
 
-Kind = Literal["lora", "dora"]
-Rank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
-Alpha = Annotated[float, Bounds(above=0, at_most=1e6)]
-Share = Annotated[float, Bounds(at_least=0, below=1)]
 Shape = tuple[int, ...]
 
 
@@ -53,11 +48,11 @@ Shape = tuple[int, ...]
 class AdapterConfig:
     """Raises `UserError` for values that make no sense."""
 
-    kind: Kind
-    rank: Rank
-    alpha: Alpha
-    dropout: Share = 0.0
-    """Of the adapter's inputs, in training."""
+    kind: AdapterKind
+    rank: AdapterRank
+    alpha: AdapterAlpha
+    dropout: Rate = 0.0
+    """Dropout of the adapter's inputs, in training."""
     base: str
     """SHA-256 of the base's weights."""
     targets: tuple[str, ...]
@@ -168,7 +163,7 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """Of an adapter's folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
+    """Read the adapter of its own folder, of a run's folder, which holds one as `adapter`, or of a run's checkpoint.
 
     `UserError` if there is none, or it is damaged.
     """

@@ -38,6 +38,11 @@ Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
 
+# Here, as the keys of a recipe are read where nothing that an adapter needs is loaded.
+AdapterKind = Literal["lora", "dora"]
+AdapterRank = Annotated[int, Bounds(at_least=1, at_most=2**16)]
+AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
+
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
 YOUNGER = ("attention_scale", "logit_scale", "token_types", "decoder")
@@ -114,13 +119,14 @@ class TransformerConfig:
     """Inner width of the feed-forward nets."""
 
     norm_placement: NormPlacement = "post"
-    """post: LayerNorm(x + Sublayer(x)), the paper's. pre: x + Sublayer(LayerNorm(x)) and one final norm per stack."""
+    """Norms behind each sub-layer (post, the paper's) or before it (pre). post: LayerNorm(x + Sublayer(x)); pre:
+    x + Sublayer(LayerNorm(x)) and one final norm per stack."""
     norm: Norm = "layernorm"
     """What normalises."""
     norm_epsilon: Epsilon = 1e-5
     """Added to the variance (RMSNorm: the mean square) in it."""
     activation: Activation = "relu"
-    """Of the feed-forward nets."""
+    """Activation of the feed-forward nets."""
     gated: bool = False
     """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
     attention_bias: bool = False
@@ -157,11 +163,11 @@ class TransformerConfig:
     segments (Devlin et al. 2019); 0: none."""
 
     dropout: Rate = 0.1
-    """On every sub-layer's output and on embedding + position (section 5.4)."""
+    """Dropout of every sub-layer's output and of embedding + position (section 5.4)."""
     attention_dropout: Rate = 0.0
-    """On the attention's weights."""
+    """Dropout of the attention's weights."""
     activation_dropout: Rate = 0.0
-    """On the inner activations of the feed-forward nets."""
+    """Dropout of the inner activations of the feed-forward nets."""
 
     decoder: Table = SAME
     """What the decoder has otherwise than the encoder, of heads, key_value_heads, d_k, d_v, d_ff, activation, gated."""

@@ -1,6 +1,6 @@
 """Position tables, computed once in float64 and rounded to float32, so that every runtime holds the same bits.
 
-Both sides take their tables from here; `export/reference` writes the formulas down a second time, independently.
+Both sides take their tables from here; `export/validate/reference` writes the formulas down a second time, by itself.
 """
 
 from __future__ import annotations

@@ -24,15 +24,21 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
-from .tokenizer_files import JOINT, join_texts, read_tokenizer, side_texts, tokenizer_path
+from .tokenizer_files import (
+    JOINT,
+    MIN_VOCAB_SIZE,
+    SPECIAL_TOKENS,
+    join_texts,
+    read_tokenizer,
+    side_texts,
+    tokenizer_path,
+)
 
 if TYPE_CHECKING:
     from .config import TransformerConfig
 
-SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
 MASK_TOKEN = "<mask>"
-MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
 
 # What a merge may span: one separator and the word or the punctuation after it; one digit alone, so that copying
 # a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes
@@ -45,7 +51,7 @@ SPLIT_PATTERN = (
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
 TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN})
-# Of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
+# Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
@@ -56,7 +62,7 @@ class Tokenizer:
     """
 
     source: "Tokenizer"
-    """Of the source language: itself, where the vocabulary is joint."""
+    """The source language's tokenizer: itself, where the vocabulary is joint."""
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
         """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
@@ -199,7 +205,7 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        """Of what stands for hidden text; None in a vocabulary of models that restore none."""
+        """The id of <mask>; None if the vocabulary has none."""
         return self._backend.token_to_id(MASK_TOKEN)
 
     @property

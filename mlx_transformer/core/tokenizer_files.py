@@ -19,6 +19,10 @@ JOINT = "tokenizer.json"
 SIDES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 NAMES = (JOINT, *SIDES.values())
 
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+"""The first tokens of a vocabulary that this program learns; after them it has one for each byte."""
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+
 
 def tokenizer_path(folder: Path) -> Path | None:
     """What `Tokenizer.load` takes: the file of a joint vocabulary, or the folder with two; None if there is neither.

@@ -12,7 +12,8 @@ only (source, target_in and target_out all `pad_id`) and count no tokens. Tight 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -48,16 +49,47 @@ def fitting_batch(target_tokens: int) -> int:
     return min(2000, max(500, round(target_tokens / 50_000) * 100))
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """What batches of any kind are made by."""
+
+    batch_tokens: int | None = None
+    """Most rows times length; None: what `fitting_batch` says."""
+    grow: bool = False
+    """A budget below one batch of the longest rows grows to that, in place of a `UserError`."""
+    row_multiple: int = 2
+    """Rows are a multiple of it; 2: a batch is split in halves for two CPU streams."""
+    seed: int = 1
+    pad_id: int = 0
+    bos_id: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSettings(BatchSettings):
+    """What batches of pairs are made by: rows times the longer of S and T stay within `batch_tokens`."""
+
+    batch_tokens: int | None = 2048
+    max_length: int = 256
+    """Pairs with a side of more tokens are dropped, never cut: a cut target would teach the model to stop early."""
+    length_multiple: int = 8
+    """Lengths are rounded up to a multiple of it, at least `min_length`."""
+    min_length: int = 16
+    max_shapes: int = 16
+    """Most shapes of batches."""
+
+    def __post_init__(self) -> None:
+        for name in ("length_multiple", "row_multiple", "max_shapes"):
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1")
+
+
 class TokenBatches(BatchesByEpoch[Batch]):
     """All batches of a corpus, for any epoch.
 
     `source` and `target` are lists of ids that end with eos, as `Tokenizer.encode_batch` gives them; or `source` alone
-    is `Examples`. Each example takes 4 bytes more than itself.
-    Rows times the longer of S and T stay within `batch_tokens` (None: what `fitting_batch` says); rows are a multiple
-    of `row_multiple` (2: a batch is split in halves for two CPU streams). Lengths are rounded up to `length_multiple`,
-    at least `min_length`. Pairs with a side of more than `max_length` tokens are dropped and counted in `dropped`,
-    never cut: a cut target would teach the model to stop early. UserError when nothing is left or the budget is below
-    one batch of the longest pairs, unless it may `grow` to that.
+    is `Examples`. Each example takes 4 bytes more than itself. `settings`, and by their names in `changes` those that
+    differ. Pairs that are too long are counted in `dropped`. UserError when nothing is left or the budget is below one
+    batch of the longest pairs, unless it may grow.
     """
 
     few_shapes = True
@@ -67,59 +99,45 @@ class TokenBatches(BatchesByEpoch[Batch]):
         self,
         source: Examples | Ragged | Sequence[Sequence[int]],
         target: Ragged | Sequence[Sequence[int]] = (),
-        *,
-        batch_tokens: int | None = 2048,
-        grow: bool = False,
-        max_length: int = 256,
-        length_multiple: int = 8,
-        min_length: int = 16,
-        row_multiple: int = 2,
-        max_shapes: int = 16,
-        seed: int = 1,
-        pad_id: int = 0,
-        bos_id: int = 1,
+        settings: PairSettings = PairSettings(),
+        **changes: Any,
     ):
-        for name, value in (
-            ("length_multiple", length_multiple),
-            ("row_multiple", row_multiple),
-            ("max_shapes", max_shapes),
-        ):
-            if value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
-        super().__init__(seed)
-        self.pad_id, self.bos_id = pad_id, bos_id
+        s = replace(settings, **changes)
+        super().__init__(s.seed)
+        self.pad_id, self.bos_id = s.pad_id, s.bos_id
         self.examples = examples = source if isinstance(source, Examples) else Pairs(source, target)
-        self._usable = usable(examples, max_length)
+        self._usable = usable(examples, s.max_length)
         self.dropped = examples.dropped + len(examples) - len(self._usable)
         if not len(self._usable):
-            raise UserError(f"no pair has 1 to {max_length} tokens a side (of {len(examples)}); raise max_length")
+            raise UserError(f"no pair has 1 to {s.max_length} tokens a side (of {len(examples)}); raise max_length")
         source_lengths, target_lengths = self._lengths()
-        longest = max(int(_rounded_up(n.max(), length_multiple, min_length)) for n in (source_lengths, target_lengths))
-        least = longest * row_multiple
+        lengths = (source_lengths, target_lengths)
+        longest = max(int(_rounded_up(n.max(), s.length_multiple, s.min_length)) for n in lengths)
+        least, batch_tokens, grow = longest * s.row_multiple, s.batch_tokens, s.grow
         if batch_tokens is None:
             batch_tokens, grow = fitting_batch(int(target_lengths.sum(dtype=np.int64))), True
         if batch_tokens < least and not grow:
             raise UserError(
-                f"batch_tokens is {batch_tokens}; {row_multiple} rows of {longest} tokens, as the longest pairs "
+                f"batch_tokens is {batch_tokens}; {s.row_multiple} rows of {longest} tokens, as the longest pairs "
                 f"have, need {least}: raise batch_tokens or lower max_length, which leaves those pairs out"
             )
         self.batch_tokens = max(batch_tokens, least)
-        self._cut(length_multiple, min_length, row_multiple, max_shapes)
+        self._cut(s)
 
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the source and target lengths of the examples that are used."""
         return self.examples.source_lengths[self._usable], self.examples.target_lengths[self._usable]
 
-    def _cut(self, length_multiple: int, min_length: int, row_multiple: int, max_shapes: int) -> None:
+    def _cut(self, s: PairSettings) -> None:
         """Decide on the shapes of batches and on which examples go into which."""
-        rounded = [_rounded_up(lengths, length_multiple, min_length) for lengths in self._lengths()]
+        rounded = [_rounded_up(lengths, s.length_multiple, s.min_length) for lengths in self._lengths()]
         shapes, cell_of = cells(*rounded)
         counts = np.bincount(cell_of, minlength=len(shapes))
         largest = np.array([[int(lengths.max()) for lengths in rounded]])
         if (shapes[-1] != largest[0]).any():
             shapes, counts = np.concatenate([shapes, largest]), np.append(counts, 0)
-        rows = self.batch_tokens // shapes.max(axis=1) // row_multiple * row_multiple
-        merged = _merge(shapes, counts, rows, max_shapes)
+        rows = self.batch_tokens // shapes.max(axis=1) // s.row_multiple * s.row_multiple
+        merged = _merge(shapes, counts, rows, s.max_shapes)
         used = np.unique(merged[np.flatnonzero(counts)])
         bucket_of = np.searchsorted(used, merged).astype(np.int32)[cell_of]
         self.shapes: list[Shape] = [(int(rows[c]), int(shapes[c, 0]), int(shapes[c, 1])) for c in used]
@@ -195,7 +213,8 @@ class SortedBatches(TokenBatches):
 
     few_shapes = False
 
-    def _cut(self, length_multiple: int, min_length: int, row_multiple: int, max_shapes: int) -> None:
+    def _cut(self, s: PairSettings) -> None:
+        row_multiple = s.row_multiple
         source_lengths, target_lengths = self._lengths()
         _, rank = cells(target_lengths, source_lengths)  # (n,): equal lengths have equal numbers
         order = np.argsort(rank, kind="stable").astype(np.int32)

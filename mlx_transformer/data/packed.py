@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError
 
-from .batches import fitting_batch
+from .batches import BatchSettings, fitting_batch
 from .epochs import BatchesByEpoch, Shape, StepArrays
 
 Piece = tuple[NDArray, int]
@@ -42,8 +43,8 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
     """All batches of a corpus, for any epoch.
 
     `documents` are lists of ids that end with eos, `prompts[i]` the ids before them that are not learned (no bos, no
-    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens` (None: what `fitting_batch` says);
-    their number is a multiple of `row_multiple`. Documents are never dropped, but for those whose prompt alone fills a
+    eos). Rows have `row_length` tokens, batches as many rows as fit `batch_tokens`. `settings`, and by their names in
+    `changes` those that differ. Documents are never dropped, but for those whose prompt alone fills a
     row, counted in `dropped`.
     """
 
@@ -51,34 +52,31 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         self,
         documents: Sequence[Sequence[int]],
         prompts: Sequence[Sequence[int]] | None = None,
+        settings: BatchSettings = BatchSettings(),
         *,
-        batch_tokens: int | None = None,
-        grow: bool = False,
         row_length: int = 256,
-        row_multiple: int = 2,
-        seed: int = 1,
-        pad_id: int = 0,
-        bos_id: int = 1,
+        **changes: Any,
     ):
-        super().__init__(seed)
-        self.pad_id, self.bos_id, self.row_length = pad_id, bos_id, row_length
+        s = replace(settings, **changes)
+        super().__init__(s.seed)
+        self.pad_id, self.bos_id, self.row_length = s.pad_id, s.bos_id, row_length
         both = list(zip(prompts or [()] * len(documents), documents, strict=True))
         fitting = [(prompt, ids) for prompt, ids in both if len(prompt) < row_length]
         self.dropped = len(both) - len(fitting)
-        self._pieces = [piece for prompt, ids in fitting for piece in _pieces(prompt, ids, row_length, bos_id)]
+        self._pieces = [piece for prompt, ids in fitting for piece in _pieces(prompt, ids, row_length, s.bos_id)]
         if not self._pieces:
             raise UserError(f"no document fits rows of {row_length} tokens; raise max_length")
         self._rows = _pack([len(ids) - 1 for ids, _ in self._pieces], row_length)
-        least = row_length * row_multiple
+        least, batch_tokens, grow = row_length * s.row_multiple, s.batch_tokens, s.grow
         if batch_tokens is None:
             batch_tokens, grow = fitting_batch(sum(len(ids) - 1 for ids, _ in self._pieces)), True
         if batch_tokens < least and not grow:
             raise UserError(
-                f"batch_tokens is {batch_tokens}; {row_multiple} rows of max_length = {row_length} need {least}: "
+                f"batch_tokens is {batch_tokens}; {s.row_multiple} rows of max_length = {row_length} need {least}: "
                 "raise batch_tokens or lower max_length"
             )
         self.batch_tokens = max(batch_tokens, least)
-        self._batch_rows = self.batch_tokens // row_length // row_multiple * row_multiple
+        self._batch_rows = self.batch_tokens // row_length // s.row_multiple * s.row_multiple
 
     def __len__(self) -> int:
         """Count the batches of an epoch, which are as many in every epoch."""

@@ -1,7 +1,6 @@
 """Marian (Junczys-Dowmunt et al. 2018) as `transformers` keeps it: the paper's model, norms behind each sub-layer.
 
-Padding belongs on the right: positions are counted from the first column, padding included. The decoder may start with
-the padding token.
+Padding belongs on the right: positions are counted from the first column. The decoder may start with the padding token.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from .keys import Also, Fixed, Key
 
 TIES = {(True, True): "all", (False, True): "target-output", (False, False): "none", (True, False): "source-target"}
 LAYERS, QKVO = "(encoder|decoder).layers.*", "(query|key|value|output)_proj"
+BIASES = dict.fromkeys(("attention_bias", "feed_forward_bias", "output_bias"), True)
 OTHERS = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits")
-"""Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; switched on they mean
-another network."""
+"""Keys that `transformers` ignores and CTranslate2's converter asks for; switched on they mean another network."""
 
 
 def names(config: Any) -> dict[str, str | At]:
@@ -63,13 +62,7 @@ MARIAN = Family(
     name="Marian",
     model_type="marian",
     architecture="MarianMTModel",
-    ours=dict(
-        positions="sinusoidal_halves",
-        norm_placement="post",
-        attention_bias=True,
-        feed_forward_bias=True,
-        output_bias=True,
-    ),
+    ours=dict(positions="sinusoidal_halves", norm_placement="post", **BIASES),
     keys=(
         Key("vocab_size", "source_vocab_size", 58101),
         Key(("share_encoder_decoder_embeddings", "tie_word_embeddings"), "tie_embeddings", (True, True), TIES),

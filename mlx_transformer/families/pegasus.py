@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .engine import Family
 from .keys import Fixed, Key
-from .marian import SIZES, names
+from .marian import BIASES, SIZES, names
 
 OTHERS = dict(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True, add_bias_logits=False)
 OTHERS |= dict(static_position_embeddings=True)
@@ -18,13 +18,7 @@ PEGASUS = Family(
     name="Pegasus",
     model_type="pegasus",
     architecture="PegasusForConditionalGeneration",
-    ours=dict(
-        positions="sinusoidal_halves",
-        norm_placement="pre",
-        attention_bias=True,
-        feed_forward_bias=True,
-        output_bias=True,
-    ),
+    ours=dict(positions="sinusoidal_halves", norm_placement="pre", **BIASES),
     keys=(
         Key("vocab_size", "vocab_size", 50265),
         Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "source-target"}),

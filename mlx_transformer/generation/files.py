@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import changed
 from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_regular, without_mark
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
 from .lines import PART_LINES, Layout, LineReader, one_line
+from .options import Overlong, TextSettings
 from .output import Writer, writer
-from .translate import Overlong
 
 BLOCK = 1 << 20  # bytes
 DONE_WITH = {
@@ -35,16 +36,11 @@ def translate_stream(
     translator: Any,
     input: Path | None = None,
     output: Path | None = None,
+    settings: TextSettings = TextSettings(overlong="error"),
     *,
     text: Sequence[str] = (),
-    overlong: Overlong = "error",
-    scores: bool = False,
-    json: bool = False,
-    alignment: bool = False,
-    stream: bool = False,
-    resume: bool = False,
     model_facts: Callable[[], Mapping[str, str]] = dict,
-    **options: Any,
+    **changes: Any,
 ) -> None:
     """Translate a file (default: `text`, or else standard input) to a file (default: standard output), one line out for
     each line in.
@@ -54,33 +50,36 @@ def translate_stream(
     at all, and an interrupted one is continued by `resume` (`output.py`), with the same bytes in the end. How many
     lines were too long for the model is said on standard error, as is, for a file, how far it is.
 
-    translator: anything with `n_best` as `Translator` has it. stream: every piece of text is written as soon as it is
-    decided, by the translator's `stream`. model_facts: what must not change between an interrupted translation and the
-    one that continues it, by name, beside input and options. `UserError` for what can't be read, written or continued.
+    translator: anything with `n_best` as `Translator` has it, and with `stream` to stream. changes: by their names,
+    fields of `TextSettings` that differ from `settings`, and the options of the search. model_facts: what must not
+    change between an interrupted translation and the one that continues it, by name, beside input and options.
+    `UserError` for what can't be read, written or continued.
     """
-    if stream and (scores or json or resume or alignment):
+    s, options = changed(settings, changes)
+    if s.stream and (s.scores or s.json or s.resume or s.alignment):
         raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
-    if resume and (input is None or output is None):
+    if s.resume and (input is None or output is None):
         raise UserError("resume=True continues a file: it needs input and output")
-    layout = Layout(n_best=options.get("n_best", 1), scores=scores, json=json, alignment=alignment)
+    layout = Layout(n_best=options.get("n_best", 1), scores=s.scores, json=s.json, alignment=s.alignment)
     if input is not None and output is not None and output.exists() and input.exists() and output.samefile(input):
         raise UserError(f"{output}: is the input as well: choose another output")
     with ExitStack() as stack:
         source, name = _source(stack, input, text)
-        known = _checked(input, translator, overlong) if input is not None and input.is_file() else None
+        known = _checked(input, translator, s.overlong) if input is not None and input.is_file() else None
 
         def facts() -> Mapping[str, str]:
             assert known is not None
-            settings = {**options, "overlong": overlong, "scores": scores, "json": json, "alignment": alignment}
-            return {"input": known.digest, **{key: str(value) for key, value in settings.items()}, **model_facts()}
+            said = {"overlong": s.overlong, "scores": s.scores, "json": s.json, "alignment": s.alignment}
+            written = {key: str(value) for key, value in {**options, **said}.items()}
+            return {"input": known.digest, **written, **model_facts()}
 
-        target = writer(output, None if known is None or stream else facts, resume)
+        target = writer(output, None if known is None or s.stream else facts, s.resume)
         stack.callback(target.close)
         aside = output is not None or not sys.stdout.isatty()
         lines = known.lines if known and aside else None
-        _Job(translator, source, name, target, layout, overlong, lines, options).run(stream)
+        _Job(translator, source, name, target, layout, s.overlong, lines, options).run(s.stream)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class _Job:
     layout: Layout
     overlong: Overlong
     lines: int | None
-    """Of the input, where that is known and progress is shown."""
+    """Lines of the input, where that is known and progress is shown."""
     options: Mapping[str, Any]
 
     def run(self, stream: bool) -> None:

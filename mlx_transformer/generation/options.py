@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Ids, check_ids, listed
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_fields
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mlx_transformer.core.config import TransformerConfig
+    from mlx_transformer.core.inputs import Ids
 
 EXTRA_TOKENS = 50  # maximum output length: source length + 50 (Vaswani et al. 2017, section 6.1)
 
@@ -22,6 +24,11 @@ LONGEST = 2**20
 
 PenaltyForm = Literal["gnmt", "length"]
 PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) = ((k + n) / (k + 1))^alpha
+
+Overlong = Literal["error", "truncate", "split", "skip"]
+"""What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
+pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
+OverlongPair = Literal["error", "skip"]
 
 
 @dataclass(frozen=True)
@@ -36,37 +43,38 @@ class Hypothesis:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Settings of one search.
-
-    beam: hypotheses kept a step; 1 is greedy search (argmax, the lowest id on ties).
-    min_new_tokens: eos is banned among the first so many tokens. max_new_tokens: most tokens, eos counted; default
-        source length + 50, at most the model's `max_positions`.
-    length_penalty: alpha of lp(n), by which log p of n tokens is divided. penalty_form: "gnmt" for
-        lp(n) = ((5 + n) / 6)^alpha (Wu et al. 2016, section 7), "length" for n^alpha, as transformers has it.
-    n_best: hypotheses returned by `search`, best first.
-    early_stopping: stop a sentence once `beam` hypotheses are finished, though a live one could still win.
-    sample: draw each token; `temperature` divides the logits, then only the `top_k` likeliest tokens stay (0: all),
-        then the likeliest whose probabilities reach `top_p` together. `seed` with the row's index decides the draw, so
-        it does not depend on the batch or the runtime.
-    batch_tokens: bound on rows * beam * (source + new tokens) of one batch, and so on the memory of its caches, for
-        translations as long as their sources (or as they must be); for a decoder alone, as long as they may become.
-    """
+    """Settings of one search; the string under a field is its help on the command line."""
 
     beam: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
-    min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
-    max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
+    """Hypotheses kept a sentence; 1 is greedy: the likeliest token, the lowest id on ties."""
     # n^alpha of the longest output is within float32's range for what anybody tries; beyond, nothing but length counts.
     length_penalty: Annotated[float, Bounds(at_least=-10, at_most=10)] = 0.6
+    """Alpha of the length penalty; 0 compares bare probabilities."""
     penalty_form: PenaltyForm = "gnmt"
+    """What divides log p of n tokens: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7) or n^alpha (length), as in
+    transformers."""
+    max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
+    """Most new tokens, the end token counted; unset: length of the source or prompt + 50."""
     n_best: Annotated[int, Bounds(at_least=1)] = 1
+    """Translations a sentence, best first."""
+    min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    """Fewest new tokens, the end token counted."""
     early_stopping: bool = False
+    """Stop a sentence once BEAM hypotheses are finished, though a live one could still win."""
     sample: bool = False
+    """Draw tokens at random instead of taking the best; seed and the sentence's number decide, whatever runs it."""
     # In float32 logits over less are infinite, and banned tokens over more are banned no longer.
     temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
+    """What divides the logits before sampling; below 1 is safer."""
     top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    """Sample from the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Bounds(at_least=1e-6, at_most=1)] = 1.0
+    """Sample from the likeliest tokens, of those that top-k leaves, that hold this probability."""
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
+    """Seed of sampling."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
+    """Most rows * beam * (source + new tokens) of one batch, which bounds the memory of its caches, where translations
+    are as long as their sources; of a decoder alone, as long as they may become."""
 
     def __post_init__(self) -> None:
         if problems := check_fields(self):
@@ -93,8 +101,30 @@ class Options:
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """How text is read and translations are written, line by line (`files.translate_stream`)."""
+
+    overlong: Overlong = "split"
+    """What to do with a line longer than the model takes: translate its pieces, its beginning, nothing, or end."""
+    scores: bool = False
+    """Write each translation's score after it, separated by a tab: log p by the length penalty."""
+    json: bool = False
+    """Write each line as JSON, with source, translations and scores."""
+    alignment: bool = False
+    """Write after each translation which source word each of its words was made of: 0-0 1-2."""
+    stream: bool = False
+    """Write text as it is decided, line by line."""
+    resume: bool = False
+    """Continue what was interrupted on its way to OUT."""
+
+
 def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
     """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
+    import numpy as np
+
+    from mlx_transformer.core.inputs import check_ids, listed
+
     if prefix is None:
         return [np.zeros(0, np.int64)] * rows
     prefix = listed(prefix, "prefix")
@@ -124,6 +154,8 @@ def length_limits(
     of P positions writes P tokens after its start token; a decoder-only model has its prompt in there too. Without a
     last position P is no limit, but `EXTENDED` times as many tokens are.
     """
+    import numpy as np
+
     lengths = np.array([len(row) for row in sources])
     prompts = lengths - 1 if config.architecture == "decoder" else np.zeros_like(lengths)
     room = config.max_positions - prompts
@@ -156,6 +188,8 @@ def expected_tokens(
 ) -> np.ndarray:
     """New tokens (N,) that translations of sources of these lengths are likely to have: about as many, within what they
     must and may have. A batch is planned by them, as a limit is seldom reached: it would be a third of the size."""
+    import numpy as np
+
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)
     return np.minimum(np.maximum(lengths, np.maximum(least, options.min_new_tokens)), limits)
 

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import quiet_progress
 
 from .lines import PART_LINES
+from .options import OverlongPair
 from .output import writer
-
-OverlongPair = Literal["error", "skip"]
 
 
 def score_pairs(

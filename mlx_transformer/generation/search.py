@@ -159,13 +159,14 @@ def _search(
 def run_all(
     model: Model, work: Sequence[Batch], options: Options, scored: bool, stopped: Callable[[], bool]
 ) -> Iterable[tuple[Batch, list[list[Hypothesis]]]]:
-    """Each batch with its outputs, in any order; several at the same time on a model that has a way (`together`)."""
+    """Each batch with its outputs, in any order; several at the same time on a model that has a way,
+    `search_in_parallel`."""
 
     def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
         return batch, run(model, batch, strategy_of(model, batch, options, scored), stopped)
 
-    together = getattr(model, "together", None)
-    return (search_on(model, batch) for batch in work) if together is None else together(search_on, work)
+    in_parallel = getattr(model, "search_in_parallel", None)
+    return (search_on(model, batch) for batch in work) if in_parallel is None else in_parallel(search_on, work)
 
 
 def strategy_of(model: Model, batch: Batch, options: Options, scored: bool) -> Strategy:

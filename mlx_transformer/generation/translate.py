@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -16,11 +16,7 @@ from mlx_transformer.system.errors import UserError
 
 from .alignment import Alignment, CrossWeights, align
 from .fitting import fitting_tokenizer
-from .options import Hypothesis, check_single
-
-Overlong = Literal["error", "truncate", "split", "skip"]
-"""What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
-pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
+from .options import Hypothesis, Overlong, check_single
 
 _SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
 _SPACE = re.compile(r"\s+")

@@ -16,14 +16,19 @@ import inspect
 import itertools
 import math
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Settings = TypeVar("Settings", bound=DataclassInstance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,13 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     assert kind is not None
     if not kind.accepts(value):
         raise UserError(f"{name}={_shown(value)} {kind.wanted}")
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """A settings object with those changes that are fields of it, and the others."""
+    ours = {field.name for field in dataclasses.fields(settings)}
+    others = {name: value for name, value in changes.items() if name not in ours}
+    return dataclasses.replace(settings, **{n: value for n, value in changes.items() if n in ours}), others
 
 
 def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:

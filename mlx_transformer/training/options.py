@@ -1,17 +1,30 @@
-"""The keys of a recipe's tables [data] and [training]: types, bounds, defaults and meanings, each in one place."""
+"""The keys of a recipe's tables: types, bounds, defaults and meanings, each in one place. Those of [model] are the
+fields of `TransformerConfig` but for `preset`.
+
+Help is made of them, so nothing is imported here that takes time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
-from mlx_transformer.core.adapter import Alpha, Kind, Rank, Share
-from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
+from mlx_transformer.core.config import AdapterAlpha, AdapterKind, AdapterRank, TransformerConfig
+from mlx_transformer.core.tokenizer_files import MIN_VOCAB_SIZE
+from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds
 
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
+PresetName = Literal["tiny", "small", "base", "big"]
 ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
+# Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
+FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
+# What is trained where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
+# key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates that suit pre-norm
+# (benchmarks/RESULTS.md, "What the defaults learn").
+NORM_PLACEMENT, EARLIER_PLACEMENT = "pre", "post"
 ENDLESS = ("constant", "linear", "cosine")  # schedules that a falling end doesn't go with
 
 # A number above these bounds is a slip; below them float32 may round it to nothing.
@@ -23,7 +36,7 @@ Rate = Annotated[float, Bounds(above=0, at_most=1e3)]
 Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
 
 
-# The text under a key is its help: `train --help-recipe` prints it.
+# The text under a key is its help: `train --help-recipe` prints it, `train --help` its first sentence.
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
     source: str | None = None
@@ -99,6 +112,12 @@ class DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    preset: PresetName = "small"
+    """Sizes of the model; other keys of [model] change single ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     objective: ObjectiveName = "translation"
     """What is learned: translation of pairs; the next token of a text (a decoder); hidden tokens (an encoder); a text
@@ -122,8 +141,9 @@ class TrainingOptions:
     """Share of the run, at its end, over which the learning rate falls linearly to zero; the paper's is 0. Schedules
     constant, linear and cosine have no such end."""
     optimizer: OptimizerName | None = None
-    """lion's learning rate is a fifth of the schedule's, muon's twice; muon takes the matrices inside the stacks, adam
-    the others. Unset: muon; adam of an adapter and of a model that is trained further."""
+    """What makes a step of the gradients. lion's learning rate is a fifth of the schedule's, muon's twice; muon takes
+    the matrices inside the stacks, adam the others; unset: muon, but adam of an adapter and of a model trained
+    further."""
     weight_decay: Annotated[float, Bounds(at_least=0, at_most=1e3)] | None = None
     """Share of a parameter, times the learning rate, that is taken off at each step; unset: 0 of adam and adafactor,
     0.01 of adamw and muon, 0.05 of lion."""
@@ -153,16 +173,16 @@ class TrainingOptions:
     """Checkpoint whose weights, config and vocabulary the run starts from; its dropout alone may be changed."""
     freeze: str | None = None
     """Patterns of the names of parameters that stay as they are, between commas, such as "encoder.*, *embedding.*"."""
-    adapter: Kind | None = None
+    adapter: AdapterKind | None = None
     """Train a low-rank change of linear maps and nothing else; start_from, which it changes, may be quantised."""
-    adapter_rank: Rank = 8
+    adapter_rank: AdapterRank = 8
     """Rank of the change."""
-    adapter_alpha: Alpha = 16.0
+    adapter_alpha: AdapterAlpha = 16.0
     """The change is the product of two small matrices times adapter_alpha / adapter_rank."""
     adapter_targets: str | None = None
     """Patterns of the names of linear maps to change, between commas, such as "decoder.*, *.up_proj"; "*" is all of
     them inside the layers; unset: the attention's "*.query_proj, *.value_proj"."""
-    adapter_dropout: Share = 0.0
+    adapter_dropout: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     """Dropout of the change's inputs."""
     best: Literal["loss", "perplexity", "bleu", "chrf", "exact_match"] | None = None
     """Score of a validation by which the best checkpoint is kept, in OUT/best."""
@@ -212,3 +232,31 @@ class TrainingOptions:
     def checkpoints_to_keep(self) -> int:
         """The number of checkpoints that are kept."""
         return max(self.keep, self.average) if self.final == "average" else self.keep
+
+
+TABLES: dict[str, tuple[type, ...]] = {
+    "data": (DataOptions,),
+    "model": (ModelOptions, TransformerConfig),
+    "training": (TrainingOptions,),
+}
+
+
+def recipe_keys() -> Iterator[tuple[str, str, type]]:
+    """Give the table, the name and the class of each key of a recipe. No name stands in two tables."""
+    for table, classes in TABLES.items():
+        for of in classes:
+            for field in fields(of):
+                if of is not TransformerConfig or field.name not in (*FROM_TOKENIZER, "architecture"):
+                    yield table, field.name, of
+
+
+def tables_of(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Put keys that are given by their names alone into the tables of a recipe. `UserError` for one that is none."""
+    homes = {name: table for table, name, _ in recipe_keys()}
+    tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    for name, value in keys.items():
+        if name not in homes:
+            near = difflib.get_close_matches(name, homes, n=1)
+            raise UserError(f"{name!r} is no key of a recipe" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        tables[homes[name]][name] = value
+    return tables

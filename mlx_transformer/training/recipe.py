@@ -24,7 +24,16 @@ from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import check_name, read_json, read_text
 
 from .objectives import OBJECTIVES, Objective
-from .options import ENDLESS, CorpusOptions, DataOptions, TrainingOptions
+from .options import (
+    EARLIER_PLACEMENT,
+    ENDLESS,
+    FROM_TOKENIZER,
+    NORM_PLACEMENT,
+    CorpusOptions,
+    DataOptions,
+    ModelOptions,
+    TrainingOptions,
+)
 from .run_folder import RECORD
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -35,20 +44,12 @@ PATHS = (*FILES, "tokenizer", "cache")
 # The presets are encoder-decoders; these fields make one stack alone of them.
 SHAPES = {"encoder": {"decoder_layers": 0}, "decoder": {"encoder_layers": 0, "tie_embeddings": "target-output"}}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# The placement where [model] doesn't say; TransformerConfig's own default, and that of runs whose record has no such
-# key, is the paper's. Post-norm learns less at every rate that was tried, and nothing at the rates that suit pre-norm
-# (benchmarks/RESULTS.md, "What the defaults learn").
-NORM_PLACEMENT, EARLIER_PLACEMENT = "pre", "post"
 # The optimizer of runs whose record has no such key.
 EARLIER_OPTIMIZER = "adam"
-# Fields of TransformerConfig that follow from the tokenizer.
-FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    preset: str = "small"
-    """Sizes of the model: tiny, small, base or big; other keys of [model] change single ones."""
+class Recipe(ModelOptions):
     model: dict[str, Any] = field(default_factory=dict)
     """Fields of TransformerConfig that differ from the preset."""
     data: DataOptions = field(default_factory=DataOptions)

@@ -6,7 +6,7 @@ import pytest
 from claims import pictures
 
 from export import OnnxTransformer, export_onnx
-from export.reference import Reference
+from export.validate.reference import Reference
 from export.validate.rule import Deviation, Measurement, Truth, budget_for
 from mlx_transformer.core.checkpoint import save_checkpoint
 

@@ -17,7 +17,7 @@ import pytest
 from cases import HERE, MODEL, PYTHON
 from small_models import encoder_decoder, random_weights
 
-from export.reference import Reference
+from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer import Transformer, load
 from mlx_transformer.convert import import_huggingface, to_huggingface

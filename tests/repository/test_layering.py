@@ -22,11 +22,11 @@ RUNTIME = ("onnxruntime",)
 MLX_SIDE = ["system", "core", "device", "blas", "data", "generation", "families", "nn", "runtime", "convert"]
 MLX_SIDE += ["training", "report"]
 SHARED = ["system", "core", "data", "generation", "families"]
-ONNX_SIDE = ["settings", "nn", "interface", "reference", "graph", "precision", "targets", "runtime", "package"]
+ONNX_SIDE = ["settings", "nn", "interface", "graph", "precision", "targets", "runtime", "package"]
 ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
-TABLES = ("export.settings", "export.precision.table")
+TABLES = ("export.settings",)
 # (from, to): imports against the order that are there, inside functions, and why.
 BACK = {
     ("mlx_transformer.nn.model", "mlx_transformer.runtime"),  # generate and search, the two convenience methods

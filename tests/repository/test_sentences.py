@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from imports import ROOT
 
-ROOMS = [f"export/{room}" for room in ("explain", "graph", "package", "precision", "reference", "targets", "validate")]
+ROOMS = [f"export/{room}" for room in ("explain", "graph", "package", "precision", "targets", "validate")]
 BEGINS = re.compile(r"(?:^|[.:;!?] |[.:;!?]\n)\s*(Of [^.]{0,30})")
 
 

@@ -1,12 +1,14 @@
 """The shape of the code: no module imports itself by a detour, files have one purpose, twins have the same names."""
 
+import ast
 from collections.abc import Mapping
 
 from imports import ROOT, imports_of, module_name, modules
 
 LONGEST = 400  # lines: a file above holds two things
 FACE = 60  # lines of an __init__ that only hands names on
-ROOMS = 12  # folders of export/
+ROOMS = 11  # folders of export/
+PARAMETERS = 8  # of a function: more of them are a settings object
 ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
@@ -75,6 +77,18 @@ def test_no_file_is_long():
     ]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert {name: n for name, n in lengths.items() if n > LONGEST and "node_modules" not in name} == {}
+
+
+def test_no_function_has_many_parameters():
+    many = []
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len([each for each in arguments if each.arg not in ("self", "cls")])
+                if count > PARAMETERS:
+                    many.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {count}")
+    assert not many
 
 
 def test_export_has_few_rooms():

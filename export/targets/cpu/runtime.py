@@ -67,12 +67,12 @@ class CpuModel:
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
-    def together(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
+    def search_in_parallel(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """Run `search_on(model, batch)` on all batches, in parts that run at the same time where that is faster."""
         if self.single_threaded is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
             return (search_on(self, batch) for batch in work)
         model = self.single_threaded()
-        return self.pool.map(lambda batch: search_on(model, batch), shares(work, self.threads))
+        return self.pool.map(lambda batch: search_on(model, batch), split_among(work, self.threads))
 
     @functools.cached_property
     def pool(self) -> ThreadPoolExecutor:
@@ -124,9 +124,8 @@ class CpuEncoder(PortSession):
         return self.session.run(names, feeds, self.options)  # type: ignore[call-arg]
 
 
-def shares(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
-    """Split the batches in parts, so that each worker has an equal share of the long and of the short sentences in
-    each."""
+def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
+    """Split the batches in parts: each worker has an equal share of the long and of the short sentences in each."""
     for batch in work:
         for first in range(min(workers, len(batch.index))):
             part = slice(first, None, workers)

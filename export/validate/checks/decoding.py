@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export.reference import Reference
-from export.reference.search import BeamState, allowed, drawn, teacher_forced
+from export.validate.reference import Reference
+from export.validate.reference.search import BeamState, allowed, drawn, teacher_forced
 from export.validate.rule import UNIT
 from mlx_transformer.generation.sampling import BLOCK, noise
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from export.reference import Reference
-from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
 from export.validate.findings import Divergence, Tokens
+from export.validate.reference import Reference
+from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer

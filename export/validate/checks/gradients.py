@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference import Reference
 from export.validate.cases import padding, words
+from export.validate.reference import Reference
 from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray

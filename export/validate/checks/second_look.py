@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from export.reference import Reference
 from export.validate.cases import Case, reference_outputs
+from export.validate.reference import Reference
 from export.validate.rule import ErrorScale
 from mlx_transformer.core.config import TransformerConfig
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.reference.layers import softmax
+from export.validate.reference.layers import softmax
 
 Array = NDArray
 

@@ -106,8 +106,10 @@ class ForeignEngine(Engine):
         return session.run([name], inputs)[0]
 
 
-def parse_names(text: str | None) -> dict[str, str]:
-    """Read "input_ids=src,logits=output" as a dictionary."""
+def parse_names(text: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Read "input_ids=src,logits=output" as a dictionary; one that is a dictionary stays it."""
+    if isinstance(text, Mapping):
+        return dict(text)
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     for role, sign, name in pairs:
         if not sign or not name.strip() or role.strip() not in {**INPUT_ROLES, **OUTPUT_ROLES}:

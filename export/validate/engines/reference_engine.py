@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference import Cache, Reference, Tap
-from export.reference.search import beam_search, token_by_token
 from export.validate.cases import Case, reference_logits, reference_memory, reference_taps
+from export.validate.reference import Cache, Reference, Tap
+from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError

@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference.layers import activation, norm
+from export.validate.reference.layers import activation, norm
 from mlx_transformer.core.config import Activation, TransformerConfig
 
 from .inside import makers

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.reference import Cache, Reference, Tap
 from export.validate.cases import Case, reference_logits, reference_memory
+from export.validate.reference import Cache, Reference, Tap
 from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray

@@ -173,12 +173,12 @@ def test_the_tree_of_a_beam_search(models, name, tmp_path):
 
 
 def test_a_given_target_is_followed(models, tmp_path):
-    explain(models["encoder-decoder"] / "onnx", [TEXT], target="four five", out=tmp_path / "page.html")
+    explain(models["encoder-decoder"] / "onnx", [TEXT], translation="four five", out=tmp_path / "page.html")
     data = data_of(tmp_path / "page.html")
     tokenizer = open_model(models["encoder-decoder"] / "onnx").tokenizer
     assert data["written"] == tokenizer.encode("four five")
     assert data["sides"]["target"]["ids"] == [1, *data["written"][:-1]]
     assert data["given"] == len(data["written"])
     assert data["beam"] is None
-    explain(models["decoder"] / "onnx", ["one"], target=" two three", out=tmp_path / "decoder.html")
+    explain(models["decoder"] / "onnx", ["one"], translation=" two three", out=tmp_path / "decoder.html")
     assert data_of(tmp_path / "decoder.html")["given"] > len(tokenizer.encode(" two three"))

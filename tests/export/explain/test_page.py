@@ -84,7 +84,7 @@ def test_the_page_asks_no_other_host(place, tmp_path):
 
 def test_text_is_no_markup(place, tmp_path):
     text = "one </script><b>two</b>"
-    explain(place / "onnx", [text], out=tmp_path / "page.html", target="<i>")
+    explain(place / "onnx", [text], out=tmp_path / "page.html", translation="<i>")
     assert data_of(tmp_path / "page.html")["text"] == text
     assert "<b>" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -118,8 +118,8 @@ def test_what_cannot_be_explained(place, tmp_path):
     refused("takes one sentence in quotes; 2 of them", exported, ["one", "two"])
     refused("the sentence is empty", exported, [" "])
     refused("has 49 tokens, .* takes at most 40", exported, ["one two " * 12])
-    refused("the target has .* at most 40", exported, [TEXT], target="one two " * 12)
-    refused("exclude each other", exported, [TEXT], target="one", beam=2)
+    refused("the target has .* at most 40", exported, [TEXT], translation="one two " * 12)
+    refused("exclude each other", exported, [TEXT], translation="one", beam=2)
     refused("top_k=0", exported, [TEXT], top_k=0)
     refused("beam", exported, [TEXT], beam=0)
     refused("no such folder", place / "none", [TEXT])
@@ -134,7 +134,7 @@ def test_what_cannot_be_explained(place, tmp_path):
     refused("heads=2, .* has heads=4|heads=2, .* has 4", exported, [TEXT], beside=str(other / "onnx"))
     alone = write_explained(tmp_path / "alone", "encoder")
     refused("another vocabulary", exported, [TEXT], beside=str(alone / "onnx"))
-    refused("encoder alone, which writes nothing", alone / "onnx", [TEXT], target="one")
+    refused("encoder alone, which writes nothing", alone / "onnx", [TEXT], translation="one")
     shutil.copytree(exported, tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer.json").unlink()
     refused("has no tokenizer.json", tmp_path / "bare", [TEXT], verify=False)
@@ -239,7 +239,7 @@ def test_figures_without_matplotlib(place, tmp_path, monkeypatch):
 
 
 def test_the_numbers_are_json_that_any_reader_takes(place, tmp_path):
-    explain(place / "onnx", [TEXT], out=tmp_path / "page.html", target="größer 東京")
+    explain(place / "onnx", [TEXT], out=tmp_path / "page.html", translation="größer 東京")
     data = data_of(tmp_path / "page.html")
     json.dumps(data, allow_nan=False)
     assert any("東" in text or "æ" in text for text in data["texts"].values())

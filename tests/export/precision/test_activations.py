@@ -16,9 +16,9 @@ from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.precision.table import ACTIVATIONS
-from export.reference import Reference
 from export.validate import compare
 from export.validate.engines import open_engine
+from export.validate.reference import Reference
 from export.validate.rule import UNIT
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.folders import SPEC

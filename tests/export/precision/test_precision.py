@@ -15,11 +15,11 @@ from export import OnnxTransformer, export_onnx
 from export.interface import Request
 from export.precision.passes import lower
 from export.precision.table import PRECISIONS
-from export.reference import Reference
-from export.reference.search import token_by_token
 from export.targets.table import target_of
 from export.validate import compare
 from export.validate.engines.stored import restored
+from export.validate.reference import Reference
+from export.validate.reference.search import token_by_token
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError

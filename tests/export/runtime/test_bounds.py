@@ -162,6 +162,6 @@ def test_ids_are_lists_of_lists(ids, folder):
 def test_more_positions_than_a_graph_should_hold(folder, monkeypatch):
     path = folder / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "max_positions": 2**20}))
-    monkeypatch.setattr("export.package.source.LARGEST_TABLE", 1 << 20)  # the model is narrow
+    monkeypatch.setattr("export.package.plan.LARGEST_TABLE", 1 << 20)  # the model is narrow
     with pytest.raises(UserError, match=r"max_positions=1,048,576 makes a table of \d+ MB, a graph takes 1: lower"):
         export_onnx(folder / "model", folder / "new")

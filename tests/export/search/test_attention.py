@@ -8,9 +8,9 @@ from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.interface import CROSS_ATTENTION
-from export.reference import Reference
 from export.search import SearchModel
 from export.validate import compare
+from export.validate.reference import Reference
 from export.validate.rule import ErrorScale, Truth
 from mlx_transformer.system.errors import UserError
 
@@ -107,7 +107,7 @@ def test_translate_aligns_with_it(call, copying, tmp_path, precision):
 
 def test_refusals(call, copying, tmp_path):
     model, one = copying / "model", tmp_path / "one.onnx"
-    refused(call("export", model, one, "--text", "--attention"), "leave out --text")
+    refused(call("export", model, one, "--text", "--attention"), "leave out --attention")
     refused(call("export", model, one, "--search", "--attention-layer", 5), "layers 0 to 1")
     assert call("export", model, one, "--search")[0] == 0
     refused(call("translate", one, "--alignment", "one"), "export it with --search --attention")

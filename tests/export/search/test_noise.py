@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 
 from export.graph.builder import GraphBuilder
-from export.reference.search import drawn
 from export.search import philox as in_graph
+from export.validate.reference.search import drawn
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.generation.philox import gumbel, philox
 from mlx_transformer.generation.sampling import BLOCK, draw, noise

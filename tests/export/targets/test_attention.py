@@ -14,9 +14,9 @@ from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, Request
-from export.reference import Reference
 from export.targets.table import TARGETS, target_of
 from export.validate import compare
+from export.validate.reference import Reference
 from export.validate.rule import Truth
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.system.errors import UserError

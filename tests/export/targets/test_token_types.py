@@ -11,8 +11,8 @@ from random_models import random_weights, write_model
 from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer
-from export.reference import Reference
 from export.validate import compare
+from export.validate.reference import Reference
 from export.web.models import read_models
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes

@@ -118,7 +118,7 @@ def test_both_runtimes_encode_and_write_the_same(made) -> None:
         assert onnx_model.generate(inputs_embeds=rows, max_new_tokens=10, **options) == expected
     cpu = OnnxTransformer(export_onnx(made / "model", made / "cpu", target="cpu", inputs_embeds=True), threads=1)
     assert cpu.generate(inputs_embeds=rows, max_new_tokens=10) == model.generate(inputs_embeds=rows, max_new_tokens=10)
-    from export.reference import Reference
+    from export.validate.reference import Reference
 
     batch, mask = np.stack([rows[0], rows[3]]), np.ones((2, 9), int)
     mask[1, 6:] = 0

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.reference import Reference
-from export.reference.search import BeamState, Hypothesis, beam_search, token_by_token
 from export.validate import threads
 from export.validate.checks.decoding import judge_beam, judge_greedy
+from export.validate.reference import Reference
+from export.validate.reference.search import BeamState, Hypothesis, beam_search, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measurement, Truth, budget_for
 from export.validate.threads import one_blas_thread
 from mlx_transformer.core.config import TransformerConfig

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from random_models import random_weights
 
-from export.reference import Reference
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
 from export.validate.checks.second_look import DRAWS, Reordered, SecondLook
 from export.validate.engines.protocol import Capabilities
 from export.validate.engines.reference_engine import ReferenceEngine
+from export.validate.reference import Reference
 from export.validate.rule import ErrorScale, Truth
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig

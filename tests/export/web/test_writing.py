@@ -208,7 +208,7 @@ def test_command(made, tmp_path, capsys):
     arguments = ["web", made / "web", made / "mine.onnx", "--out", tmp_path / "site", "--assets", made / "node_modules"]
     assert main([str(each) for each in arguments]) == 0
     files = len(site_files(tmp_path / "site")) + len(UNLISTED)
-    assert re.search(rf"site: {files} files, [\d.]+ MB; see it: mlx-transformer serve --web", capsys.readouterr().out)
+    assert re.search(rf"site: {files} files, [\d.]+ MB; see it: python -m export serve --web", capsys.readouterr().out)
     assert main([str(each) for each in arguments]) == 2
     assert "holds another site; choose another folder, or --force to replace it" in capsys.readouterr().err
     assert main([*map(str, arguments), "--force", "--title", "Other"]) == 0

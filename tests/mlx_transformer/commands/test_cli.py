@@ -8,16 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 from command_line import both_models, caller, refused
 from tiny_run import COMMAND
 from waiting import PATIENCE
 
 import mlx_transformer
-from mlx_transformer.commands.app import app_of
+from mlx_transformer.commands.app import ALL
 from mlx_transformer.system.errors import UserError
 
-COMMANDS = typer.main.get_command(app_of("mlx-transformer")).commands  # type: ignore[attr-defined]
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
 
@@ -26,20 +24,8 @@ def test_help_shows_the_commands(call):
     for arguments in ([], ["--help"], ["-h"]):
         status, out, said = call(*arguments)
         assert (status, said) == (0, "")
-        assert all(name in out for name in COMMANDS)
-    assert {"quickstart", "train", "translate", "evaluate", "export", "validate", "info"} <= COMMANDS.keys()
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command_is_complete(call, name):
-    status, out, said = call(name, "--help")
-    assert (status, said) == (0, "")
-    options = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
-    words = out.split()
-    assert not [option for option in options if option not in words]
-    assert not [parameter.name for parameter in COMMANDS[name].params if not parameter.help]
-    assert "<bool>" not in words, "a flag takes no value"
-    assert " ".join(COMMANDS[name].help.split()) in " ".join(out.replace("│", " ").split())
+        assert all(name in out for name in ALL)
+    assert {"quickstart", "train", "translate", "evaluate", "export", "validate", "info"} <= ALL.keys()
 
 
 def test_the_version(call):
@@ -58,19 +44,9 @@ def test_a_shell_completes_commands_and_choices():
 
     assert completed("tra") == ["train", "translate"]
     assert completed("export", "model", "out", "--target", "c") == ["cpu", "cuda", "coreml"]
+    assert completed("train", "--optimizer", "ada") == ["adam", "adamw", "adafactor"]
+    assert completed("translate", "model", "--precision", "int") == ["int8", "int8-weights", "int4"]
     assert "--length-penalty" in completed("translate", "model", "--len")
-
-
-def test_help_is_quick_and_needs_no_mlx():
-    code = (
-        "import sys\n"
-        "sys.modules['mlx'] = sys.modules['mlx.core'] = sys.modules['onnx'] = None\n"
-        "from mlx_transformer.cli import main\n"
-        "main(['translate', '--help'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    assert "Usage: mlx-transformer translate" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -78,10 +54,8 @@ def test_help_is_quick_and_needs_no_mlx():
     [
         (["bogus"], ["No such command 'bogus'", "--help"]),
         (["train"], ["Missing option '--out'", "mlx-transformer train --help"]),
-        (["train", "--out"], ["requires an argument"]),
         (["train", "--out", "x", "--steps", "ten"], ["--steps", "integer"]),
         (["train", "--out", "x", "--minutes", "soon"], ["--minutes"]),
-        (["train", "--out", "x", "--steps", "3", "--epcohs", "3"], ["No such option: --epcohs"]),
         (["train", "--out", "x", "--steps", "3"], ["give either a corpus"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de"], ["say how long to train"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["exclude each other"]),
@@ -98,7 +72,7 @@ def test_help_is_quick_and_needs_no_mlx():
             ["train", "--out", "x", "--corpus", "cldr:en-de", "--minutes", "nan"],
             ["minutes = nan must be a number above 0"],
         ),
-        (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--preset", "hug"], ["unknown preset"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--preset", "hug"], ["--preset", "'tiny'"]),
         (["train", "nothing", "--out", "x"], ["no such recipe file", "multi30k"]),
         (["train", "--out", "x", "--corpus", "cldr:xx-yy", "--steps", "3"], ["xx"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de", "--steps", "3", "--resume"], ["nothing to resume"]),
@@ -107,7 +81,7 @@ def test_help_is_quick_and_needs_no_mlx():
         (["translate", "nowhere", "--beam", "2", "--n-best", "3"], ["--n-best 3 is more than --beam 2"]),
         (["translate", "nowhere", "--top-k", "3"], ["--top-k 3 has an effect in sampling only: add --sample"]),
         (["translate", "nowhere", "--overlong", "cut"], ["--overlong", "truncate"]),
-        (["translate", "nowhere", "--backend", "torch"], ["--backend", "onnx"]),
+        (["translate", "nowhere", "--runtime", "torch"], ["--runtime", "onnx"]),
         (["export", "nowhere", "x", "--target", "gpu"], ["--target", "'portable'", "'cuda'"]),
         (["export", "nowhere", "x", "--precision", "int2"], ["--precision", "'int8'", "'packed'"]),
         (["export", "nowhere", "x", "--activations", "int2"], ["--activations", "'float32'"]),
@@ -115,7 +89,6 @@ def test_help_is_quick_and_needs_no_mlx():
         (["evaluate", "nowhere", "--source", "a", "--reference", "b"], ["a: cannot be read (no such file)"]),
         (["export", "nowhere", "x"], ["nowhere: no such folder"]),
         (["info", "nowhere"], ["nowhere: no such folder"]),
-        (["info"], ["Missing argument"]),
     ],
     ids=" ".join,
 )

@@ -8,6 +8,7 @@ import pytest
 from command_line import both_models, caller, refused
 from explained_models import data_of
 
+from export.__main__ import main
 from mlx_transformer.commands import claims
 from mlx_transformer.commands.app import PROGRAMS
 
@@ -37,7 +38,7 @@ def test_explain_refuses_in_one_line(call, made, tmp_path):
     page = ["--out", tmp_path / "page.html"]
     refused(call("explain", made / "onnx", "one", "two", *page), "one sentence in quotes")
     refused(call("explain", made / "onnx", "one", *page, "--beam", 0), "--beam")
-    refused(call("explain", made / "onnx", "one", *page, "--target", "two", "--beam", 3), "--target")
+    refused(call("explain", made / "onnx", "one", *page, "--translation", "two", "--beam", 3), "--translation")
     refused(call("explain", tmp_path / "none", "one", *page), "no such folder")
     refused(call("explain", made / "onnx", *page), "none is given")
     (tmp_path / "page.html").write_text("mine")
@@ -62,9 +63,13 @@ def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch, command):
     refused(call(*command, "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
 
 
+def test_claims_were_a_word_of_explain_in_both_programs(capfd):
+    assert main(["explain", "claims", "7"]) == 0
+    assert capfd.readouterr().out.startswith(" 7  ")
+
+
 def test_other_options_of_claims_are_theirs_alone(call, made):
-    refused(call("explain", made / "onnx", "one", "--model", made / "model"), "--model goes with claims")
-    refused(call("explain", made / "onnx", "one", "--sentence", "two"), "--sentence goes with claims")
+    refused(call("explain", made / "onnx", "one", "--sentence", "two"), "No such option: --sentence")
 
 
 def test_both_programs_have_it():

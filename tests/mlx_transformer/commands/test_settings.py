@@ -1,25 +1,64 @@
-"""Settings objects as options, and the two command lines that are made of the same commands."""
+"""Settings objects as options: what each field gives its option, and what each command makes of its options."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import subprocess
-import sys
-from dataclasses import dataclass, fields
-from typing import get_args
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
-from waiting import PATIENCE
 
-from export.settings import TARGET_NAMES, ServeSettings, ValidateSettings
+from export.precision.table import ACTIVATIONS, PRECISIONS
+from export.settings import (
+    TARGET_NAMES,
+    ActivationsName,
+    ExplainSettings,
+    ExportSettings,
+    PrecisionName,
+    ServeSettings,
+    ValidateSettings,
+    WebSettings,
+)
 from export.targets.table import TARGETS
-from mlx_transformer.commands import arguments
-from mlx_transformer.commands.app import ALL, ONNX, app_of
-from mlx_transformer.commands.settings import with_settings
-from mlx_transformer.generation import options, pairs, translate
+from mlx_transformer.commands.app import ALL, command_of
+from mlx_transformer.commands.comparing import CompareSettings
+from mlx_transformer.commands.exporting import FormSettings
+from mlx_transformer.commands.settings import NOT, RecipeKeys, RuntimeSettings, Shown, with_settings
+from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.generation.options import PENALTY_OFFSETS, Options, PenaltyForm, TextSettings
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.fields import meanings_of
+from mlx_transformer.system.fields import kinds_of, meanings_of
+from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelOptions, PresetName, TrainingOptions
+
+OBJECTS = (
+    *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
+    *(Options, TextSettings, RuntimeSettings, CompareSettings),
+)
+
+
+def params_of(name: str) -> dict[str, Any]:
+    return {each.name: each for each in command_of("mlx-transformer").commands[name].params}
+
+
+def choices_of(name: str, option: str) -> tuple[Any, ...]:
+    """The names of which the option takes one, as typer is told."""
+    hint = get_args(inspect.signature(with_settings(ALL[name])).parameters[option].annotation)[0]
+    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return get_args(literals[0]) if literals else ()
+
+
+def objects_of(name: str) -> list[tuple[type, Shown]]:
+    """The settings objects of a command, and which of their fields it shows."""
+    hints = get_type_hints(ALL[name], include_extras=True).values()
+    found = [(get_args(hint) or (hint,)) for hint in hints]
+    return [
+        (of, next((mark for mark in marks if isinstance(mark, Shown)), Shown()))
+        for of, *marks in found
+        if isinstance(of, type) and dataclasses.is_dataclass(of)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,100 +69,183 @@ class Settings:
     """Say more."""
     check: bool = True
     """Check it first."""
+    beside: str | None = dataclasses.field(default=None, metadata={"option": ("--with", "-w")})
+    """Another [one]."""
 
 
-@with_settings
 def command(what: str, *, settings: Settings, last: int = 3) -> list[object]:
     """Do it."""
     return [what, settings, last]
 
 
 def test_fields_become_options():
-    assert command(what="x", how_many=2, loud=True, no_check=True, last=4) == [
+    typed = with_settings(command)
+    assert typed(what="x", how_many=2, loud=True, no_check=True, beside="y", last=4) == [
         "x",
-        Settings(how_many=2, loud=True, check=False),
+        Settings(how_many=2, loud=True, check=False, beside="y"),
         4,
     ]
-    parameters = inspect.signature(command).parameters
-    assert list(parameters) == ["what", "how_many", "loud", "no_check", "last"]
+    parameters = inspect.signature(typed).parameters
+    assert list(parameters) == ["what", "how_many", "loud", "no_check", "beside", "last"]
     assert (parameters["how_many"].default, parameters["no_check"].default) == (None, False)
     assert get_args(parameters["how_many"].annotation)[0] == int | None
 
 
 def test_options_on_the_command_line():
     app = typer.Typer(add_completion=False)
-    app.command()(command)
+    app.command()(with_settings(command))
     shown = {each.name: each for each in typer.main.get_command(app).params}
     assert {name: each.opts for name, each in shown.items() if name != "what"} == {
         "how_many": ["--how-many"],
         "loud": ["--loud"],
         "no_check": ["--no-check"],
+        "beside": ["--with", "-w"],
         "last": ["--last"],
     }
     assert not [each.secondary_opts for each in shown.values() if each.secondary_opts]  # such as --no-loud
     help = {name: each.help for name, each in shown.items()}  # type: ignore[attr-defined]
-    assert help | {"what": None, "last": None} == {
+    assert help == {
         "what": None,
         "how_many": "How many.",
         "loud": "Say more.",
         "no_check": "Do not check it first.",
+        "beside": "Another \\[one].",
         "last": None,
     }
     assert shown["how_many"].show_default == "all"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_every_field_of_a_settings_object_is_an_option(name):
+    """With its help, its choices, and what it stands for if it isn't given: the default of Python's."""
+    params = params_of(name)
+    given = {each.name: each.default for each in params.values()}
+    for of, mark in objects_of(name):
+        assert of in OBJECTS
+        meanings, kinds = meanings_of(of), kinds_of(of)
+        chosen = mark.fields.split() or [field.name for field in dataclasses.fields(of)]
+        for field in dataclasses.fields(of):
+            spelled = NOT + field.name if field.default is True else field.name
+            if field.name not in chosen:
+                continue
+            option = params[spelled]
+            assert option.opts[0].startswith("--")
+            assert not option.hidden
+            meaning = meanings[field.name].split("; unset: ")[0].removesuffix(".")
+            assert meaning[1:] in option.help
+            if "; unset: " in meanings[field.name]:
+                assert option.show_default == meanings[field.name].split("; unset: ")[1].removesuffix(".")
+            if field.name in kinds and kinds[field.name].type is str and kinds[field.name].choices:
+                assert choices_of(name, spelled) == kinds[field.name].choices
+            default = given[spelled]
+            if field.default is True:
+                assert default is False
+            elif isinstance(field.default, tuple):
+                assert default is None  # for which the field's own stands
+            else:
+                assert default == field.default or str(default) == str(field.default), (name, field.name)
+
+
+def test_a_list_of_names_is_an_option_that_is_given_again():
+    def told(*, settings: ExportSettings) -> ExportSettings:
+        return settings
+
+    told.__annotations__["settings"] = ExportSettings
+    typed = with_settings(told)
+    option = inspect.signature(typed).parameters["precision"].annotation
+    names = get_args(get_args(get_args(option)[0])[0])[0]
+    usual = {name: each.default for name, each in inspect.signature(typed).parameters.items()}
+    assert typed(**usual) == ExportSettings()
+    assert typed(**{**usual, "precision": [names["int8"], names["float32"]]}).precision == ["int8", "float32"]
+
+
 def test_help_stands_under_every_field():
-    for of in (ServeSettings, ValidateSettings, arguments.TranslateSettings, arguments.RuntimeSettings):
-        assert list(meanings_of(of)) == [field.name for field in fields(of)]
+    for of in OBJECTS:
+        assert list(meanings_of(of)) == [field.name for field in dataclasses.fields(of)]
         assert all(text.endswith(".") for text in meanings_of(of).values()), of
 
 
 def test_what_help_shows_is_what_the_library_takes():
     """They are written down twice so that help needs neither NumPy nor onnx."""
-    ours = {field.name: field.default for field in fields(arguments.TranslateSettings)}
-    theirs = {field.name: field.default for field in fields(options.Options)}
-    assert {**ours, "batch_tokens": theirs["batch_tokens"]} == theirs
-    assert get_args(arguments.PenaltyForm) == get_args(options.PenaltyForm) == tuple(options.PENALTY_OFFSETS)
-    assert get_args(arguments.OverlongPair) == get_args(pairs.OverlongPair)
-    assert get_args(arguments.Overlong) == get_args(translate.Overlong)
+    assert get_args(PenaltyForm) == tuple(PENALTY_OFFSETS)
     assert tuple(TARGETS) == TARGET_NAMES
+    assert get_args(PrecisionName) == tuple(PRECISIONS)
+    assert get_args(ActivationsName) == tuple(ACTIVATIONS)
+    assert get_args(PresetName) == tuple(PRESETS)
 
 
-def test_both_programs_have_the_same_commands():
-    assert ONNX["build"] is ALL["export"]
-    assert {name: ALL[name] for name in ONNX if name != "build"} == {n: c for n, c in ONNX.items() if n != "build"}
-    found = typer.main.get_command(app_of("python -m export")).commands  # type: ignore[attr-defined]
-    assert list(found) == list(ONNX)
+BOUNDED = [
+    (of, name, wrong)
+    for of in (*OBJECTS, Options)
+    for name, kind in kinds_of(of).items()
+    for wrong in (kind.bounds.at_least - 1, kind.bounds.at_most + 1)
+    if kind.type in (int, float) and abs(wrong) < float("inf")
+]
+
+
+@pytest.mark.parametrize(("of", "name", "wrong"), BOUNDED, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_settings_out_of_bounds(of, name, wrong):
+    with pytest.raises(UserError, match=f"{name}="):
+        of(**{name: int(wrong)})
+
+
+def test_every_key_of_a_recipe_is_an_option_of_train():
+    params = params_of("train")
+    tables = {"data": DataOptions, "model": TransformerConfig, "training": TrainingOptions}
+    names = [(table, name) for table, of in tables.items() for name in kinds_of(of)] + [("model", "preset")]
+    keys = {(key.table, key.name): key for key in RecipeKeys.declared()}
+    left_out = {("model", name) for name in ("architecture", *FROM_TOKENIZER)}
+    assert keys.keys() == set(names) - left_out
+    assert len({name for _, name in keys}) == len(keys), "a name stands in two tables"
+    shown = {name for names in RecipeKeys.PANELS.values() for name in names.split()}
+    assert shown <= {name for _, name in keys}
+    for (table, name), key in keys.items():
+        option = params[name]
+        assert option.hidden == (name not in shown)
+        assert option.default in (None, False)
+        of = ModelOptions if name == "preset" else tables[table]
+        assert meanings_of(of)[name].startswith(key.help.removesuffix("."))
+        if key.kind.type is str and key.kind.choices:
+            assert choices_of("train", name) == key.kind.choices
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [({"max_batch": 0}, "max_batch=0 must be a whole number of at least 1"), ({"host": None}, "host=None")],
+    ("key", "typed", "value"),
+    [
+        ("data.corpus", "cldr:en-de", "cldr:en-de"),
+        ("data.vocab_size", "300", 300),
+        ("data.separate_vocabularies", None, True),
+        ("model.preset", "tiny", "tiny"),
+        ("model.gated", None, True),
+        ("model.scale_embeddings", False, False),
+        ("model.rotary_base", "500", 500.0),
+        ("training.start_from", "x", "x"),
+        ("training.warmup_steps", "3", 3),
+        ("training.memory", "16GB", 16.0),
+        ("training.memory", " 0.5 ", 0.5),
+    ],
 )
-def test_settings_out_of_bounds(wrong, said):
-    with pytest.raises(UserError, match=said):
-        ServeSettings(**wrong)
+def test_keys_come_to_their_tables(monkeypatch, key, typed, value):
+    given = []
+    monkeypatch.setattr("mlx_transformer.training.recipe.load_recipe", lambda path, tables, run: given.append(tables))
+    name = key.split(".")[1]
+    spelled = RecipeKeys.RENAMED.get(name, f"--{name.replace('_', '-')}")
+    flags = [spelled.replace("--", "--no-", 1)] if typed is False else [spelled] if typed is None else [spelled, typed]
+    from mlx_transformer.commands.app import invoke
+
+    with pytest.raises(AttributeError):  # no recipe came back
+        invoke("mlx-transformer", ["train", "--dry-run", *flags])
+    (tables,) = given
+    assert {f"{t}.{n}": v for t, keys in tables.items() for n, v in keys.items() if v is not None} == {key: value}
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+def test_an_output_is_given_once(tmp_path: Path):
+    from mlx_transformer.commands.app import invoke
 
-
-@pytest.mark.parametrize("name", ONNX)
-def test_help_without_mlx_and_without_what_models_need(name):
-    blocked = ["mlx", "mlx.core", "numpy", "onnx", "onnx_ir", "onnxruntime", "safetensors", "tokenizers"]
-    code = f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\nfrom export.__main__ import main\n"
-    done = python(f"{code}raise SystemExit(main([{name!r}, '--help']))")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"Usage: python -m export {name}" in done.stdout
-
-
-def test_without_typer():
-    done = python(
-        "import sys\nsys.modules['typer'] = None\n"
-        "from export.__main__ import main\nraise SystemExit(main(['info', 'x']))"
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "python -m export: typer, which reads the command line, is not installed: pip install typer\n"
-    )
+    with pytest.raises(UserError, match="OUT is given twice: a, and --out b"):
+        invoke("mlx-transformer", ["export", "model", "a", "--out", "b"])
+    with pytest.raises(UserError, match="Missing argument 'OUT', or option '--out'"):
+        invoke("mlx-transformer", ["export", "model"])
+    for given in (["nowhere", str(tmp_path / "a")], ["nowhere", "-o", str(tmp_path / "a")]):
+        with pytest.raises(UserError, match="nowhere: no such folder"):
+            invoke("mlx-transformer", ["export", *given])

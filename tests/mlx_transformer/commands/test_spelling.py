@@ -1,12 +1,10 @@
 """Messages name options as they are typed."""
 
 import pytest
-from typer.main import get_command
 
-from mlx_transformer.commands.app import app_of
-from mlx_transformer.commands.spelling import spelled, spellings
+from mlx_transformer.commands.app import as_options, command_of, options_of
 
-KNOWN = spellings(get_command(app_of("mlx-transformer")).commands["translate"].params)  # type: ignore[attr-defined]
+KNOWN = options_of(command_of("mlx-transformer").commands["translate"].params)
 
 
 def test_options_are_known():
@@ -30,8 +28,10 @@ def test_options_are_known():
     ],
 )
 def test_arguments_become_options(message, shown):
-    assert spelled(message, KNOWN, ["translate", "model", "--beam", "0"]) == shown
+    assert as_options(message, KNOWN, ["translate", "model", "--beam", "0"]) == shown
 
 
 def test_what_the_user_wrote_stays():
-    assert spelled("runs/beam=3: no such folder", KNOWN, ["translate", "runs/beam=3"]) == "runs/beam=3: no such folder"
+    assert (
+        as_options("runs/beam=3: no such folder", KNOWN, ["translate", "runs/beam=3"]) == "runs/beam=3: no such folder"
+    )

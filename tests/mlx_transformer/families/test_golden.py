@@ -14,9 +14,9 @@ from combined import combined
 from safetensors.numpy import load_file
 
 from export import OnnxTransformer, export_onnx
-from export.reference import Reference
 from export.targets.table import TARGETS
 from export.validate import compare
+from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface

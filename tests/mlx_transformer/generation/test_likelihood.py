@@ -6,7 +6,7 @@ from random_models import write_model
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer
-from export.reference import Reference
+from export.validate.reference import Reference
 from mlx_transformer.generation.likelihood import log_probabilities
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.loading import load

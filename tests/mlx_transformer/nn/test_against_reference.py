@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import OPTIONS
 
-from export.reference import Reference
+from export.validate.reference import Reference
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention

@@ -6,10 +6,10 @@ import pytest
 from choices import both_choices
 from small_models import alone, encoder_decoder, random_weights
 
-from export.reference import Reference
 from export.validate import compare_engines
 from export.validate.cases import grid, with_vectors
 from export.validate.engines.mlx_engine import MlxEngine
+from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from small_models import CHOICES
 
-from export.reference import Reference
-from export.reference import layers as reference
-from export.reference.layers import attention
+from export.validate.reference import Reference
+from export.validate.reference import layers as reference
+from export.validate.reference.layers import attention
 from mlx_transformer.core import positions as stored
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes

@@ -1,0 +1,100 @@
+"""What an export writes, decided and checked as a whole before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from export.interface import Request
+from export.precision.packed import check_integers
+from export.precision.table import check_activations, check_precisions
+from export.settings import ExportSettings
+from export.targets.attention import requested_layer
+from export.targets.table import Target, target_of
+from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.system.errors import UserError
+
+from .quality import LIMITS
+
+LARGEST_TABLE = 1 << 28
+"""Bytes of the constant table of positions in each graph."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checkpoint opened to be exported, and what is made of it."""
+
+    checkpoint: Checkpoint
+    tokenizer: str | None
+    """The text of its tokenizer.json, if it has one."""
+    target: Target
+    precisions: tuple[str, ...]
+    activations: str
+    fixed_shape: str | None
+    """The text that asks for the request's shape."""
+    request: Request
+
+    @classmethod
+    def of(cls, checkpoint: str | Path, settings: ExportSettings) -> Plan:
+        """The plan of these settings. `UserError` for what no target makes, for what this one doesn't make of this
+        model, for a damaged checkpoint, and for one of more positions than a graph should hold."""
+        target = target_of(settings.target)
+        precisions = check_precisions(settings.precision)
+        target.check_precisions(precisions)
+        activations = check_activations(settings.activations, precisions)
+        opened = open_checkpoint(checkpoint)
+        tokenizer = opened.tokenizer_json()
+        _check_positions(opened)
+        check_integers(opened, precisions)
+        shape = target.shape_of(settings.fixed_shape, opened.config)
+        layer = requested_layer(opened.config, settings.attention, settings.attention_layer)
+        if settings.inputs_embeds:
+            target.check_vectors(opened.config)
+        target.for_model(opened.config)
+        return cls(
+            checkpoint=opened,
+            tokenizer=tokenizer,
+            target=target,
+            precisions=tuple(precisions),
+            activations=activations,
+            fixed_shape=settings.fixed_shape,
+            request=Request(
+                config=opened.config, shape=shape, attention_layer=layer, inputs_embeds=settings.inputs_embeds
+            ),
+        )
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.checkpoint.config
+
+    @property
+    def written(self) -> Target:
+        """The target whose graphs are written: the one asked for, or that in its place."""
+        return self.target.for_model(self.config)
+
+    @property
+    def judged(self) -> list[str]:
+        """The precisions whose translations are compared with float32's."""
+        return [name for name in self.precisions if name in LIMITS]
+
+    def plain(self) -> Plan:
+        """The plan of a portable package that the quality gate reads logits from: float32, and what is judged."""
+        precisions, request = ("float32", *self.judged), Request(config=self.config)
+        return replace(self, target=target_of("portable"), precisions=precisions, fixed_shape=None, request=request)
+
+
+def _check_positions(opened: Checkpoint) -> None:
+    size, limit = table_size(opened.config), LARGEST_TABLE
+    if size > limit:
+        positions = opened.config.max_positions
+        raise UserError(
+            f"{opened.folder}: max_positions={positions:,} makes a table of {size / 1e6:,.0f} MB, a graph takes"
+            f" {limit / 1e6:,.0f}: lower max_positions in its config.json to {positions * limit // size:,} or less"
+        )
+
+
+def table_size(c: TransformerConfig) -> int:
+    """Bytes of the constants that a graph needs for its positions; a learned table is no constant."""
+    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, "relative": 16}
+    return widths.get(c.positions, 0) * c.max_positions

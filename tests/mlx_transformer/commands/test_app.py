@@ -1,0 +1,170 @@
+"""What holds for every command of both programs: help, spellings, one line for a mistake, words of the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from command_line import caller, refused
+from waiting import PATIENCE
+
+from mlx_transformer.commands.app import (
+    BUILD,
+    EARLIER,
+    EXPORT,
+    PANELS,
+    PROGRAMS,
+    USUAL,
+    USUAL_NAMES,
+    as_typed_in,
+    command_of,
+)
+
+call = pytest.fixture(caller)
+COMMANDS: dict[str, Any] = command_of("mlx-transformer").commands
+BOTH = [
+    (program, BUILD.get(name, name) if program == EXPORT else name)
+    for program, (names, _) in PROGRAMS.items()
+    for name in names
+]
+HEAVY = ["mlx", "mlx.core", "numpy", "onnx", "onnx_ir", "onnxruntime", "safetensors", "tokenizers"]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_both_programs_have_the_same_commands():
+    theirs = command_of(EXPORT).commands
+    assert list(COMMANDS) == [name for commands in PANELS.values() for name in commands]
+    for name, command in theirs.items():
+        ours = COMMANDS[USUAL_NAMES.get(name, name)]
+        assert [each.opts for each in command.params] == [each.opts for each in ours.params]
+    assert set(theirs) == {name for program, name in BOTH if program == EXPORT}
+
+
+def test_help_needs_nothing_that_takes_time():
+    """Neither MLX, nor what models are run and read with, is imported for it."""
+    code = (
+        f"import sys, io, contextlib\nsys.modules.update(dict.fromkeys({HEAVY}))\n"
+        "from mlx_transformer.commands.app import invoke\n"
+        f"for program, name in {BOTH}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        assert invoke(program, [name, '--help']) == 0\n"
+        "    assert f'Usage: {program} {name}' in out.getvalue()\n"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_command_is_made_without_the_options_of_the_others():
+    made = command_of("mlx-transformer", "info").commands
+    assert list(made) == list(COMMANDS)
+    assert [name for name, command in made.items() if command.params] == ["info"]
+    assert {name: command.help for name, command in made.items()} == {n: c.help for n, c in COMMANDS.items()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_mistake_is_one_line(call, tmp_path, monkeypatch, name):
+    """No traceback, the program's name before it, exit 2; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    needed = [each for each in COMMANDS[name].params if each.required]
+    if needed:
+        refused(call(name), "Missing", "--help")
+    refused(call(name, "--nonsense"), "--nonsense")
+    for each in COMMANDS[name].params:
+        option = each.opts[0]
+        if option.startswith("--") and not each.is_flag:
+            refused(call(name, option), option, "requires an argument")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_written_is_named_by_out_in_every_command():
+    writers = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
+    nothing = {"launch", "generate", "fill", "validate", "serve", "info"}
+    assert {name for name, params in writers.items() if "out" not in params} == nothing
+    for name in COMMANDS.keys() - nothing:
+        spelled = {option for each in COMMANDS[name].params for option in each.opts}
+        assert {"--out", "-o"} <= spelled, name
+
+
+def test_every_argument_and_option_has_its_help():
+    for name, command in COMMANDS.items():
+        assert not [each.name for each in command.params if not each.help], name
+        assert command.help.endswith(".")
+
+
+SPELLINGS = [(name, old, new) for name, known in EARLIER.items() for old, new in known.items()]
+SPELLINGS += [
+    (name, old, new)
+    for name, command in COMMANDS.items()
+    for old, new in USUAL.items()
+    if new in (options := {option for each in command.params for option in each.opts}) and old not in options
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), SPELLINGS)
+def test_old_and_usual_spellings_are_the_option(name, old, new):
+    command = COMMANDS[name]
+    shown = {option: each for each in command.params for option in each.opts}
+    assert old not in shown, "help doesn't show it"
+    option = shown[new]
+    value = [] if option.is_flag else [{"--runtime": "onnx", "--network": "mpi"}.get(new, "1")]
+
+    def parsed(spelled: str, joined: bool = False) -> Any:
+        words = [f"{spelled}={value[0]}"] if joined else [spelled, *value]
+        context = command.make_context(name, words, resilient_parsing=True)
+        return context.params[option.name]
+
+    expected = parsed(new)
+    assert expected not in (None, False)
+    assert parsed(old) == expected
+    if value:
+        assert parsed(old, joined=True) == parsed(new, joined=True)
+
+
+def test_both_programs_take_the_same_spellings():
+    theirs = command_of(EXPORT).commands["build"]
+    context = theirs.make_context("build", ["model", "out", "--text"], resilient_parsing=True)
+    assert context.params["embed_tokenizer"] is True
+
+
+def test_spellings_stay_what_they_are_after_two_dashes(call):
+    refused(call("translate", "nowhere", "--num-beams", 0, "--", "--num-beams"), "--beam 0 must be")
+
+
+def test_a_model_is_an_option_too(call):
+    refused(call("translate", "text", "--model", "nowhere"), "nowhere: no such folder")
+    refused(call("translate", "--model=nowhere", "text"), "nowhere: no such folder")
+    refused(call("translate", "text", "--model"), "--model")
+    refused(call("info", ".", "--model", "nowhere"), "No such option: --model")
+
+
+def test_messages_name_the_program_that_runs():
+    advice = "export it: python -m export build m OUT, then python -m export validate m OUT"
+    assert as_typed_in("mlx-transformer", advice) == (
+        "export it: mlx-transformer export m OUT, then mlx-transformer validate m OUT"
+    )
+    ours = "write one with: mlx-transformer export m OUT; mlx-transformer quantize m q"
+    assert as_typed_in(EXPORT, ours) == "write one with: python -m export build m OUT; mlx-transformer quantize m q"
+    assert as_typed_in("mlx-transformer", ours) == ours
+
+
+def test_a_message_of_the_other_program():
+    done = python("from export.__main__ import main\nraise SystemExit(main(['translate', '.', '--runtime', 'onnx']))")
+    assert done.returncode == 2
+    assert "python -m export" in done.stderr
+    assert "mlx-transformer export" not in done.stderr
+
+
+def test_without_typer():
+    done = python(
+        "import sys\nsys.modules['typer'] = None\n"
+        "from export.__main__ import main\nraise SystemExit(main(['info', 'x']))"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "python -m export: typer, which reads the command line, is not installed: pip install typer\n"
+    )
