@@ -78,7 +78,7 @@ def explain(
 
 
 def check_page(out: Path, force: bool) -> None:
-    """`UserError` unless a page may be written there: what exists is an earlier one, and `force` replaces it."""
+    """Raise `UserError` unless a page may be written there: what exists is an earlier one, and `force` replaces it."""
     if out.is_dir():
         raise UserError(f"{out}: is a folder; --out needs the name of a page")
     if not out.is_file():

@@ -1,4 +1,5 @@
-"""Everything that a page shows, as JSON: one sentence in one model, or in two beside each other.
+"""Everything that a page shows, as JSON: one sentence in one model, or in two beside each other. Arrays are text, in
+base64, of as many bits as the page has room for.
 
 sides       {"source" and "target": tokens that a stack reads, by position}
 maps        attention weights of each kind, each layer and each head; of two models also their difference
@@ -10,26 +11,33 @@ beam        the tree of a beam search
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.core.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
 from mlx_transformer.generation.alignment import alignment_layer, words_of
+from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
-from .packing import bits_for, packed, packed_difference, rounded
-from .sentence import Sentence
+from .sentence import ExplainedSentence
 from .trace import Trace, most_likely, norms, probabilities, written_by
 
+FINE, COARSE = 16, 8
+"""Bits of a weight: four decimals, or two."""
+
+ROOM = 2_400_000
+"""Characters of all maps together: the page stays under 3 MB."""
 LENS_TOP = 3
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 SIDES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
-"""Of attention: whose positions ask, and whose are attended to."""
+"""The sides of each kind of attention: whose positions ask, and whose are attended to."""
 
 
 @dataclass
@@ -38,16 +46,16 @@ class Texts:
     target's tokens."""
 
     tokenizer: Tokenizer
-    found: dict[int, str] = field(default_factory=dict)
+    by_number: dict[int, str] = field(default_factory=dict)
 
     def add(self, ids: Iterable[int], side: str = "target") -> list[int]:
-        """The numbers of these ids."""
+        """Return the numbers of these ids."""
         own = side == "source" and self.tokenizer.separate
         tokenizer, first = (self.tokenizer.source, self.tokenizer.vocab_size) if own else (self.tokenizer, 0)
         listed = [int(id) for id in ids]
         for id in listed:
-            if first + id not in self.found:
-                self.found[first + id] = token_text(tokenizer, id)
+            if first + id not in self.by_number:
+                self.by_number[first + id] = token_text(tokenizer, id)
         return [first + id for id in listed]
 
     def words(self, ids: Sequence[int], side: str) -> list[int | None]:
@@ -65,8 +73,10 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
     return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
 
 
-def content(models: Sequence[Opened], sentence: Sentence, traces: Sequence[Trace], top_k: int) -> dict[str, Any]:
-    """What the page shows. `UserError` for a sentence that makes too large a page."""
+def content(
+    models: Sequence[Opened], sentence: ExplainedSentence, traces: Sequence[Trace], top_k: int
+) -> dict[str, Any]:
+    """Return what the page shows. `UserError` for a sentence that makes too large a page."""
     first = models[0]
     config, texts = first.config, Texts(first.tokenizer)
     stack = written_by(config)
@@ -93,7 +103,7 @@ def content(models: Sequence[Opened], sentence: Sentence, traces: Sequence[Trace
         "norms": [_norms(trace) for trace in traces],
         "beam": _beam(sentence, texts) if sentence.tree else None,
     }
-    return data | {"texts": texts.found}
+    return data | {"texts": texts.by_number}
 
 
 def _facts(config: TransformerConfig) -> str:
@@ -103,7 +113,7 @@ def _facts(config: TransformerConfig) -> str:
 
 
 def _labels(models: Sequence[Opened]) -> list[str]:
-    """What runs each; with its folder's name where that tells two apart."""
+    """Say what runs each; with its folder's name where that tells two apart."""
     labels = [model.label for model in models]
     names = [model.folder.resolve().name for model in models]
     return [f"{name}: {label}" for name, label in zip(names, labels, strict=True)] if len(set(names)) > 1 else labels
@@ -128,21 +138,21 @@ def _maps(traces: Sequence[Trace]) -> dict[str, Any]:
     return {"bits": bits, "kinds": kinds}
 
 
-def _steps(trace: Trace, sentence: Sentence, texts: Texts, top_k: int) -> list[dict[str, Any]]:
-    """Of each position: the likeliest ids and their probabilities; probability and rank (from 1) of the one that
+def _steps(trace: Trace, sentence: ExplainedSentence, texts: Texts, top_k: int) -> list[dict[str, Any]]:
+    """List for each position the likeliest ids and their probabilities; probability and rank (from 1) of the one that
     follows."""
     p = probabilities(trace.logits)
     best = most_likely(p, top_k)
     rows = []
     for i, (row, ids, written) in enumerate(zip(p, best, sentence.written, strict=True)):
         rank = 1 + int((row > row[written]).sum())
-        found = {"ids": texts.add(ids), "p": rounded(row[ids]), "written": rounded([row[written]])[0], "rank": rank}
-        rows.append(found | {"given": i < sentence.given})
+        likeliest = {"ids": texts.add(ids), "p": rounded(row[ids]), "written": rounded([row[written]])[0], "rank": rank}
+        rows.append(likeliest | {"given": i < sentence.given})
     return rows
 
 
 def _lens(trace: Trace, texts: Texts) -> list[dict[str, Any]]:
-    """Of each layer: its name, and for each position the likeliest ids with their probabilities."""
+    """List for each layer its name, and for each position the likeliest ids with their probabilities."""
     layers = []
     for name, logits in trace.lens.items():
         p = probabilities(logits)
@@ -156,7 +166,7 @@ def _norms(trace: Trace) -> dict[str, list[float]]:
     return {name: rounded(values) for name, values in norms(trace.points).items()}
 
 
-def _beam(sentence: Sentence, texts: Texts) -> dict[str, Any]:
+def _beam(sentence: ExplainedSentence, texts: Texts) -> dict[str, Any]:
     tree = sentence.tree
     return {
         "step": [node.step for node in tree],
@@ -166,3 +176,52 @@ def _beam(sentence: Sentence, texts: Texts) -> dict[str, Any]:
         "fate": "".join(node.fate[0] for node in tree),  # kept, finished, dropped
         "score": [None if node.score is None else rounded([node.score])[0] for node in tree],
     }
+
+
+def bits_for(cells: int, models: int, tokens: int) -> int:
+    """Choose the bits of each of so many weights, of this many models, on one page; `UserError` where not even the
+    fewest fit."""
+    for bits in (FINE, COARSE):
+        if _characters(cells, models, bits) <= ROOM:
+            return bits
+    most = int(tokens * (ROOM / _characters(cells, models, COARSE)) ** 0.5)
+    raise UserError(
+        f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
+    )
+
+
+def packed(weights: NDArray[np.float32], bits: int) -> str:
+    """Write weights from 0 to 1 as whole numbers of so many bits, little-endian."""
+    steps = np.rint(np.clip(weights.astype(np.float64), 0, 1) * (2**bits - 1))
+    return _text(steps.astype("<u2" if bits == FINE else "u1"))
+
+
+def unpacked(text: str, bits: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Read what `packed` wrote, to within half a step."""
+    data = np.frombuffer(base64.b64decode(text), "<u2" if bits == FINE else "u1")
+    return data.reshape(shape) / (2**bits - 1)
+
+
+def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, Any]:
+    """Return {"largest": of each map (layers, H), "values": second - first of each map in parts of its largest, signed
+    bytes}.
+
+    first, second: (layers, H, L, S)."""
+    difference = second.astype(np.float64) - first
+    largest = np.abs(difference).max(axis=(2, 3))
+    parts = np.rint(difference / np.where(largest, largest, 1)[:, :, None, None] * 127).astype(np.int8)
+    return {"largest": [rounded(row) for row in largest], "values": _text(parts)}
+
+
+def rounded(values: Any, digits: int = 4) -> list[float]:
+    """Round each number to so many significant digits."""
+    return [float(f"{value:.{digits}g}") for value in np.asarray(values, np.float64).ravel()]
+
+
+def _characters(cells: int, models: int, bits: int) -> int:
+    each = models * bits // 8 + (models > 1)
+    return -(-cells * each * 4 // 3)
+
+
+def _text(array: NDArray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")

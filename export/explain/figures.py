@@ -15,7 +15,7 @@ from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 
 from .content import NAMES, SIDES
-from .sentence import Sentence
+from .sentence import ExplainedSentence
 from .trace import Trace, norms, probabilities
 
 FORMATS = ("png", "svg")
@@ -33,8 +33,8 @@ Draw = Callable[[], Any]
 
 
 def check_figures(folder: Path, force: bool) -> None:
-    """`UserError` unless matplotlib is there, and figures may be written into `folder`: it is new or empty, or holds
-    earlier ones, which `force` replaces."""
+    """Raise `UserError` unless matplotlib is there, and figures may be written into `folder`: it is new or empty, or
+    holds earlier ones, which `force` replaces."""
     if find_spec("matplotlib") is None:
         raise UserError("--figures needs matplotlib, which is not installed: pip install 'mlx-transformer[plots]'")
     check_free(folder, "set of figures", _holds_figures, force)
@@ -46,9 +46,11 @@ def _holds_figures(folder: Path) -> bool:
     return all(name.startswith(known) and name.rpartition(".")[2] in FORMATS for name in names)
 
 
-def write_figures(folder: Path, sentence: Sentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
-    """Write all of them at once, NAME.png and NAME.svg; how many there are. data: what the page shows. Of two models
-    the first is drawn, and the difference of the heads."""
+def write_figures(folder: Path, sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> int:
+    """Write all figures, NAME.png and NAME.svg each, and return how many there are.
+
+    data: what the page shows. If there are two models, the first is drawn, and the difference of the heads.
+    """
     import matplotlib
 
     figures = dict(_figures(sentence, traces, data))
@@ -62,7 +64,9 @@ def write_figures(folder: Path, sentence: Sentence, traces: Sequence[Trace], dat
     return len(figures)
 
 
-def _figures(sentence: Sentence, traces: Sequence[Trace], data: Mapping[str, Any]) -> Iterator[tuple[str, Draw]]:
+def _figures(
+    sentence: ExplainedSentence, traces: Sequence[Trace], data: Mapping[str, Any]
+) -> Iterator[tuple[str, Draw]]:
     first = traces[0]
     labels = {side: [_label(data, id) for id in of["ids"]] for side, of in data["sides"].items()}
     written = [_label(data, id) for id in data["written"]]
@@ -97,7 +101,7 @@ def _label(data: Mapping[str, Any], id: int) -> str:
 def _panels(
     down: int, across: int, size: tuple[float, float], gap: tuple[float, float], rows: float, columns: float
 ) -> tuple[Any, list[Any]]:
-    """A figure with a grid of axes, each of a size (width, height) in inches with gaps between them; `rows` and
+    """Make a figure with a grid of axes, each of a size (width, height) in inches with gaps between them; `rows` and
     `columns`: inches for labels at the left and below. Matplotlib's own layouts take seconds for many labels."""
     from matplotlib.figure import Figure
 
@@ -113,12 +117,12 @@ def _panels(
 
 
 def _room(labels: Sequence[str], points: float) -> float:
-    """Inches for the longest of these labels."""
+    """Return the inches for the longest of these labels."""
     return 0.15 + 0.0095 * points * max(map(len, labels), default=0)
 
 
 def _heads(weights: NDArray, title: str, rows: Sequence[str], columns: Sequence[str], difference: bool = False) -> Any:
-    """Every head (layers, H, L, S), a row of maps for each layer; differences in parts of each one's largest."""
+    """Draw every head (layers, H, L, S), a row of maps for each layer; differences in parts of each one's largest."""
     layers, heads = weights.shape[:2]
     size = max(1.3, 0.09 * max(len(rows), len(columns)))
     below = _room(columns, 5)
@@ -151,7 +155,7 @@ def _matrix(values: NDArray, title: str, rows: Sequence[str], columns: Sequence[
 
 
 def _predictions(data: Mapping[str, Any]) -> Any:
-    """Bars of the likeliest tokens, a panel for each position."""
+    """Draw bars of the likeliest tokens, a panel for each position."""
     steps = data["steps"]["of"][0]
     read = data["sides"][data["steps"]["positions"]]["ids"]
     across = min(6, len(steps))
@@ -176,7 +180,7 @@ def _predictions(data: Mapping[str, Any]) -> Any:
 
 
 def _beam(data: Mapping[str, Any]) -> Any:
-    """Kept and finished candidates, a column for each step; the output's path is thick."""
+    """Draw kept and finished candidates, a column for each step; the output's path is thick."""
     beam = data["beam"]
     count = len(beam["step"])
     shown = [i for i in range(count) if beam["fate"][i] != "d"]
@@ -210,8 +214,8 @@ def _beam(data: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _lens(trace: Trace, data: Mapping[str, Any], read: Sequence[str], sentence: Sentence) -> Any:
-    """The likeliest token after each layer, over the shade of its probability; green where it is what follows."""
+def _lens(trace: Trace, data: Mapping[str, Any], read: Sequence[str], sentence: ExplainedSentence) -> Any:
+    """Draw the likeliest token after each layer, over the shade of its probability; green where it is what follows."""
     layers = data["lens"]["of"][0]
     values = np.array([probabilities(logits).max(axis=-1) for logits in trace.lens.values()])
     names = [point_name(layer["name"]) for layer in layers]
@@ -240,7 +244,7 @@ def _norms(values: Mapping[str, NDArray], stack: str, columns: Sequence[str]) ->
 
 
 def point_name(name: str) -> str:
-    """encoder.layers.0.self_attention -> layer 1: self-attention"""
+    """Name a point for people: encoder.layers.0.self_attention -> layer 1: self-attention."""
     _, _, rest = name.partition(".layers.")
     if not rest:
         return "embedding" if name.endswith("embedding") else "after the last norm"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from export.validate.cases import Case
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -14,6 +17,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
 from mlx_transformer.generation.fitting import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_files
@@ -28,16 +32,14 @@ class Opened:
 
     folder: Path
     runtime: str
-    engine: Any
-    """An `export.validate.engines.Engine` that shows points and searches."""
+    engine: Engine
     config: TransformerConfig
     tokenizer: Tokenizer
 
     @property
     def label(self) -> str:
         """For people: what runs it, and in which precision if not in float32."""
-        engine: Engine = self.engine
-        details = engine.details()
+        engine, details = self.engine, self.engine.details()
         names = {"mlx": "MLX", "onnxruntime": "ONNX Runtime", "reference": "NumPy reference"}
         runtime = self.runtime.partition(":")[0]
         where = details.get("provider", "").removesuffix("ExecutionProvider") or str(engine.device).upper()
@@ -47,7 +49,7 @@ class Opened:
 
 
 def open_model(folder: Path, runtime: str | None = None, threads: int | None = None, verify: bool = True) -> Opened:
-    """A checkpoint, run by MLX (without it by the NumPy reference), or an ONNX folder, run by ONNX Runtime.
+    """Open a checkpoint, run by MLX (without it by the NumPy reference), or an ONNX folder, run by ONNX Runtime.
 
     runtime: another one, by its name in `validate --runtimes`. verify: compare files with their manifest's digests.
     `UserError` for what is neither, has no tokenizer, or doesn't go with the runtime.
@@ -73,7 +75,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
             raise UserError(f"{folder}: is a checkpoint; --threads is for ONNX folders")
         checkpoint = open_checkpoint(folder, verify)
         engine, path = open_engine(chosen, checkpoint, None), checkpoint.tokenizer_path
-    config: TransformerConfig = engine.config  # type: ignore[attr-defined]
+    config = engine.config
     tokenizer = None if path is None else Tokenizer.load(path)
     architecture = config.architecture
     tokenizer = fitting_tokenizer(config, tokenizer, str(folder), architecture, USES[architecture])
@@ -81,7 +83,7 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
 
 
 def open_other(text: str, first: Opened, threads: int | None = None, verify: bool = True) -> Opened:
-    """What is shown beside the first model: another folder, or the same one run by a runtime of this name."""
+    """Open what is shown beside the first model: another folder, or the same one run by a runtime of this name."""
     is_runtime = text.partition(":")[0] in RUNTIMES and not Path(text).exists()
     if is_runtime:
         onnx = first.runtime.partition(":")[0] in FOR_FOLDERS
@@ -96,6 +98,25 @@ def open_other(text: str, first: Opened, threads: int | None = None, verify: boo
         if ours != theirs:
             raise UserError(f"{text}: {name}={theirs!r}, {first.folder} has {ours!r}; maps of these can't be compared")
     return other
+
+
+def cross_weights(
+    folder: Path, threads: int | None = None, precision: str | None = None, verify: bool = True
+) -> CrossWeights:
+    """Return cross-attention weights for pairs of texts, of the layer that `alignment_layer` chooses.
+
+    `translate --alignment` is made of them where the model's graphs don't return them: the model is opened for it.
+    `UserError` as `open_model`.
+    """
+    runtime = None if precision is None else f"onnxruntime:cpu:all:{precision}"
+    model = open_model(folder, runtime, threads, verify)
+    name = f"decoder.layers.{alignment_layer(model.config)}.cross_attention.weights"
+
+    def attention(source: NDArray, real: NDArray, read: NDArray) -> NDArray:
+        case = Case("pairs", source, None if real.all() else real, read, 1)
+        return np.asarray(model.engine.points(case, [name])[name], np.float32).mean(axis=1)
+
+    return cross_weights_by(attention, model.config)
 
 
 def _best() -> str:

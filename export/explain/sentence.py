@@ -25,7 +25,7 @@ CONTINUATION = 20
 
 
 @dataclass(frozen=True)
-class Sentence:
+class ExplainedSentence:
     """Ids of one input. `source`: what the encoder reads; `target`: what the decoder reads; empty where there is none.
 
     `written`: the token that follows each position of the target (or, of an encoder alone, that stands at each of the
@@ -51,7 +51,7 @@ class Sentence:
         return Case("sentence", source, None, target if self.target else None, 1)
 
 
-def read_sentence(model: Opened, text: str, target: str | None, options: Options) -> Sentence:
+def read_sentence(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:
     """Tokenise, and let the model find its output unless `target` gives one.
 
     `UserError` for an empty text, one that is too long for the model, and a target that an encoder can't have.
@@ -66,28 +66,28 @@ def read_sentence(model: Opened, text: str, target: str | None, options: Options
     return _translated(model, text, target, options)
 
 
-def _filled(model: Opened, text: str, target: str | None) -> Sentence:
+def _filled(model: Opened, text: str, target: str | None) -> ExplainedSentence:
     if target is not None:
         raise UserError(f"{model.folder}: is an encoder alone, which writes nothing: leave out --target")
     ids = tuple(ids_with_masks(model.tokenizer, text))
     _check_length(model, ids, "text")
-    return Sentence(text, ids, (), ids, len(ids), "")
+    return ExplainedSentence(text, ids, (), ids, len(ids), "")
 
 
-def _translated(model: Opened, text: str, target: str | None, options: Options) -> Sentence:
+def _translated(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:
     source = model.tokenizer.source.encode(text)
     _check_length(model, source, "sentence")
     bos = model.config.bos_id
     if target is not None:
         written = model.tokenizer.encode(target)
         _check_length(model, written, "target")
-        return Sentence(text, tuple(source), (bos, *written[:-1]), tuple(written), len(written), target)
+        return ExplainedSentence(text, tuple(source), (bos, *written[:-1]), tuple(written), len(written), target)
     written, tree, score = _searched(model, source, options)
     output = model.tokenizer.decode(written)
-    return Sentence(text, tuple(source), (bos, *written[:-1]), tuple(written), 0, output, tree, score)
+    return ExplainedSentence(text, tuple(source), (bos, *written[:-1]), tuple(written), 0, output, tree, score)
 
 
-def _continued(model: Opened, text: str, target: str | None, options: Options) -> Sentence:
+def _continued(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:
     prompt = [model.config.bos_id, *model.tokenizer.encode(text)[:-1]]
     _check_length(model, prompt, "prompt")
     if target is not None:
@@ -98,14 +98,14 @@ def _continued(model: Opened, text: str, target: str | None, options: Options) -
     ids = (*prompt, *new)
     _check_length(model, ids[:-1], "prompt and continuation")
     given = len(ids) if target is not None else len(prompt) - 1
-    return Sentence(text, (), ids[:-1], ids[1:], given, output, tree, score)
+    return ExplainedSentence(text, (), ids[:-1], ids[1:], given, output, tree, score)
 
 
 def _searched(model: Opened, ids: list[int], options: Options) -> tuple[list[int], tuple[Node, ...], float]:
-    """The best output, with eos unless it was cut at its limit; the tree of a beam search; the score."""
+    """Return the best output, with eos unless it was cut at its limit; the tree of a beam search; the score."""
     with model.engine.searching() as searchable:
-        found, tree, limit = searched(searchable, ids, options)
-    best = found[0]
+        hypotheses, tree, limit = searched(searchable, ids, options)
+    best = hypotheses[0]
     end = [model.config.eos_id] if len(best.ids) < limit else []
     return [*best.ids, *end], tuple(tree), best.score
 

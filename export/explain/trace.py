@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.points import inner_names, tap_names
+from export.validate.findings import inner_names, tap_names
 from export.validate.reference.layers import norm, softmax
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.system.errors import UserError
 
 from .opening import Opened
-from .sentence import Sentence
+from .sentence import ExplainedSentence
 
 Array = NDArray[np.float32]
 
@@ -27,7 +27,7 @@ KINDS = {
     "decoder": ("decoder", "self_attention"),
     "cross": ("decoder", "cross_attention"),
 }
-"""Of attention: the stack, and the sub-layer in each of its layers."""
+"""The place of each kind of attention: its stack, and the sub-layer in each layer."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Trace:
     lens: Mapping[str, Array]
 
 
-def trace(model: Opened, sentence: Sentence) -> Trace:
+def trace(model: Opened, sentence: ExplainedSentence) -> Trace:
     """Run the model once. `UserError` if its graphs don't show what is looked for, or it computes no finite numbers."""
     config = model.config
     names = [*tap_names(config), *(name for name in inner_names(config) if name.endswith(".weights"))]
-    found = model.engine.points(sentence.case, names)
-    if "logits" not in found or any(name not in found for name in names if name.endswith(".weights")):
+    shown = model.engine.points(sentence.case, names)
+    if "logits" not in shown or any(name not in shown for name in names if name.endswith(".weights")):
         raise UserError(f"{model.folder}: its graphs don't name what is inside them; export the model again")
-    values = {name: np.asarray(value, np.float32)[0] for name, value in found.items()}
+    values = {name: np.asarray(value, np.float32)[0] for name, value in shown.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise UserError(f"{model.folder}: computes numbers that are not finite; check its weights")
     weights = {
@@ -66,27 +66,27 @@ def layers_of(config: TransformerConfig, stack: str) -> int:
 
 
 def written_by(config: TransformerConfig) -> str:
-    """The stack whose output the classifier reads."""
+    """Return the stack whose output the classifier reads."""
     return "decoder" if config.has_decoder else "encoder"
 
 
 def probabilities(logits: Array) -> NDArray[np.float64]:
-    """Softmax over the vocabulary, in float64."""
+    """Return the softmax over the vocabulary, in float64."""
     return softmax(logits.astype(np.float64))
 
 
 def most_likely(probability: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Ids (L, count) of the likeliest tokens, falling; on ties the lowest id."""
+    """Return the ids (L, count) of the likeliest tokens, falling; on ties the lowest id."""
     return np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
 
 def norms(points: Mapping[str, Array]) -> dict[str, Array]:
-    """{tap: (L,) Euclidean norm of the vector at each position}."""
+    """Return {tap: (L,) Euclidean norm of the vector at each position}."""
     return {name: np.linalg.norm(value, axis=-1) for name, value in points.items()}
 
 
 def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
-    """The classifier, and before it the norm after the stack where there is one, on every layer's output
+    """Read every layer's output with the classifier, and before it the norm after the stack where there is one
     (nostalgebraist 2020)."""
     config, stack = model.config, written_by(model.config)
     names = [f"{stack}.embedding", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]
@@ -105,7 +105,7 @@ def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _parameters(model: Opened, stack: str) -> Iterator[tuple[str, Array]]:
-    wanted = {output_weight_name(model.config), "output_proj.bias", f"{stack}.norm.weight", f"{stack}.norm.bias"}
+    names = {output_weight_name(model.config), "output_proj.bias", f"{stack}.norm.weight", f"{stack}.norm.bias"}
     for _, name, array in model.engine.parameters():
-        if name in wanted:
+        if name in names:
             yield name, np.asarray(array, np.float32)

@@ -69,12 +69,13 @@ class RecordedBeam(Beam):
 
 
 def searched(model: Model, ids: list[int], options: Options) -> tuple[list[Hypothesis], list[Node], int]:
-    """The outputs of one input, best first; the tree, none of greedy search; and the most tokens that were allowed."""
+    """Return the outputs of one input, best first; the tree, none of greedy search; and the most tokens that were
+    allowed."""
     sources, forced, limits = checked(model, {"ids": [ids]}, None, options)
     batch = Batch(np.arange(1), sources, forced, limits, np.arange(1))
     kind = RecordedBeam if options.beam > 1 else Greedy
     strategy = kind(model.arrays, batch, options, model.config)
-    found = run(model, batch, strategy)[0]
-    if not found or not np.isfinite(found[0].score):
+    hypotheses = run(model, batch, strategy)[0]
+    if not hypotheses or not np.isfinite(hypotheses[0].score):
         raise UserError("the model's logits are not finite; check its weights")
-    return found, getattr(strategy, "nodes", []), int(limits[0])
+    return hypotheses, getattr(strategy, "nodes", []), int(limits[0])

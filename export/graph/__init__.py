@@ -1,1 +1,1 @@
-"""A graph in the making: inputs, outputs and taps of all targets, and what onnx_ir is kept from loading."""
+"""Graphs made, changed and read: what every target and pass shares."""

@@ -49,7 +49,8 @@ class GraphBuilder:
         return self.builder.input(name, DTYPES[dtype], list(axes))
 
     def source(self) -> dict[str, Any]:
-        """The arguments of `Transformer.encode`: ids, or None and vectors; the mask; what else the graph reads."""
+        """Return the arguments of `Transformer.encode`: ids, or None and vectors; the mask; what else the graph
+        reads."""
         source: dict[str, Any] = {"source_ids": None}
         source |= {value: x for value, x in self.inputs.items() if value in SOURCE_NAMES}
         if (vectors := source.get("inputs_embeds")) is not None:
@@ -58,7 +59,7 @@ class GraphBuilder:
         return source
 
     def pairs(self, value: str) -> list[KeyValues]:
-        """Keys and values of every layer that come in as `value`; none where the graph takes none."""
+        """Return the keys and values of every layer that come in as `value`; none where the graph takes none."""
         values = [x for name, x in self.inputs.items() if name.startswith(f"{value}.")]
         return list(zip(values[::2], values[1::2], strict=True))
 
@@ -86,7 +87,7 @@ class GraphBuilder:
         self.builder.add_output(value, name)
 
     def tap(self, name: str, value: ir.Value) -> None:
-        """A tap costs nothing: it is the name of a value."""
+        """Name a value: a tap costs nothing else."""
         if name != "logits":  # an output already
             value.name = name
             self.tapped.append(value)
@@ -117,7 +118,7 @@ def merge_equal(model: ir.Model) -> None:
 
 
 def _check_names(model: ir.Model) -> None:
-    """Node names serve reports and profiles: two of one name would be taken for each other."""
+    """Raise `ValueError` if two nodes have one name: reports and profiles would take them for each other."""
     twice = [f"{name} ({n})" for name, n in Counter(node.name for node in model.graph.all_nodes()).items() if n > 1]
     if twice:
         raise ValueError(f"{model.graph.name}: node names used more than once: {', '.join(twice)}")

@@ -16,7 +16,7 @@ from mlx_transformer.families.forms import their_activation
 
 
 def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
-    """{file name: contents}. `external`: graph files that a data file of their own name goes with; `dtype`:
+    """Return {file name: contents}. `external`: graph files that a data file of their own name goes with; `dtype`:
     transformers.js's word for the precision that it takes unless told another."""
     kinds = {"encoder-decoder": _marian, "decoder": _llama, "encoder": _bert}
     shared = {
@@ -96,7 +96,8 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
-    """(heads, heads * width of one) of the cached keys: Marian consumers make their first, empty cache from these.
+    """Return (heads, heads * width of one) of the cached keys: Marian consumers make their first, empty cache from
+    these.
 
     Only for unequal d_k and d_v can they not (Optimum's merged decoder; its use_merged=False and transformers.js can).
     """
@@ -105,7 +106,8 @@ def _cache_sizes(c: TransformerConfig) -> tuple[int, int]:
 
 
 def _genai(c: TransformerConfig) -> dict[str, Any]:
-    """onnxruntime-genai, decoder-only: it has no banned tokens, and pads a batch of prompts on the right."""
+    """Return the config of onnxruntime-genai, decoder-only: it has no banned tokens, and pads a batch of prompts on the
+    right."""
     ports = GRAPHS[MODEL](Request(config=c))
     inputs, outputs = ports.input_names, ports.output_names
 

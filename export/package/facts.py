@@ -13,10 +13,10 @@ from mlx_transformer.system.files import read_protobuf
 Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 8 x 64"
 
 
-def graph_facts(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """{file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}} of
-    FOLDER/*.onnx and FOLDER/onnx/*.onnx, in the order of their names, or of one file; inputs and outputs are
-    (name, type, shape).
+def describe_graphs(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """Return {file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}} of
+    FOLDER/*.onnx and FOLDER/onnx/*.onnx, in the order of their names, or of one file; inputs and outputs are (name,
+    type, shape).
 
     Nodes inside the branches of If are counted. Raises `UserError` for a file that is no ONNX model.
     """

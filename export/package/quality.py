@@ -78,7 +78,7 @@ class Quality:
         return problems
 
     def _scores(self) -> list[tuple[str, float, float]]:
-        """(name, here, in float32)"""
+        """Return (name, here, in float32)."""
         pairs = (("BLEU", self.bleu, self.bleu_float32), ("exact match", self.exact, self.exact_float32))
         return [(name, got, wide) for name, got, wide in pairs if got is not None and wide is not None]
 
@@ -99,9 +99,9 @@ def gate_text(
     told: Callable[[str], None] = lambda _: None,
     vectors: bool = False,
 ) -> Text | None:
-    """The text to judge the precisions `judged` on: the files given, or the built-in corpus's held-out phrases if the
-    run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `told` is called with a
-    line on what that leaves undone. `vectors`: the encoder will read vectors, not text.
+    """Return the text to judge the precisions `judged` on: the files given, or the built-in corpus's held-out phrases
+    if the run around the checkpoint was trained on it; None if there is neither, or nothing to judge: `told` is called
+    with a line on what that leaves undone. `vectors`: the encoder will read vectors, not text.
 
     Raises `UserError` for files that can't be read, and for a model that can't translate them.
     """
@@ -192,13 +192,13 @@ def record(folder: Path, qualities: Sequence[Quality]) -> None:
 
 
 def recorded(folder: Path) -> list[Quality]:
-    """The qualities that `record` wrote into a package."""
+    """Return the qualities that `record` wrote into a package."""
     precisions = read_json(folder / SPEC)["precisions"]
     return [Quality(name, **entry["quality"]) for name, entry in precisions.items() if "quality" in entry]
 
 
 def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Any]:
-    """For each row, the best token after the start token and after each further one of its output."""
+    """Return for each row the best token after the start token and after each further one of its output."""
     config = model.config
     tokens: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -213,7 +213,7 @@ def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs:
 
 
 def _padded(rows: Sequence[Sequence[int]], config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (B, L), padded on the right, and their mask."""
+    """Return ids (B, L), padded on the right, and their mask."""
     arrays, mask = Sources(config, {SOURCE_IDS.name: [np.asarray(row, np.int64) for row in rows]}).padded()
     return arrays[SOURCE_IDS.name], mask
 

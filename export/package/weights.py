@@ -1,7 +1,7 @@
 """External data: initializers go from the checkpoint to one data file, one by one; memory holds one tensor at a time.
 
-An initializer is a parameter, an array that a recipe makes from parameters (`precision/recipes.py`), or a constant of
-the builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
+An initializer is a parameter, an array that is made from parameters (`precision/late_weights.py`), or a constant of the
+builder's. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.nn.primitives import extent
-from export.precision.recipes import RECIPE
+from export.precision.late_weights import LATE
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 
@@ -44,7 +44,7 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
     made = _Made(checkpoint)
     places: dict[tuple[str, int], tuple[int, int]] = {}
     with data.open("wb") if external else nullcontext() as file:
-        for values in _by_recipe(users).values():
+        for values in _grouped(users).values():
             array = made(values[0])
             place = None
             if file is not None and nbytes(values[0]) > large:
@@ -56,7 +56,7 @@ def fill(models: Iterable[ir.Model], checkpoint: Checkpoint, data: Path, thresho
 
 
 class _Made:
-    """Makes the arrays of initializers. Those of one recipe are made together and kept until another recipe's turn."""
+    """Makes the arrays of initializers. Those of one `LateWeight` are made together, and kept until the next."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
@@ -66,23 +66,23 @@ class _Made:
     def __call__(self, value: ir.Value) -> NDArray:
         if value.const_value is not None:
             return value.const_value.numpy()
-        if RECIPE not in value.meta:
+        if LATE not in value.meta:
             return _parameter(self.checkpoint, str(value.name))
-        recipe, index = value.meta[RECIPE]
-        if recipe.key != self.key:
+        late, index = value.meta[LATE]
+        if late.key != self.key:
             self.arrays = []  # before the next ones are made
             self.key, self.arrays = (
-                recipe.key,
-                recipe.make(*(_parameter(self.checkpoint, p) for p in recipe.parameters)),
+                late.key,
+                late.make(*(_parameter(self.checkpoint, p) for p in late.parameters)),
             )
         array = self.arrays[index]
         if array.nbytes != nbytes(value):
-            raise ValueError(f"{value.name}: its recipe made {array.nbytes} bytes, {value.shape} is {nbytes(value)}")
+            raise ValueError(f"{value.name}: `make` gave {array.nbytes} bytes, {value.shape} is {nbytes(value)}")
         return array
 
 
-def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
-    """The same initializers and their users, ordered so that the results of one recipe follow each other."""
+def _grouped(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
+    """Order initializers and their users so that the results of one `LateWeight` follow each other."""
     first: dict[str, int] = {}
     for i, values in enumerate(users.values()):
         first.setdefault(_made_as(values[0])[0], i)
@@ -90,15 +90,15 @@ def _by_recipe(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]
 
 
 def _made_as(value: ir.Value) -> tuple[str, int]:
-    """A key that is equal for two initializers with the same bytes, whatever their shapes."""
-    if RECIPE not in value.meta:
+    """Return a key that is equal for two initializers with the same bytes, whatever their shapes."""
+    if LATE not in value.meta:
         return str(value.name), 0
-    recipe, index = value.meta[RECIPE]
-    return recipe.key, index
+    late, index = value.meta[LATE]
+    return late.key, index
 
 
 def _append(file: BinaryIO, array: NDArray) -> tuple[int, int]:
-    """(offset, length) of the array's bytes in the file."""
+    """Append the array's bytes and return (offset, length) of them in the file."""
     file.write(b"\0" * (-file.tell() % ALIGNMENT))
     place = file.tell(), array.nbytes
     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own
@@ -130,7 +130,7 @@ def _parameter(checkpoint: Checkpoint, name: str) -> NDArray:
 
 
 def nbytes(value: ir.Value) -> int:
-    """Size of an initializer, filled or not."""
+    """Return the size of an initializer in bytes, filled or not."""
     if value.const_value is not None:
         return value.const_value.nbytes
     assert value.dtype is not None

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
-from export.precision.passes import change
+from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint, digests
@@ -152,7 +152,7 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
     for owner, names in target.data_files(plan.config).items():
         models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
         for model in models.values():
-            change(model, precision, target.lowering, activations)
+            lower(model, precision, target.lowering, activations)
             if PRECISIONS[precision].form == "packed":
                 use_packed_operators(model, checkpoint, activations)
             unpack_on_load(model, checkpoint)

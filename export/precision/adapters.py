@@ -11,52 +11,48 @@ Shapes: O rows, D columns, R rank; A (R, D), B (O, R), m / norm (O,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from mlx_transformer.core.adapter import Change
+from export.graph.edit import Nodes
+from mlx_transformer.core.adapter import WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
 
-from .products import Linear, Rewriter, initializer
-from .recipes import Recipe, recipe_value
+from .late_weights import LateWeight, late_initializer
+from .products import Linear
 
 A, B, GAIN = "lora_a", "lora_b", "gain"
-Add = Callable[..., ir.Value]
-"""Adds a node (operator, inputs, attributes) and returns its output."""
 
 
-def change_of(checkpoint: Checkpoint, name: str) -> Change | None:
-    """What an adapter does to the integers of this parameter; None: they are all there is."""
-    kept = checkpoint.adapter is not None and name in checkpoint.quantization
-    return checkpoint.adapter.change(name) if kept and checkpoint.adapter is not None else None
+def delta_of(checkpoint: Checkpoint, name: str) -> WeightDelta | None:
+    """Return what an adapter adds to the integers of this parameter, or None."""
+    quantised = checkpoint.adapter is not None and name in checkpoint.quantization
+    return checkpoint.adapter.delta(name) if quantised and checkpoint.adapter is not None else None
 
 
-def merged_on_load(
-    graph: ir.Graph, add: Add, w: ir.Value, path: str, checkpoint: Checkpoint, name: str, part: slice
-) -> ir.Value:
-    """`w` as the adapter changes it, if it does: rows `part` of the parameter NAME, in float32."""
-    change = change_of(checkpoint, name)
-    if change is None:
+def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str, part: slice) -> ir.Value:
+    """Return `w`, rows `part` of the parameter NAME in float32, with what an adapter adds, if one does."""
+    delta = delta_of(checkpoint, name)
+    if delta is None:
         return w
 
     def arrays() -> list[NDArray]:
-        gain = change.gain(checkpoint.packed(name).dequantised())
-        found = [change.a, change.b[part], np.array(change.factor, np.float64)]
-        return found if gain is None else [*found, gain[part, None]]
+        gain = delta.gain(checkpoint.packed(name).dequantised())
+        parts = [delta.a, delta.b[part], np.array(delta.factor, np.float64)]
+        return parts if gain is None else [*parts, gain[part, None]]
 
-    rows = len(change.b[part])
-    shapes = {A: change.a.shape, B: (rows, change.a.shape[0]), "factor": ()}
-    shapes |= {GAIN: (rows, 1)} if change.magnitude is not None else {}
-    recipe = Recipe((), arrays, f"{path}.adapter")
+    rows = len(delta.b[part])
+    shapes = {A: delta.a.shape, B: (rows, delta.a.shape[0]), "factor": ()}
+    shapes |= {GAIN: (rows, 1)} if delta.magnitude is not None else {}
+    late = LateWeight((), arrays, f"{path}.adapter")
     values = []
     for i, (kind, shape) in enumerate(shapes.items()):
         dtype = ir.DataType.FLOAT if kind in (A, B) else ir.DataType.DOUBLE
-        values.append(recipe_value(f"{path}.{kind}", recipe, i, shape, dtype))
-        graph.initializers[f"{path}.{kind}"] = values[-1]
+        values.append(add.initializer(late_initializer(f"{path}.{kind}", late, i, shape, dtype)))
     a, b, factor, *gains = values
     double = ir.DataType.DOUBLE
     product = add("MatMul", add("Cast", b, to=double), add("Cast", a, to=double))
@@ -66,37 +62,35 @@ def merged_on_load(
     return add("Cast", changed, to=ir.DataType.FLOAT)
 
 
-def added_each_pass(
-    model: ir.Model, rewrite: Rewriter, linear: Linear, y: ir.Value, checkpoint: Checkpoint
-) -> ir.Value:
-    """`y`, the product with a matrix's integers, as the adapter changes it, if it does."""
+def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpoint) -> ir.Value:
+    """Return `y`, the product with a matrix's integers, with what an adapter adds, if one does."""
     name = str(linear.weight.name)
-    change = change_of(checkpoint, name)
-    if change is None:
+    delta = delta_of(checkpoint, name)
+    if delta is None:
         return y
-    recipe = Recipe((), lambda: branch(change, checkpoint.packed(name).dequantised()), f"{name}.adapter")
-    (rank, width), rows = change.a.shape, len(change.b)
+    late = LateWeight((), lambda: branch(delta, checkpoint.packed(name).dequantised()), f"{name}.adapter")
+    (rank, width), rows = delta.a.shape, len(delta.b)
     shapes: dict[str, Sequence[int]] = {A: (width, rank), B: (rank, rows)}
-    shapes |= {GAIN: (rows,)} if change.magnitude is not None else {}
+    shapes |= {GAIN: (rows,)} if delta.magnitude is not None else {}
     a, b, *gains = (
-        initializer(model, recipe_value(f"{name}.{kind}", recipe, i, shape, ir.DataType.FLOAT))
+        add.initializer(late_initializer(f"{name}.{kind}", late, i, shape, ir.DataType.FLOAT))
         for i, (kind, shape) in enumerate(shapes.items())
     )
-    y = rewrite("Add", y, rewrite("MatMul", rewrite("MatMul", linear.x, a), b))
+    y = add("Add", y, add("MatMul", add("MatMul", linear.x, a), b))
     for gain in gains:
-        y = rewrite("Mul", y, gain)
+        y = add("Mul", y, gain)
     return y
 
 
-def branch(change: Change, weight: NDArray) -> list[NDArray[np.float32]]:
-    """A^T (D, R), f B^T (R, O) and, of DoRA, m / norm (O,), each rounded to float32 once."""
-    gain = change.gain(weight)
-    found = [change.a.T, change.factor * change.b.astype(np.float64).T, *([] if gain is None else [gain])]
-    return [np.ascontiguousarray(array, np.float32) for array in found]
+def branch(delta: WeightDelta, weight: NDArray) -> list[NDArray[np.float32]]:
+    """Return A^T (D, R), f B^T (R, O) and, in DoRA, m / norm (O,), each rounded to float32 once."""
+    gain = delta.gain(weight)
+    arrays = [delta.a.T, delta.factor * delta.b.astype(np.float64).T, *([] if gain is None else [gain])]
+    return [np.ascontiguousarray(array, np.float32) for array in arrays]
 
 
 def merged(name: str, weight: NDArray, stored: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The matrix (O, D) that a branch of these initializers, called after the parameter NAME, makes of its weight."""
+    """Return the matrix (O, D) that a branch with the initializers of the parameter NAME makes of its weight."""
     if f"{name}.{A}" not in stored:
         return weight
     a, b = (stored[f"{name}.{kind}"].astype(np.float64) for kind in (A, B))

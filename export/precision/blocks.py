@@ -5,7 +5,7 @@
 
 What is multiplied with them is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where ONNX Runtime
 makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it); without it,
-and so in whatever else opens the file, the activations are rounded to int8. Of 8 bits, weights that meet float32
+and so in whatever else opens the file, the activations are rounded to int8. Weights of 8 bits that meet float32
 activations are unpacked when the graph is loaded, in every target (`unpacked.py`).
 
 Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in
@@ -23,14 +23,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from export.graph.edit import Nodes
 from export.nn.primitives import extent
 
 from .int8 import CONTRIB, to_int8, unpack_rows
-from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
-from .recipes import recipe_value, then
+from .late_weights import derived, late_initializer
+from .products import Linear, Lookup, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, packed
 from .table import ACTIVATIONS, STANDARD, UNPACKED
-from .unpacked import Opening, multiply_unpacked
+from .unpacked import multiply_unpacked
 
 
 def weight_only(
@@ -58,8 +59,8 @@ def weight_only(
 def _change_tables(
     model: ir.Model, products: Sequence[Linear], activations: str, fused: bool, blocks_in_tables: bool
 ) -> None:
-    """To 8 bits. A table is stored in one way, whether it is looked up, multiplied or both: in blocks if it may be and
-    consists of whole ones, as GatherBlockQuantized reads no other; else in rows."""
+    """Change tables to 8 bits. A table is stored in one way, whether it is looked up, multiplied or both: in blocks if
+    it may be and consists of whole ones, as GatherBlockQuantized reads no other; else in rows."""
 
     def in_blocks(width: int) -> bool:
         return blocks_in_tables and width % BLOCK == 0
@@ -83,27 +84,26 @@ def _change_tables(
 
 def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str) -> None:
     out, width = _sizes(linear)
-    q, scale = _blocks(model, linear, bits)
-    rewrite = Rewriter(model, linear.node)
+    add = Nodes(model, linear.node)
+    q, scale = _blocks(add, linear, bits)
     sizes = {"K": width, "N": out, "bits": bits, "block_size": BLOCK, "accuracy_level": ACTIVATIONS[activations]}
-    y = rewrite("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes)
-    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+    put_product(add, linear, add("MatMulNBits", linear.x, q, scale, domain=CONTRIB, **sizes))
 
 
-def _unpack(opening: Opening, linear: Linear) -> ir.Value:
-    """For `multiply_unpacked`: of 8 bits. What fills the last block is cut off."""
+def _unpack(add: Nodes, linear: Linear) -> ir.Value:
+    """Unpack a weight from blocks of 8 bits, for `multiply_unpacked`, without what fills the last block."""
     out, width = _sizes(linear)
-    q, scale = _blocks(opening.model, linear, 8)
-    signed = opening("Sub", opening("Cast", q, to=ir.DataType.FLOAT), opening.number(128))
-    rows = opening("Mul", signed, opening("Unsqueeze", scale, opening.integers(2)))
-    rows = opening("Reshape", rows, opening.integers(out, -1))
+    q, scale = _blocks(add, linear, 8)
+    signed = add("Sub", add("Cast", q, to=ir.DataType.FLOAT), add.constant(np.float32(128)))
+    rows = add("Mul", signed, add("Unsqueeze", scale, add.constant([2])))
+    rows = add("Reshape", rows, add.constant([out, -1]))
     if width % BLOCK == 0:
         return rows
-    return opening("Slice", rows, opening.integers(0), opening.integers(width), opening.integers(1))
+    return add("Slice", rows, *(add.constant([k]) for k in (0, width, 1)))
 
 
-def _blocks(model: ir.Model, linear: Linear, bits: int) -> tuple[ir.Value, ir.Value]:
-    """(O, G, b * bits / 8) uint8, and scales (O, G)."""
+def _blocks(add: Nodes, linear: Linear, bits: int) -> tuple[ir.Value, ir.Value]:
+    """Return (O, G, b * bits / 8) uint8, and scales (O, G)."""
     out, width = _sizes(linear)
     groups = -(-width // BLOCK)
 
@@ -111,11 +111,11 @@ def _blocks(model: ir.Model, linear: Linear, bits: int) -> tuple[ir.Value, ir.Va
         q, scale = block_rows(w if linear.rows else w.T, bits, BLOCK)
         return packed(q, bits), scale
 
-    recipe = then(linear.weight, make, f"blocks{bits}")
+    late = derived(linear.weight, make, f"blocks{bits}")
     name = f"{linear.weight.name}.uint{bits}"
-    q = recipe_value(name, recipe, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8)
-    scale = recipe_value(f"{name}_scale", recipe, 1, (out, groups), ir.DataType.FLOAT)
-    return initializer(model, q), initializer(model, scale)
+    q = late_initializer(name, late, 0, (out, groups, BLOCK * bits // 8), ir.DataType.UINT8)
+    scale = late_initializer(f"{name}_scale", late, 1, (out, groups), ir.DataType.FLOAT)
+    return add.initializer(q), add.initializer(scale)
 
 
 def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
@@ -127,40 +127,40 @@ def _dequantize(model: ir.Model, linear: Linear, bits: int) -> None:
         signed = (q.reshape(out, -1)[:, :width] ^ np.uint8(1 << (bits - 1))).T & np.uint8((1 << bits) - 1)
         return packed(np.ascontiguousarray(signed), bits), np.ascontiguousarray(scale.T)
 
-    recipe = then(linear.weight, make, f"columns{bits}")
+    late = derived(linear.weight, make, f"columns{bits}")
     name = f"{linear.weight.name}.int{bits}_blocks"
     kind = ir.DataType.INT4 if bits == 4 else ir.DataType.INT8
-    q = initializer(model, recipe_value(name, recipe, 0, (width, out), kind))
-    scale = initializer(model, recipe_value(f"{name}_scale", recipe, 1, (groups, out), ir.DataType.FLOAT))
-    rewrite = Rewriter(model, linear.node)
+    add = Nodes(model, linear.node)
+    q = add.initializer(late_initializer(name, late, 0, (width, out), kind))
+    scale = add.initializer(late_initializer(f"{name}_scale", late, 1, (groups, out), ir.DataType.FLOAT))
     # ONNX Runtime fuses the two, and would look in a branch for weights that are outside it.
-    y = rewrite("MatMul", linear.x, rewrite.outside("DequantizeLinear", q, scale, axis=0, block_size=BLOCK))
-    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+    weight = add.outside("DequantizeLinear", q, scale, axis=0, block_size=BLOCK)
+    put_product(add, linear, add("MatMul", linear.x, weight))
 
 
 def _look_up(model: ir.Model, lookup: Lookup) -> None:
     size, width = extent(lookup.table, 0), extent(lookup.table, 1)
     groups = width // BLOCK
-    recipe = then(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
+    late = derived(lookup.table, lambda w: block_rows(w, 8, BLOCK), "blocks8")
     # The bytes of `_blocks` in another shape; the file holds them once.
-    q = recipe_value(f"{lookup.table.name}.uint8_rows", recipe, 0, (size, width), ir.DataType.UINT8)
-    scale = recipe_value(f"{lookup.table.name}.uint8_scale", recipe, 1, (size, groups), ir.DataType.FLOAT)
-    rewrite = Rewriter(model, lookup.node)
-    row = rewrite(
+    q = late_initializer(f"{lookup.table.name}.uint8_rows", late, 0, (size, width), ir.DataType.UINT8)
+    scale = late_initializer(f"{lookup.table.name}.uint8_scale", late, 1, (size, groups), ir.DataType.FLOAT)
+    add = Nodes(model, lookup.node)
+    row = add(
         "GatherBlockQuantized",
-        initializer(model, q),
+        add.initializer(q),
         lookup.ids,
-        initializer(model, scale),
+        add.initializer(scale),
         domain=CONTRIB,
         bits=8,
         block_size=BLOCK,
         gather_axis=0,
         quantize_axis=1,
     )
-    rewrite.replace(row)
+    add.replace(row)
 
 
 def _sizes(linear: Linear) -> tuple[int, int]:
-    """(O, D)"""
+    """Return (O, D)."""
     out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
     return out, width

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from export.nn.primitives import FULL_PRECISION
 from mlx_transformer.system.errors import UserError
 
-from .recipes import RECIPE, then
+from .late_weights import LATE, derived
 
 HIDDEN = -6e4
 TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16}
@@ -47,8 +47,8 @@ def half(model: ir.Model, kind: ir.DataType) -> None:
 
 
 def stored_half(model: ir.Model, kind: ir.DataType) -> None:
-    """Sixteen bits in the file alone: each parameter is cast to float32, once, when a runtime loads the graph. For
-    runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
+    """Store sixteen bits in the file alone: each parameter is cast to float32, once, when a runtime loads the graph.
+    For runtimes that don't compute in this type, as ONNX Runtime's CPU provider."""
     for value in list(model.graph.initializers.values()):
         if value.dtype == ir.DataType.FLOAT and value.const_value is None:
             users = list(value.uses())
@@ -64,8 +64,8 @@ def _is_wide(node: ir.Node) -> bool:
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:
-    """Those of the nodes that stay float32; one that others read too is two from here on."""
-    found = set()
+    """Return the constants of the nodes that stay float32; one that others read too is two from here on."""
+    constants = set()
     for value in list(model.graph.initializers.values()):
         uses = list(value.uses())
         inside = [(user, i) for user, i in uses if _is_wide(user)]
@@ -78,8 +78,8 @@ def _constants(model: ir.Model) -> set[ir.Value]:
             for user, i in inside:
                 user.replace_input_with(i, copy)
             value = copy
-        found.add(value)
-    return found
+        constants.add(value)
+    return constants
 
 
 def _narrow(value: ir.Value, kind: ir.DataType) -> None:
@@ -93,7 +93,7 @@ def _narrow(value: ir.Value, kind: ir.DataType) -> None:
         return [narrow]
 
     if value.const_value is None:
-        value.meta[RECIPE] = then(value, make, kind.name), 0
+        value.meta[LATE] = derived(value, make, kind.name), 0
     else:
         array = value.const_value.numpy()
         if kind == ir.DataType.FLOAT16:
@@ -117,7 +117,7 @@ def _cast_after(graph: ir.Graph, value: ir.Value, kind: ir.DataType) -> None:
 
 
 def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value]) -> None:
-    """Casts where float32 begins and ends; constants, axes among them, are what they are."""
+    """Put casts where float32 begins and ends; constants, axes among them, stay as they are."""
     assert node.graph is not None
     for i, value in enumerate(node.inputs):
         producer = None if value is None else value.producer()
@@ -125,10 +125,10 @@ def _keep_wide(node: ir.Node, kind: ir.DataType, constants: Container[ir.Value])
             cast = _cast(value, f"{node.name}/Cast_{i}", ir.DataType.FLOAT)
             node.graph.insert_before(node, cast)
             node.replace_input_with(i, cast.outputs[0])
-    found = node.outputs[0]
-    narrow = [(user, i) for user, i in found.uses() if not _is_wide(user) and user.op_type != "Cast"]
+    output = node.outputs[0]
+    narrow = [(user, i) for user, i in output.uses() if not _is_wide(user) and user.op_type != "Cast"]
     if narrow:
-        cast = _cast(found, f"{node.name}/Cast_y", kind)
+        cast = _cast(output, f"{node.name}/Cast_y", kind)
         node.graph.insert_after(node, cast)
         for user, i in narrow:
             user.replace_input_with(i, cast.outputs[0])
@@ -142,7 +142,7 @@ def _branches(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def _cast_output(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """A float32 output of the same name, behind the value, which takes another."""
+    """Return a float32 output of the same name, behind the value, which takes another."""
     name = str(value.name)
     value.name = f"{name}.narrow"
     cast = _cast(value, f"{name}/Cast", ir.DataType.FLOAT)

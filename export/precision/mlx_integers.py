@@ -17,20 +17,19 @@ Shapes: O rows, D columns, G groups of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import replace_all_uses_with
 
+from export.graph.edit import Nodes
 from export.nn.primitives import extent
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Scheme
 
 from .adapters import merged_on_load
-from .products import constant
-from .recipes import ROWS, Recipe, recipe_value
+from .late_weights import SLICE, LateWeight, late_initializer
 
 PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How many bits of each value the stored parts hold: a byte must be a whole number of them."""
@@ -39,17 +38,17 @@ PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
     """Change a built graph, before its weights are filled, for the quantised matrices of `checkpoint`."""
     for value in list(model.graph.initializers.values()):
-        name, part = value.meta.get(ROWS, (str(value.name), slice(None)))
+        name, part = value.meta.get(SLICE, (str(value.name), slice(None)))
         if name in checkpoint.quantization:
-            _replace(model.graph, value, name, part, checkpoint.quantization[name], checkpoint)
+            _replace(model, value, name, part, checkpoint.quantization[name], checkpoint)
 
 
 def _replace(
-    graph: ir.Graph, parameter: ir.Value, whole: str, part: slice, scheme: Scheme, checkpoint: Checkpoint
+    model: ir.Model, parameter: ir.Value, whole: str, part: slice, scheme: Scheme, checkpoint: Checkpoint
 ) -> None:
-    """`parameter`: the rows `part` of the one called `whole`."""
+    """Compute `parameter`, the rows `part` of the one called `whole`, from its integers."""
     name = str(parameter.name)
-    del graph.initializers[name]
+    del model.graph.initializers[name]
     rows, width = extent(parameter, 0), extent(parameter, 1)
     groups = width // scheme.group_size
     path = name.removesuffix(".weight")
@@ -61,63 +60,44 @@ def _replace(
 
     inputs = {f"{path}.q{bits}": ((rows, 1, width * bits // 8), ir.DataType.UINT8) for bits in parts}
     inputs |= {f"{path}.{part}": ((rows, groups, 1), ir.DataType.FLOAT) for part in ("scales", "biases")}
-    recipe = Recipe((), stored, f"{path}.packed")
-    values = [recipe_value(key, recipe, i, *kind) for i, (key, kind) in enumerate(inputs.items())]
-    for value in values:
-        graph.initializers[str(value.name)] = value
+    late = LateWeight((), stored, f"{path}.packed")
+    add = Nodes(model, name, "quantised", output="/output", numbered=True)
+    values = [add.initializer(late_initializer(key, late, i, *kind)) for i, (key, kind) in enumerate(inputs.items())]
     *packed, scales, biases = values
 
-    add = _Nodes(graph, name)
-    grouped = add.constant(np.array([rows, groups, scheme.group_size]))
+    grouped = add.constant([rows, groups, scheme.group_size])
     q = add("Reshape", _unpacked(add, packed[0], parts[0]), grouped)
     if len(parts) > 1:
         high = add("Reshape", _unpacked(add, packed[1], parts[1]), grouped)
-        shift = add.constant(np.array(parts[0], np.uint8))
+        shift = add.constant(np.uint8(parts[0]))
         q = add("BitwiseOr", q, add("BitShift", high, shift, direction="LEFT"))
     w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), biases)
-    w = add("Reshape", w, add.constant(np.array([rows, width])))
-    w = merged_on_load(graph, add, w, path, checkpoint, whole, part)
+    w = add("Reshape", w, add.constant([rows, width]))
+    w = merged_on_load(add, w, path, checkpoint, whole, part)
     w.name, w.shape, w.type = name, parameter.shape, parameter.type
     replace_all_uses_with(parameter, w)
-    graph.insert_before(graph[0], add.nodes)
+    add.at_start()
 
 
 def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]]:
-    """Integers (O, D) -> for each part of their bits, the lowest first, (O, 1, D * part / 8) bytes.
+    """Split integers (O, D) into parts of their bits, the lowest first: (O, 1, D * part / 8) bytes each.
 
     Byte i of a row of width W has values i, i + W, i + 2 W, ..., the first in its lowest bits: unpacked by operations
     on whole rows, which runtimes do fast.
     """
-    found, shift = [], 0
+    stored_parts, shift = [], 0
     for bits in parts:
         part = (q >> shift & (2**bits - 1)).reshape(len(q), 8 // bits, -1)
         places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-        found.append(np.bitwise_or.reduce(part << places, axis=1, keepdims=True))
+        stored_parts.append(np.bitwise_or.reduce(part << places, axis=1, keepdims=True))
         shift += bits
-    return found
+    return stored_parts
 
 
-def _unpacked(add: _Nodes, packed: ir.Value, bits: int) -> ir.Value:
-    """The reverse: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
+def _unpacked(add: Nodes, packed: ir.Value, bits: int) -> ir.Value:
+    """Add what undoes it: bytes (O, 1, W) -> (O, 8 / bits, W), a value a byte, in the order of the row."""
     if bits == 8:
         return packed
     places = add.constant(np.arange(0, 8, bits, dtype=np.uint8)[:, None])
     shifted = add("BitShift", packed, places, direction="RIGHT")
-    return add("BitwiseAnd", shifted, add.constant(np.array(2**bits - 1, np.uint8)))
-
-
-class _Nodes:
-    """New nodes of one parameter, named after it."""
-
-    def __init__(self, graph: ir.Graph, name: str):
-        self.graph, self.name = graph, name
-        self.nodes: list[ir.Node] = []
-
-    def __call__(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        node = ir.node(operator, inputs, attributes, name=f"{self.name}/{operator}_{len(self.nodes)}")
-        node.outputs[0].name = f"{node.name}/output"
-        self.nodes.append(node)
-        return node.outputs[0]
-
-    def constant(self, array: NDArray) -> ir.Value:
-        return constant(self.graph, array, "quantised")
+    return add("BitwiseAnd", shifted, add.constant(np.uint8(2**bits - 1)))

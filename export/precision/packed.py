@@ -23,21 +23,22 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from export.graph.edit import Nodes
 from export.nn.primitives import extent
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Packed
 from mlx_transformer.system.errors import UserError
 
 from .adapters import added_each_pass
-from .products import Linear, Lookup, Rewriter, initializer, linears, lookups
-from .recipes import Recipe, recipe_value
+from .late_weights import LateWeight, late_initializer
+from .products import Linear, Lookup, linears, lookups, put_product
 from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
 
 CONTRIB = "com.microsoft"
 HELD_IN = {2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
 """Bits of a stored value: the operators know three kinds."""
 TOLERANCE = 2.0**-21
-"""Of the biases: float32's rounding and a little more."""
+"""A share of the biases: float32's rounding and a little more."""
 
 
 def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
@@ -63,8 +64,8 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
     def fits(weight: ir.Value) -> bool:
         name = str(weight.name)
         if name not in known:
-            found = name in checkpoint.quantization and weight is model.graph.initializers.get(name)
-            known[name] = found and zero_points(checkpoint.packed(name)) is not None
+            is_quantised = name in checkpoint.quantization and weight is model.graph.initializers.get(name)
+            known[name] = is_quantised and zero_points(checkpoint.packed(name)) is not None
         return known[name]
 
     for lookup in lookups(model):
@@ -77,56 +78,55 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
 
 
 def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
-    """(O, G), so that scale * (q - zero) = scale * q + bias; None if a group has none."""
+    """Return (O, G), so that scale * (q - zero) = scale * q + bias; None if a group has none."""
     scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
     zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
     exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
-    held = (zero >= 0) & (zero < 2 ** HELD_IN[packed.scheme.bits])
-    return zero.astype(np.uint8) if (exact & held).all() else None
+    fitting = (zero >= 0) & (zero < 2 ** HELD_IN[packed.scheme.bits])
+    return zero.astype(np.uint8) if (exact & fitting).all() else None
 
 
 def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint, activations: str) -> None:
-    rewrite = Rewriter(model, linear.node)
+    add = Nodes(model, linear.node)
     rows, width = extent(linear.weight, 0), extent(linear.weight, 1)
     scheme = checkpoint.quantization[str(linear.weight.name)]
     bits, groups = HELD_IN[scheme.bits], width // scheme.group_size
-    blocks = _stored(model, linear.weight, checkpoint, "blocks", (rows, groups, scheme.group_size * bits // 8))
+    blocks = _stored(add, linear.weight, checkpoint, "blocks", (rows, groups, scheme.group_size * bits // 8))
     options = {"K": width, "N": rows, "bits": bits, "block_size": scheme.group_size}
     options["accuracy_level"] = ACTIVATIONS[activations]
-    y = rewrite("MatMulNBits", linear.x, *blocks, domain=CONTRIB, **options)
-    y = added_each_pass(model, rewrite, linear, y, checkpoint)
-    rewrite.replace(y if linear.addend is None else rewrite("Add", y, linear.addend))
+    y = add("MatMulNBits", linear.x, *blocks, domain=CONTRIB, **options)
+    put_product(add, linear, added_each_pass(add, linear, y, checkpoint))
 
 
 def _look_up(model: ir.Model, lookup: Lookup, checkpoint: Checkpoint) -> None:
-    rewrite = Rewriter(model, lookup.node)
+    add = Nodes(model, lookup.node)
     rows, width = extent(lookup.table, 0), extent(lookup.table, 1)
     scheme = checkpoint.quantization[str(lookup.table.name)]
     bits = HELD_IN[scheme.bits]
-    data, *numbers = _stored(model, lookup.table, checkpoint, "rows", (rows, width * bits // 8))
+    data, *numbers = _stored(add, lookup.table, checkpoint, "rows", (rows, width * bits // 8))
     options = {"bits": bits, "block_size": scheme.group_size, "gather_axis": 0, "quantize_axis": 1}
-    rewrite.replace(rewrite("GatherBlockQuantized", data, lookup.ids, *numbers, domain=CONTRIB, **options))
+    add.replace(add("GatherBlockQuantized", data, lookup.ids, *numbers, domain=CONTRIB, **options))
 
 
-def _stored(
-    model: ir.Model, weight: ir.Value, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]
-) -> list[ir.Value]:
-    """Integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are once."""
+def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> list[ir.Value]:
+    """Return integers, scales and zero points as initializers; `kind` names the integers' shape, in the file they are
+    once."""
     name = str(weight.name)
     scheme = checkpoint.quantization[name]
-    recipe = Recipe((), lambda: blocks(checkpoint.packed(name)), f"{name}.blocks")
+    late = LateWeight((), lambda: blocks(checkpoint.packed(name)), f"{name}.blocks")
     rows, groups = extent(weight, 0), extent(weight, 1) // scheme.group_size
     zeros = -(-groups * HELD_IN[scheme.bits] // 8)
     made = [
-        recipe_value(f"{name}.{kind}", recipe, 0, shape, ir.DataType.UINT8),
-        recipe_value(f"{name}.scales", recipe, 1, (rows, groups), ir.DataType.FLOAT),
-        recipe_value(f"{name}.zeros", recipe, 2, (rows, zeros), ir.DataType.UINT8),
+        late_initializer(f"{name}.{kind}", late, 0, shape, ir.DataType.UINT8),
+        late_initializer(f"{name}.scales", late, 1, (rows, groups), ir.DataType.FLOAT),
+        late_initializer(f"{name}.zeros", late, 2, (rows, zeros), ir.DataType.UINT8),
     ]
-    return [initializer(model, value) for value in made]
+    return [add.initializer(value) for value in made]
 
 
 def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
-    """Bytes (O, D * bits / 8), the first value in the lowest bits, scales (O, G) and zero points packed likewise."""
+    """Return bytes (O, D * bits / 8), the first value in the lowest bits, scales (O, G) and zero points packed
+    likewise."""
     zero = zero_points(packed)
     assert zero is not None
     bits = HELD_IN[packed.scheme.bits]
@@ -134,13 +134,13 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """(O, N) -> (O, N * bits / 8, rounded up): neighbours share a byte, the first in its lowest bits."""
+    """Pack (O, N) into (O, N * bits / 8, rounded up): neighbours share a byte, the first in its lowest bits."""
     each = 8 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(len(values), -1, each)
     return np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=2)
 
 
 def from_bytes(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The reverse (O, N * 8 / bits)."""
+    """Undo `in_bytes`: (O, N * 8 / bits)."""
     shifted = packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)
     return (shifted & np.uint8(2**bits - 1)).reshape(len(packed), -1)

@@ -10,7 +10,7 @@ from .int8 import int8
 from .table import DEFAULT_ACTIVATIONS, ONNXRUNTIME, PRECISIONS, STANDARD, Lowering, blocks_operators
 
 
-def change(model: ir.Model, precision: str, lowering: Lowering, activations: str = DEFAULT_ACTIVATIONS) -> None:
+def lower(model: ir.Model, precision: str, lowering: Lowering, activations: str = DEFAULT_ACTIVATIONS) -> None:
     """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place. `lowering`: as the
     target wants it. `activations`: of `table.ACTIVATIONS`, heeded by weights in blocks. What is packed already is
     `packed.py`'s."""

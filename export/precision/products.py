@@ -9,15 +9,12 @@ one that is multiplied, or a table of tokens: what is looked up by positions is 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
-from numpy.typing import NDArray
-from onnx_ir.convenience import replace_nodes_and_values
 
+from export.graph.edit import Nodes
 from export.nn.primitives import ROLE, Role
 
 MULTIPLIED = (Role.WEIGHT, Role.CLASSIFIER, Role.EMBEDDING)
@@ -41,7 +38,7 @@ class Linear:
     @property
     def x(self) -> ir.Value:
         """(..., D)"""
-        return _given(self.node.inputs[0])
+        return _required(self.node.inputs[0])
 
     @property
     def addend(self) -> ir.Value | None:
@@ -59,12 +56,12 @@ class Lookup:
 
 
 def linears(model: ir.Model) -> list[Linear]:
-    """In every graph of the model, in order."""
-    return [found for node in model.graph.all_nodes() if (found := _linear(node)) is not None]
+    """List the products in every graph of the model, in order."""
+    return [linear for node in model.graph.all_nodes() if (linear := _linear(node)) is not None]
 
 
 def lookups(model: ir.Model) -> list[Lookup]:
-    """Those of embeddings, in every graph of the model."""
+    """List the lookups in embeddings, in every graph of the model."""
     return list(_lookups(model))
 
 
@@ -93,71 +90,17 @@ def _linear(node: ir.Node) -> Linear | None:
     return None
 
 
-def _given(value: ir.Value | None) -> ir.Value:
+def _required(value: ir.Value | None) -> ir.Value:
+    """Return the value of an input that its operator can't do without."""
     assert value is not None
     return value
 
 
 def _is_matrix(value: ir.Value, *roles: Role) -> bool:
-    """Unfilled, and of one of these roles."""
+    """Say whether it is unfilled, and of one of these roles."""
     return value.is_initializer() and value.const_value is None and value.meta.get(ROLE) in roles
 
 
-class Rewriter:
-    """New nodes in the place of one, named after it; they go into the same graph, initializers into the outermost."""
-
-    def __init__(self, model: ir.Model, node: ir.Node):
-        self.model, self.node = model, node
-        self.nodes: list[ir.Node] = []
-        self.made = Counter[str]()
-
-    def __call__(
-        self, operator: str, *inputs: ir.Value | None, domain: str = "", outputs: int = 1, **attributes: Any
-    ) -> Any:
-        """Add a node; returns its output, or all of several."""
-        count = self.made[operator]
-        self.made[operator] += 1
-        name = f"{self.node.name}/{operator}" + (f"_{count}" if count else "")
-        made = ir.node(operator, inputs, attributes, domain=domain, num_outputs=outputs, name=name)
-        for i, value in enumerate(made.outputs):
-            value.name = f"{name}.{i}"
-        self.nodes.append(made)
-        if domain:
-            self.model.graph.opset_imports.setdefault(domain, 1)
-        return made.outputs[0] if outputs == 1 else tuple(made.outputs)
-
-    def outside(self, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """The same, but in the outermost graph if the node is in a branch of it."""
-        value = self(operator, *inputs, **attributes)
-        if self.node.graph is not self.model.graph:
-            self.model.graph.insert_before(self.model.graph[0], self.nodes.pop())
-        return value
-
-    def before(self) -> None:
-        """Put what there is before the node, which stays."""
-        assert self.node.graph is not None
-        self.node.graph.insert_before(self.node, self.nodes)
-        self.nodes = []
-
-    def replace(self, result: ir.Value, *, and_also: Sequence[ir.Node] = ()) -> None:
-        """`result` takes the place of the node's output, or of that of the last node in `and_also`, which go too."""
-        assert self.node.graph is not None
-        last = and_also[-1] if and_also else self.node
-        replace_nodes_and_values(self.node.graph, last, [self.node, *and_also], self.nodes, [last.outputs[0]], [result])
-
-
-def constant(graph: ir.Graph, array: NDArray, owner: str) -> ir.Value:
-    """An initializer of this value, one for all that are equal; `owner` begins its name."""
-    kind = "x".join(map(str, array.shape)) or "scalar"
-    name = f"{owner}.{array.dtype.name}.{kind}.{'_'.join(map(str, array.ravel()))}"
-    if name not in graph.initializers:
-        tensor = ir.tensor(array, name=name)
-        graph.initializers[name] = ir.Value(
-            name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-    return graph.initializers[name]
-
-
-def initializer(model: ir.Model, value: ir.Value) -> ir.Value:
-    """The initializer of this name, which is `value` if there was none."""
-    return model.graph.initializers.setdefault(str(value.name), value)
+def put_product(add: Nodes, linear: Linear, y: ir.Value) -> None:
+    """Let `y`, plus what is added to the product, take the product's place."""
+    add.replace(y if linear.addend is None else add("Add", y, linear.addend))

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 INT8 = 127
-# Of activations in 0..255: two products of a pair of columns are summed in 16 bits on x86 CPUs without VNNI.
+# The largest sum of two neighbours: with activations in 0..255, x86 CPUs without VNNI add two products in 16 bits.
 PAIR = 32767 // 255
 BLOCK = 32
 """Columns that share a scale, where rows are in blocks."""
 
 
 def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """(O, D) -> q (O, D) in -127..127 and scales (O,): q * scale is nearest to w; an all-zero row has scale 1.
+    """Quantise rows: (O, D) -> q (O, D) in -127..127 and scales (O,): q * scale is nearest to w; an all-zero row has
+    scale 1.
 
     The scale is max|w| / 127, or a little more: no two neighbours (columns 0 and 1, 2 and 3, ...) of one sign sum to
     more than 128, so that uint8 x int8 kernels with saturating 16-bit sums (vpmaddubsw; AVX2 and AVX-512 without VNNI)
@@ -31,7 +32,7 @@ def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
 
 
 def _pairs(w: NDArray) -> NDArray:
-    """Largest sum of one sign among neighbouring columns, (O,)."""
+    """Return the largest sum of one sign among neighbouring columns, (O,)."""
     if w.shape[1] % 2:
         w = np.pad(w, ((0, 0), (0, 1)))
     part = np.maximum(w, 0)
@@ -41,14 +42,15 @@ def _pairs(w: NDArray) -> NDArray:
 
 
 def from_int8_rows(q: NDArray[np.int8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The float32 matrix (O, D) that q (O, D) and scales (O,) stand for."""
+    """Return the float32 matrix (O, D) that q (O, D) and scales (O,) stand for."""
     return q.astype(np.float32) * scale[:, None]
 
 
 def block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """(O, D) -> q (O, G, b) in 0..2^bits - 1 and scales (O, G): (q - 2^(bits-1)) * scale is nearest to w.
+    """Quantise blocks of rows: (O, D) -> q (O, G, b) in 0..2^bits - 1 and scales (O, G): (q - 2^(bits-1)) * scale is
+    nearest to w.
 
-    Of the scales tried, each block takes the one of the least squared error; its largest value in magnitude may lie at
+    Each block takes the scale of the least squared error among those tried; its largest value in magnitude may lie at
     the end that has one step more, -2^(bits-1), so scales may be negative. D is padded with zeros to G * b.
     """
     half = 1 << (bits - 1)
@@ -74,13 +76,14 @@ SHRINKS = (1.0, 0.85, 0.9, 0.95, 1.07, 1.14)
 
 
 def from_block_rows(q: NDArray[np.uint8], scale: NDArray[np.float32], bits: int, width: int) -> NDArray[np.float32]:
-    """The float32 matrix (O, D) that `block_rows` stands for."""
+    """Return the float32 matrix (O, D) that `block_rows` stands for."""
     w = (q.astype(np.float32) - np.float32(1 << (bits - 1))) * scale[:, :, None]
     return w.reshape(len(q), -1)[:, :width]
 
 
 def packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Two values of four bits to a byte along the last axis, the first in the lower half; eight bits stay as is."""
+    """Pack two values of four bits to a byte along the last axis, the first in the lower half; eight bits stay as
+    is."""
     if bits == 8:
         return q
     flat = q.reshape(-1) if q.shape[-1] % 2 else q

@@ -23,9 +23,11 @@ UNPACKED = "unpacked"
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the quality gate (`package/quality.py`). `agreement`: at least this share. `bleu`, `exact`: at most so many
-    points below float32 on 1000 sentences; on n sqrt(1000 / n) times as many, for the fewer there are the more is
-    chance."""
+    """What the quality gate allows (`package/quality.py`).
+
+    `agreement`: the least share of equal tokens. `bleu`, `exact`: the most points below float32 on 1000 sentences; on n
+    sentences sqrt(1000 / n) times as many, for chance weighs more in a small sample.
+    """
 
     agreement: float
     bleu: float
@@ -34,16 +36,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Precision:
-    """`dtype`: transformers.js's word for it. `form`: of what is stored, by which `passes.py` chooses; `bits`: of a
-    value in it. `opset`: of files with blocks in standard operators, and the file format that goes with it. `limits`:
-    None if it is not judged, as nothing is rounded. `depends_on_batch`: ONNX Runtime's kernels add up a product in an
-    order that hangs on how many rows there are, and activations are rounded after it, so last bits may become steps of
-    rounding by a sentence's neighbours. `rounds_blocks`: differs from `packed` in nothing but whose integers they are,
-    so what MLX has quantised would be rounded again."""
+    """One precision: how it is called, what its files hold and how far it may be off.
+
+    `dtype`: the word of transformers.js for it. `label`: what it is, for people. `form`, `bits`: the kind of what is
+    stored, by which `passes.py` chooses, and the bits of one value. `limits`: None if it is not judged, as nothing is
+    rounded. `opset`, `ir_version`: what files with blocks in standard operators need.
+
+    `depends_on_batch`: a sentence's neighbours can change its result. ONNX Runtime's kernels add up a product in an
+    order that depends on how many rows there are; activations are rounded after it, and a last bit may tip that.
+    `rounds_blocks`: it differs from `packed` only in whose integers they are, so what MLX has quantised would be
+    rounded again.
+    """
 
     suffix: str
     dtype: str
-    said: str
+    label: str
     form: Literal["floats", "integers", "blocks", "packed"]
     bits: int
     limits: Limits | None = None
@@ -55,11 +62,12 @@ class Precision:
 
 @dataclass(frozen=True)
 class Lowering:
-    """How a target's runtime wants lower precisions: a fact of each row of `targets/table.py`.
+    """How a target's runtime takes lower precisions: a fact of each row of `targets/table.py`.
 
-    `operators`: of the graphs, and of int8's products. `blocks`: of what reads integers in blocks: DequantizeLinear or
-    MatMulNBits. `tables_in_blocks`: embeddings and classifier too. `computes_in`: the precisions of sixteen bits that
-    it computes in; others are stored so, and computed in float32.
+    `operators`: the set that graphs, and int8's products, are made of. `blocks`: the set of the operator that reads
+    integers in blocks, DequantizeLinear or MatMulNBits. `tables_in_blocks`: whether embeddings and classifier are in
+    blocks too. `computes_in`: the precisions of sixteen bits that it computes in; others are stored so, and computed in
+    float32.
     """
 
     operators: str = STANDARD
@@ -134,7 +142,7 @@ DEFAULT_ACTIVATIONS = "int8"
 
 
 def check_precisions(names: str | Iterable[str]) -> list[str]:
-    """The names, each once; `UserError` for one that isn't in the table."""
+    """Return the names, each once; `UserError` for one that isn't in the table."""
     chosen = list(dict.fromkeys([names] if isinstance(names, str) else names))
     unknown = [name for name in chosen if name not in PRECISIONS]
     if unknown or not chosen:
@@ -144,7 +152,7 @@ def check_precisions(names: str | Iterable[str]) -> list[str]:
 
 
 def check_activations(name: str | None, precisions: Iterable[str]) -> str:
-    """The name, or the default's; `UserError` for one that isn't in the table or that none of the precisions heeds."""
+    """Return the name, or the default's; `UserError` for one that isn't in the table or that no precision heeds."""
     if name is None:
         return DEFAULT_ACTIVATIONS
     if name not in ACTIVATIONS:
@@ -156,13 +164,13 @@ def check_activations(name: str | None, precisions: Iterable[str]) -> str:
 
 
 def blocks_operators(precision: str, lowering: Lowering, activations: str) -> str:
-    """What reads weights in blocks: `lowering`'s operators, but of 8 bits and with float32 activations none: ONNX
-    Runtime has no fast product for these two."""
+    """Return what reads weights in blocks: `lowering`'s operators, but `UNPACKED` for 8 bits with float32 activations,
+    as ONNX Runtime has no fast product for these two."""
     unpacked = PRECISIONS[precision].rounds_blocks and PRECISIONS[precision].bits == 8 and activations == "float32"
     return UNPACKED if unpacked else lowering.blocks
 
 
 def arithmetic(precision: str, activations: str | None) -> str:
-    """What is multiplied, in a few words."""
-    said = PRECISIONS[precision].said if precision in IN_BLOCKS else precision
-    return said if activations is None else f"{said}; {activations} activations"
+    """Say in a few words what is multiplied."""
+    label = PRECISIONS[precision].label if precision in IN_BLOCKS else precision
+    return label if activations is None else f"{label}; {activations} activations"

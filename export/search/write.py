@@ -17,7 +17,7 @@ from export.package.quality import gate_text
 from export.package.weights import fill, nbytes
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
-from export.precision.passes import change
+from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, check_precisions
 from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
@@ -72,7 +72,7 @@ def export_search(
         _check_text(plan, out)
     model = search_model(replace(plan.request, text=text), plan.target.name, tokenizer if text else None)
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    change(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations)
+    lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if shown is not None:
         model.metadata_props[ATTENTION] = str(shown)

@@ -47,7 +47,7 @@ class AttentionTap:
             self._tap(name, value)
 
     def mean(self, op: Op, ids: ir.Value) -> ir.Value | None:
-        """The mean over the heads, in rows as the ids (R, T) or (R,) have them: (R, T, S) or (R, S)."""
+        """Return the mean over the heads, in rows as the ids (R, T) or (R,) have them: (R, T, S) or (R, S)."""
         if self._weights is None:
             return None
         with scope(op, CROSS_ATTENTION, "Mean"):

@@ -69,7 +69,7 @@ class PortSession:
         return self.session.run(names, feeds)
 
     def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
-        """`UserError` unless the graph has them."""
+        """Raise `UserError` unless the graph has them."""
         ports = self.ports
         for kind, wanted, there, names in (
             ("input", inputs, self.inputs, ports.input_names),
@@ -81,7 +81,7 @@ class PortSession:
                     raise UserError(f"{self.where}: has no {kind} {name!r}; export the model again")
 
     def check_source(self, source: Iterable[str]) -> None:
-        """`UserError` unless the graph takes these values of a source, ids or vectors, as it was exported."""
+        """Raise `UserError` unless the graph takes these values of a source, ids or vectors, as it was exported."""
         for value in source:
             if value not in self.inputs:
                 hint = "export the model again"
@@ -100,6 +100,6 @@ class PortSession:
             raise UserError(f"{self.where}: {problem}; export the model again")
 
     def empty_past(self, rows: int) -> Values:
-        """Keys and values of no position at all, of those that the graph takes."""
+        """Return keys and values of no position at all, of those that the graph takes."""
         past = {value: port for value, port in self.inputs.items() if value.startswith(("cache.", "cross."))}
         return {value: np.zeros(port.without_positions(rows), np.float32) for value, port in past.items()}

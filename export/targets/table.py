@@ -57,7 +57,7 @@ class Target:
     precisions: tuple[str, ...] = tuple(PRECISIONS)
 
     def supports(self, config: TransformerConfig) -> str | None:
-        """None if it has graphs of its own for such a model; else the reason why not, in words."""
+        """Return None if it has graphs of its own for such a model; else the reason why not, in words."""
         if config.architecture in self.builders:
             return None
         names = " and ".join(self.builders)
@@ -66,7 +66,7 @@ class Target:
         )
 
     def for_model(self, config: TransformerConfig) -> Target:
-        """The target whose graphs are written: itself, or the one in its place. `UserError` if there is none."""
+        """Return the target whose graphs are written: itself, or the one in its place. `UserError` if there is none."""
         reason = self.supports(config)
         if reason is None:
             return self
@@ -78,7 +78,7 @@ class Target:
         return list(self.for_model(config).builders[config.architecture])
 
     def data_files(self, config: TransformerConfig) -> dict[str, list[str]]:
-        """{name of a data file: graphs that use it}"""
+        """Return {name of a data file: graphs that use it}."""
         names = self.graph_names(config)
         return {name: [name] for name in names} if self.file_per_graph else {"model": names}
 
@@ -87,7 +87,8 @@ class Target:
         return self.for_model(request.config).builders[request.config.architecture][name](request).model()
 
     def shape_of(self, text: str | None, config: TransformerConfig) -> FixedShape | None:
-        """The fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets one."""
+        """Return the fixed shape in `text`. `UserError` if a target of fixed shape gets none, or another target gets
+        one."""
         if not self.fixed_shape:
             if text is not None:
                 takes = " or ".join(name for name, target in TARGETS.items() if target.fixed_shape)
@@ -98,14 +99,14 @@ class Target:
         return FixedShape.parse(text, config)
 
     def check_vectors(self, config: TransformerConfig) -> None:
-        """`UserError` unless an encoder of this target can read vectors in place of ids."""
+        """Raise `UserError` unless an encoder of this target can read vectors in place of ids."""
         if not config.has_encoder:
             raise UserError("inputs_embeds: a decoder alone goes on from ids; an encoder takes vectors in their place")
         if not self.vectors:
             raise UserError(f"inputs_embeds: target {self.name} has encoders of ids alone; choose another target")
 
     def check_precisions(self, names: Iterable[str]) -> None:
-        """`UserError` for one that the target doesn't take."""
+        """Raise `UserError` for one that the target doesn't take."""
         for name in names:
             if name not in self.precisions:
                 supported = " and ".join(self.precisions)
@@ -285,7 +286,7 @@ TARGETS: dict[str, Target] = {
 
 
 def target_of(name: str) -> Target:
-    """The target of that name; `UserError` with the known names if there is none."""
+    """Return the target of that name; `UserError` with the known names if there is none."""
     if name not in TARGETS:
         raise UserError(f"target {name!r}: choose one of {', '.join(TARGETS)}")
     return TARGETS[name]

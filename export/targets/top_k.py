@@ -23,7 +23,8 @@ BLOCK = 64
 
 
 def top_k(op: Op, x: ir.Value, count: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
-    """The `count` (1,) largest of each row of x (R, V = `width`), falling, and their places; on ties the first ones."""
+    """Return the `count` (1,) largest of each row of x (R, V = `width`), falling, and their places; on ties the first
+    ones."""
     block = block_size(width)
     if block is None:
         return op.TopK(x, count, _outputs=2)
@@ -33,7 +34,7 @@ def top_k(op: Op, x: ir.Value, count: ir.Value, width: int) -> tuple[ir.Value, i
 
 
 def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -> ir.Value:
-    """Place (R, 1) of the largest value of each row of x + offsets, (R, V = `width`) and (V,); on ties the first.
+    """Return the place (R, 1) of the largest value of each row of x + offsets, (R, V = `width`) and (V,), or the first.
 
     No more than `excluded` offsets are other than zero, and those are negative.
     """
@@ -46,7 +47,7 @@ def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int) -
 
 
 def block_size(width: int) -> int | None:
-    """A block's size that divides rows of that many values evenly; None where blocks don't help."""
+    """Return a block's size that divides rows of that many values evenly; None where blocks don't help."""
     sizes = [size for size in range(BLOCK // 4, BLOCK * 4 + 1) if width % size == 0]
     if width < MANY or not sizes:
         return None
@@ -66,13 +67,13 @@ class Shortlist:
 
     @classmethod
     def of(cls, op: Op, x: ir.Value, count: ir.Value | list[int], block: int) -> Shortlist:
-        """Enough for the `count` (1,) largest values of each row of x (R, V): as many blocks."""
+        """Find as many blocks as `count` (1,), enough for the `count` largest values of each row of x (R, V)."""
         blocks = op.Reshape(x, [0, -1, block])
         _, best = op.TopK(op.ReduceMax(blocks, [2], keepdims=0), count, _outputs=2)
         best, _ = op.TopK(best, count, largest=0, _outputs=2)
         return cls(op.GatherND(blocks, op.Unsqueeze(best, [2]), batch_dims=1), best, block)
 
     def places(self, op: Op, place: ir.Value) -> ir.Value:
-        """Places in the rows x, from places (R, C) in the flattened values (R, n*W)."""
+        """Turn places (R, C) in the flattened values (R, n*W) into places in the rows x."""
         block = op.GatherElements(self.blocks, op.Div(place, self.block), axis=1)
         return op.Add(op.Mul(block, self.block), op.Mod(place, self.block))

@@ -10,9 +10,8 @@ from export.validate import assert_equal
 assert_equal("run/model", "run/onnx")  # AssertionError names the first failing point and the operation that made it
 """
 
-from .assertion import assert_equal
 from .command import runtime_names, validate_command
-from .compare import compare, compare_engines
+from .compare import assert_equal, compare, compare_engines
 from .explain import explain
 from .report import Report
 

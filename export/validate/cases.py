@@ -26,7 +26,7 @@ from mlx_transformer.core.inputs import SOURCE_IDS, VECTORS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .points import tap_names
+from .findings import tap_names
 
 if TYPE_CHECKING:
     from export.validate.reference import Reference, Tap
@@ -79,7 +79,7 @@ class Case:
         return {(SOURCE_IDS if self.vectors is None else VECTORS).name: self.source, **self.others}
 
     def passes(self) -> list[slice]:
-        """The passes of a cached run over the decoder's tokens."""
+        """Return the passes of a cached run over the decoder's tokens."""
         length = (self.ids if self.target_ids is None else self.target_ids).shape[1]
         starts = range(self.prefill, length, self.chunk)
         return [slice(0, self.prefill), *(slice(i, min(i + self.chunk, length)) for i in starts)]
@@ -101,23 +101,23 @@ class Case:
         return self.mask if self.mask is not None and self.mask[:, -1].all() else None
 
     def valid(self, tap: str) -> Bits:
-        """(B,L): the positions of a tap that count. Targets are causal and unpadded: each of theirs counts."""
+        """Return (B,L), the positions of a tap that count. Targets are causal and unpadded: each of theirs counts."""
         decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
     def rows(self) -> list[Any]:
-        """Each source row without its padding: a list of ids, or an array of vectors."""
+        """Return each source row without its padding: a list of ids, or an array of vectors."""
         rows = [row[real] for row, real in zip(self.source, self.source_real, strict=True)]
         return [row.tolist() for row in rows] if self.vectors is None else rows
 
 
 def encoded(model: Any, case: Case) -> Any:
-    """The encoder's output of a `Transformer` in MLX."""
+    """Return the encoder's output of a `Transformer` in MLX."""
     return model.encode(source_mask=case.mask, **case.inputs)
 
 
 def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
-    """Logits of a `Transformer` in MLX."""
+    """Return the logits of a `Transformer` in MLX."""
     if not model.config.has_encoder:
         return model(case.ids, case.mask, tap=tap)
     targets = {} if case.target_ids is None else {"target_ids": case.target_ids}
@@ -125,35 +125,35 @@ def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
 
 
 def reference_memory(reference: Reference, case: Case) -> Array:
-    """The encoder's output of a reference."""
+    """Return the encoder's output of a reference."""
     return reference.encode(case.source, case.mask, **case.others)  # type: ignore[arg-type]
 
 
 def reference_logits(reference: Reference, case: Case, tap: Tap | None = None) -> Array:
-    """Logits of a reference, in one pass over all positions."""
+    """Return the logits of a reference, in one pass over all positions."""
     return reference(case.source, case.target_ids, case.mask, tap, **case.others)  # type: ignore[arg-type]
 
 
 def search_inputs(sources: Sequence[Any]) -> dict[str, Any]:
-    """What a search is given of `Case.rows`."""
+    """Return what a search is given of `Case.rows`."""
     return {(VECTORS if isinstance(sources[0], np.ndarray) else SOURCE_IDS).argument: list(sources)}
 
 
 def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
-    """Every tap of one input, in the order of the data."""
+    """Return every tap of one input, in the order of the data."""
     taps: dict[str, Array] = {}
     reference_logits(reference, case, taps.__setitem__)
     return taps
 
 
 def weights_name(layer: int) -> str:
-    """The point that is the weights of this decoder layer's cross-attention."""
+    """Return the point that is the weights of this decoder layer's cross-attention."""
     return f"decoder.layers.{layer}.cross_attention.weights"
 
 
 def reference_outputs(reference: Reference, case: Case, layer: int | None) -> dict[str, Array]:
-    """Every tap, and last the output `cross_attention` of this layer, by a reference that shows its inner points; None:
-    taps alone."""
+    """Return every tap, and last the output `cross_attention` of this layer, by a reference that shows its inner
+    points; None: taps alone."""
     if layer is None:
         return reference_taps(reference, case)
     taps: dict[str, Array] = {}
@@ -175,8 +175,8 @@ def fresh_seed() -> int:
 def grid(
     config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
 ) -> list[Case]:
-    """The cases of one seed. `texts`: tokenised real sentences; `longest`: length of the longest case, by default all
-    of `max_positions` (less where its logits or scores would not fit into memory)."""
+    """Make the cases of one seed. `texts`: tokenised real sentences; `longest`: length of the longest case, by default
+    all of `max_positions` (less where its logits or scores would not fit into memory)."""
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
     rng = np.random.default_rng(seed)
@@ -204,14 +204,14 @@ def grid(
 
 
 def with_vectors(cases: Sequence[Case], config: TransformerConfig, seed: int) -> list[Case]:
-    """The same inputs as vectors that no table holds, of the size of scaled embeddings, on padding too."""
+    """Replace ids by vectors that no table holds, of the size of scaled embeddings, on padding too."""
     rng = np.random.default_rng([seed, 1])
     drawn = [rng.standard_normal((*case.ids.shape, config.d_model), dtype=np.float32) for case in cases]
     return [replace(case, vectors=vectors) for case, vectors in zip(cases, drawn, strict=True)]
 
 
 def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
-    """SENTENCES as ids of the source's vocabulary, each ending with eos; empty without a tokenizer."""
+    """Return `SENTENCES` as ids of the source's vocabulary, each ending with eos; empty without a tokenizer."""
     if path is None:
         return []
     vocabulary = min(config.vocab_size, config.source_vocab_size)
@@ -219,7 +219,8 @@ def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
 
 
 def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Generator) -> Bits:
-    """(B,width) True on tokens: row b has lengths[b] of them, padding on the given side, `both` at random on each."""
+    """Return (B,width), True on tokens: row b has lengths[b] of them, padding on the given side, `both` at random on
+    each."""
     room = width - lengths
     before = {"right": np.zeros_like(room), "left": room}.get(side)
     if before is None:
@@ -229,7 +230,7 @@ def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Ge
 
 
 def words(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...], source: bool) -> Array:
-    """Random ids of the vocabulary without the three special ones, where others exist."""
+    """Draw ids of the vocabulary without the three special ones, where others exist."""
     size = config.source_vocab_size if source else config.vocab_size
     ordinary = np.setdiff1d(np.arange(size), [config.pad_id, config.bos_id, config.eos_id])
     return rng.choice(ordinary if ordinary.size else np.arange(size), shape).astype(np.int64)
@@ -275,7 +276,7 @@ def _text_case(config: TransformerConfig, rng: np.random.Generator, rows: list[l
 
 
 def _others(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Array]:
-    """What a model reads with its ids or vectors, drawn at random; nothing of what it hasn't."""
+    """Draw at random what a model reads with its ids or vectors; nothing of what it hasn't."""
     return {entry.name: rng.integers(0, entry.size(config), shape) for entry in companions(config)}
 
 
@@ -286,5 +287,6 @@ def _targets(config: TransformerConfig, rng: np.random.Generator, batch: int, le
 
 
 def _prefill(rng: np.random.Generator, length: int) -> int:
-    """Tokens of the first cached pass; at most 12 single steps follow it, for the longest case takes its time."""
+    """Draw the tokens of the first cached pass; at most 12 single steps follow it, for the longest case takes its
+    time."""
     return int(rng.integers(max(1, length - 12), length + 1))

@@ -19,7 +19,8 @@ from .compare import compare
 
 
 def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
-    """Names separated by commas, as on a command line, or a list of them; None, the default ones, stays None."""
+    """Return the names in a text with commas, as on a command line, or in a list; None, the default ones, stays
+    None."""
     if chosen is None or not isinstance(chosen, str):
         return None if chosen is None else list(chosen)
     names = [name.strip() for name in chosen.split(",")]

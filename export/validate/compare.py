@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,18 +34,18 @@ from .cases import Case, fresh_seed, grid, reference_outputs, tokenised, with_ve
 from .checks.agreement import Agreement
 from .checks.attention import attention_layer, attention_of
 from .checks.data_files import data_files
-from .checks.free_running import FAILED, Words, attempt, free_running, most_positions, words_of
+from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
-from .checks.second_look import FAR, SecondLook
+from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
 from .checks.structure import structures
-from .checks.weights import check_weights, held_by
+from .checks.weights import check_weights, reference_weights
 from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
-from .engines.protocol import Engine, Unavailable, activations_of, budget_of, ended, is_exact
+from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
 from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
-from .locate.isolate import Culprit, isolable, isolate
+from .locate.isolate import Culprit, isolate
 from .report import Report
-from .rule import Deviation, Measurement, Natural, Truth
+from .rule import Deviation, ErrorScale, Measurement, Truth
 from .threads import one_blas_thread
 
 Array = NDArray
@@ -52,14 +53,14 @@ Array = NDArray
 
 @dataclass(frozen=True)
 class Sample:
-    """One tensor of one runtime for one input, not judged yet: that takes the natural errors of all inputs."""
+    """One tensor of one runtime for one input, not judged yet: that takes the error scales of all inputs."""
 
     engine: Engine
     path: str
     tap: str
     case: Case
     deviation: Deviation
-    natural: Natural
+    scale: ErrorScale
 
 
 TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
@@ -88,14 +89,16 @@ def compare(
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
     opened = open_checkpoint(checkpoint)
-    engines, absent = [], []
-    with ended(engines):
+    engines: list[Engine] = []
+    absent = []
+    with ExitStack() as stack:
         for name in runtimes if runtimes is not None else _default_runtimes(onnx):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
                     engines.append(ForeignEngine(opened, Path(onnx), names, threads))
                 else:
                     engines.append(open_engine(name, opened, None if onnx is None else Path(onnx), threads))
+                stack.callback(engines[-1].close)
             except Unavailable:
                 if runtimes is not None:
                     raise
@@ -103,7 +106,7 @@ def compare(
         if not engines:
             raise Unavailable(f"none of the runtimes {', '.join(runtimes or absent)} is available here")
         seed = fresh_seed() if seed is None else seed
-        vectors = any(getattr(engine, "inputs_embeds", False) for engine in engines)
+        vectors = any(engine.capabilities.reads_vectors for engine in engines)
         texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
         longest = min(longest or opened.config.max_positions, most_positions(engines, opened.config))
         cases = grid(opened.config, seed, texts, longest)
@@ -112,8 +115,29 @@ def compare(
     return replace(report, seed=seed, onnx=str(onnx), absent=tuple(absent), gradients=derivatives)
 
 
+def assert_equal(
+    checkpoint: str | Path,
+    onnx: str | Path | None,
+    runtimes: Sequence[str] | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+) -> Report:
+    """Compare, as `compare` does, for a test suite.
+
+    Raises AssertionError unless everything is equal, with what failed first, the operation that is to blame and the
+    seed that repeats the run.
+    """
+    report = compare(checkpoint, onnx, runtimes, seed, threads=threads)
+    if not report.equal:
+        first = report.failures()
+        culprits = [f"{c.runtime}: culprit: {c.sentence}" for c in report.culprits if c.point or c.why]
+        lines = dict.fromkeys([*first[:1], *culprits])
+        raise AssertionError(f"{checkpoint} and {onnx} differ (seed {report.seed}): {'; '.join(lines)}")
+    return report
+
+
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
-    """MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
+    """Return the names of MLX, on a GPU too where there is one, and ONNX Runtime in every precision of the folder."""
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = available[1:] if "float32" in available or len(available) == 1 else available
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
@@ -134,23 +158,23 @@ def compare_engines(
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     with one_blas_thread():
-        return _compare(checkpoint, engines, cases, words_of(checkpoint), watch)
+        return _compare(checkpoint, engines, cases, token_text(checkpoint), watch)
 
 
 def _compare(
-    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: Words, watch: Watch
+    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: TokenText, watch: Watch
 ) -> Report:
     begin = time.perf_counter()
     stored = dict(checkpoint.tensors())
-    inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
+    inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
-    held = {engine.name: held_by(engine, stored) for engine in engines}
+    weights_of = {engine.name: reference_weights(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
     judged = 0
-    for network in {id(values): values for values in held.values()}.values():
-        members = [engine for engine in engines if held[engine.name] is network]
+    for network in {id(values): values for values in weights_of.values()}.values():
+        members = [engine for engine in engines if weights_of[engine.name] is network]
         begun, part = judged / len(engines), len(members) / len(engines)
 
         def within(share: float, status: str, begun: float = begun, part: float = part) -> None:
@@ -166,10 +190,10 @@ def _compare(
         seed=0,
         runtimes=tuple(
             Runtime(
-                *(e.name, e.precision, e.device, budget_of(e), e.details(), arithmetic(e.precision, activations_of(e))),
-                logits_only=getattr(e, "logits_only", False),
-                missing_taps=getattr(e, "missing_taps", ()),
-                search_only=getattr(e, "search_only", False),
+                *(e.name, e.precision, e.device, e.budget, e.details(), arithmetic(e.precision, e.activations)),
+                logits_only=e.capabilities.shows == "logits",
+                missing_taps=e.capabilities.missing_taps,
+                search_only=e.capabilities.shows == "tokens",
             )
             for e in engines
         ),
@@ -184,7 +208,7 @@ def _compare(
         structures=tuple(structures(inspected)),
         data_files=files,
     )
-    culprits = tuple(_culprits(report, engines, cases, held))
+    culprits = tuple(_culprits(report, engines, cases, weights_of))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
 
 
@@ -193,67 +217,69 @@ def _against(
     weights: Mapping[str, Array],
     engines: Sequence[Engine],
     cases: Sequence[Case],
-    words: Words,
+    words: TokenText,
     watch: Watch,
 ) -> tuple[list[Point], list[Tokens]]:
-    """Runtimes of one network against its reference."""
-    shown = attention_layer(engines)
+    """Compare runtimes of one network with its reference."""
+    layer = attention_layer(engines)
     truth64, truth32 = (
-        Reference(c, weights, kind, inner_points=shown is not None) for kind in (np.float64, np.float32)
+        Reference(c, weights, kind, inner_points=layer is not None) for kind in (np.float64, np.float32)
     )
     samples: list[Sample] = []
-    natural: list[Natural] = []
+    scales: list[ErrorScale] = []
     agreement = Agreement()
     for done, case in enumerate(cases):
         watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case, shown)
+        truths = _truths(truth64, truth32, case, layer)
         taps = [name for name in truths if name != CROSS_ATTENTION]
-        natural.append(truths["logits"].natural)
+        scales.append(truths["logits"].scale)
         for engine in engines:
-            for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, shown)]:
-                truth = truths[tap] if is_exact(engine) else replace(truths[tap], bits=None)
-                samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.natural))
+            for path, tap, got, why in [*_outputs(engine, case, taps), *attention_of(engine, case, layer)]:
+                truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
+                samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
                 if tap == "logits":
                     agreement.add(engine.name, path, case, got, truths[tap])
     watch(TEACHER_FORCED, "free decoding")
-    limits = {engine.name: _limit(engine, natural) for engine in engines}
-    inspected = [engine for engine in engines if not getattr(engine, "logits_only", False)]
-    points = _judged(samples, SecondLook(c, weights, shown))
+    limits = {engine.name: _limit(engine, scales) for engine in engines}
+    inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
+    points = _judged(samples, SecondLook(c, weights, layer))
     return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
 
 
 def _culprits(
-    report: Report, engines: Sequence[Engine], cases: Sequence[Case], held: Mapping[str, Mapping[str, Array]]
+    report: Report, engines: Sequence[Engine], cases: Sequence[Case], weights_of: Mapping[str, Mapping[str, Array]]
 ) -> Iterator[Culprit]:
-    """For each runtime over budget, the operation behind the first point where that shows."""
+    """Yield for each runtime over budget the operation behind the first point where that shows."""
     inputs = {case.name: case for case in cases}
     for engine in engines:
         point = report.first_over_budget(engine.name)
         failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
-        if point is not None and not failed and point.tap != CROSS_ATTENTION and isolable(engine):
+        if point is not None and not failed and point.tap != CROSS_ATTENTION and engine.capabilities.isolates:
             position = next(iter(point.worst.deviation.index[1:]), None)
-            yield isolate(engine, held[engine.name], inputs[point.case], point.path, point.tap, position)
+            yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
-    """Every tap of one input as the reference sees it, in the order of the data. shown: see `reference_outputs`."""
-    single = reference_outputs(truth32, case, shown)
+def _truths(truth64: Reference, truth32: Reference, case: Case, layer: int | None) -> dict[str, Truth]:
+    """Return every tap of one input as the reference sees it, in the order of the data. layer: see
+    `reference_outputs`."""
+    single = reference_outputs(truth32, case, layer)
     return {
         name: Truth.of(t64, single[name], case.valid(name), exact=name.endswith(".embedding"))
-        for name, t64 in reference_outputs(truth64, case, shown).items()
+        for name, t64 in reference_outputs(truth64, case, layer).items()
     }
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
-    """(path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
-    if getattr(engine, "search_only", False):
+    """Yield (path, tap, tensor, why there is none) of everything that one runtime computes for one input."""
+    can = engine.capabilities
+    if can.shows == "tokens":
         return
-    if getattr(engine, "logits_only", False):
+    if can.shows == "logits":
         yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
         return
     values, why = attempt(lambda: engine.taps(case))
     for name in taps:
-        if name in getattr(engine, "missing_taps", ()):
+        if name in can.missing_taps:
             continue
         yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
@@ -269,19 +295,20 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
 
 
 def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
-    """Points in the order of the data. Samples slightly over the budget are judged by a second look."""
-    parts: dict[str, list[Natural]] = {}
+    """Judge the samples; points come in the order of the data. Samples slightly over the budget are judged by a second
+    look."""
+    parts: dict[str, list[ErrorScale]] = {}
     for sample in samples:
-        parts.setdefault(sample.tap, []).append(sample.natural)
-    pools = {tap: Natural.pooled(natural) for tap, natural in parts.items()}
+        parts.setdefault(sample.tap, []).append(sample.scale)
+    pools = {tap: ErrorScale.pooled(scales) for tap, scales in parts.items()}
     points: dict[tuple[str, str, str], Point] = {}
     for sample in samples:
         engine, tap = sample.engine, sample.tap
-        budget = budget_of(engine)
-        measurement = Measurement.of(sample.deviation, sample.natural, pools[tap], budget)
-        if not measurement.passed and measurement.share <= FAR and sample.deviation.same_bits is None:
-            natural = second_look(sample.case, tap)
-            measurement = Measurement.of(sample.deviation, natural, pools[tap], budget)
+        budget = engine.budget
+        measurement = Measurement.of(sample.deviation, sample.scale, pools[tap], budget)
+        if not measurement.passed and measurement.share <= WORTH_A_SECOND_LOOK and sample.deviation.same_bits is None:
+            scale = second_look(sample.case, tap)
+            measurement = Measurement.of(sample.deviation, scale, pools[tap], budget)
         case = sample.case.name
         point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
         key = (engine.name, sample.path, tap)
@@ -289,13 +316,13 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
     return list(points.values())
 
 
-def _limit(engine: Engine, natural: Sequence[Natural]) -> float:
-    """The largest error that a logit of this runtime may have, by the natural errors of all inputs' logits."""
-    budget, pool = budget_of(engine), Natural.pooled(natural)
-    return max(budget.max * one.limits(pool, budget.unit)[1] for one in natural)
+def _limit(engine: Engine, scales: Sequence[ErrorScale]) -> float:
+    """Return the largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
+    budget, pool = engine.budget, ErrorScale.pooled(scales)
+    return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
 
 
 def _worse(a: Point, b: Point) -> Point:
-    """Two points as one: all inputs, all failures, the measurement that used up more of its budget."""
+    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
     worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
     return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)

@@ -46,7 +46,7 @@ Exit status
 
 
 def explain() -> str:
-    """A page of text."""
+    """Return the rule as a page of text."""
     rows = [(p, d, f"2^{math.log2(b.unit):.0f}", f"{b.rms:g}", f"{b.max:g}", b.origin) for (p, d), b in BUDGETS.items()]
     table = [("precision", "device", "u", "A", "B", "factors"), *rows]
     budgets = "\n".join(f"  {p:10}{d:8}{u:7}{a:>4}{b:>5}   {origin}" for p, d, u, a, b, origin in table)

@@ -1,8 +1,24 @@
-"""What one check found of one runtime: plain data, of which a report is made."""
+"""What one check found of one runtime: plain data, of which a report is made; and the names of the points compared.
+
+Points are named in the order of the data's way through the network:
+
+encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
+decoder.embedding   decoder.layers.0.self_attention   decoder.layers.0.cross_attention   ...   decoder.norm   logits
+
+These are the taps; the points inside the sub-layers are named in `locate/inside.py`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from export.validate.reference import Reference
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
 
 from .rule import Budget, Measurement
 
@@ -66,7 +82,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """One sentence whose tokens aren't the reference's: both outputs, as text where there is a tokenizer."""
 
     sentence: int
@@ -89,8 +105,36 @@ class Tokens:
     tokens: int
     ties: tuple[str, ...]
     problems: tuple[str, ...]
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[Divergence, ...] = ()
 
     @property
     def passed(self) -> bool:
         return not self.problems
+
+
+def tap_names(config: TransformerConfig) -> list[str]:
+    """Return the names of the taps of a full pass."""
+    return list(_points(config, inner_points=False))
+
+
+def inner_names(config: TransformerConfig) -> list[str]:
+    """Return the names of taps and points inside the sub-layers; the memory's keys and values come first."""
+    return list(_points(config, inner_points=True))
+
+
+@cache
+def _points(config: TransformerConfig, inner_points: bool) -> tuple[str, ...]:
+    """Return what the reference passes to its tap, for an empty batch and weights that take no memory."""
+    weights = {name: np.broadcast_to(0.0, shape) for name, shape in parameter_shapes(config).items()}
+    ids = np.zeros((0, 1), np.int64)
+    names: list[str] = []
+    reference = Reference(config, weights, inner_points=inner_points)
+    reference(
+        ids, ids if config.architecture == "encoder-decoder" else None, tap=lambda name, value: names.append(name)
+    )
+    return tuple(names)
+
+
+def natural_order(taps: Iterable[str]) -> list[str]:
+    """Return each tap once, in the order of the data, whatever paths they were seen on."""
+    return list(dict.fromkeys(taps))

@@ -78,7 +78,7 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 
 
 def budget_for(precision: str, device: str, activations: str | None = None) -> Budget:
-    """The declared budget; `UserError` for a precision that has none.
+    """Return the declared budget; `UserError` for a precision that has none.
 
     Weights in blocks that are multiplied with float32 `activations` are another float32 network, that of the weights as
     they are stored: its runtime is held against that network's reference, to float32's budget.
@@ -95,8 +95,8 @@ def budget_for(precision: str, device: str, activations: str | None = None) -> B
 
 
 def stored_as(array: Array, precision: str) -> Array:
-    """A float32 parameter as a runtime of this precision must hold it: rounded to nearest even, bit for bit. bfloat16,
-    which NumPy lacks, stays in float32."""
+    """Return a float32 parameter as a runtime of this precision must hold it: rounded to nearest even, bit for bit.
+    bfloat16, which NumPy lacks, stays in float32."""
     if precision == "float16":
         return array.astype(np.float16)
     if precision != "bfloat16":
@@ -107,8 +107,8 @@ def stored_as(array: Array, precision: str) -> Array:
 
 
 @dataclass(frozen=True)
-class Natural:
-    """float32's own error e32 of one tap, on one input or over several.
+class ErrorScale:
+    """The size of float32's own error e32 at one tap, on one input or over several: what other errors are held to.
 
     `size`: rms(t64). `tokens`: how many. `worst`: rms of the worst token's error.
     """
@@ -120,15 +120,15 @@ class Natural:
     worst: float
 
     @classmethod
-    def of(cls, error: Array, t64: Array) -> Natural:
-        """The error of one input, from the errors and true values (N,D) of its valid tokens."""
+    def of(cls, error: Array, t64: Array) -> ErrorScale:
+        """Return the error of one input, from the errors and true values (N,D) of its valid tokens."""
         squares = np.mean(error * error, axis=-1)
         largest = float(np.abs(error).max(initial=0.0))
         return cls(_rms(error), largest, _rms(t64), len(error), float(np.sqrt(squares.max(initial=0.0))))
 
     @classmethod
-    def pooled(cls, parts: Sequence[Natural]) -> Natural:
-        """The error over all inputs, taken as one large sample."""
+    def pooled(cls, parts: Sequence[ErrorScale]) -> ErrorScale:
+        """Return the error over all inputs, taken as one large sample."""
         tokens = sum(part.tokens for part in parts)
         rms, size = (
             (sum(part.tokens * getattr(part, name) ** 2 for part in parts) / max(tokens, 1)) ** 0.5
@@ -137,15 +137,15 @@ class Natural:
         return cls(rms, max(part.max for part in parts), size, tokens, max(part.worst for part in parts))
 
     @classmethod
-    def drawn(cls, draws: Sequence[Natural]) -> Natural:
-        """The error of one input from several draws of its rounding errors: their quadratic mean."""
+    def drawn(cls, draws: Sequence[ErrorScale]) -> ErrorScale:
+        """Return the error of one input from several draws of its rounding errors: their quadratic mean."""
         rms, largest, worst = (
             float(np.sqrt(np.mean([getattr(draw, name) ** 2 for draw in draws]))) for name in ("rms", "max", "worst")
         )
         return cls(rms, largest, draws[0].size, draws[0].tokens, worst)
 
-    def limits(self, pool: Natural, unit: float = UNIT) -> tuple[float, float]:
-        """The two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
+    def limits(self, pool: ErrorScale, unit: float = UNIT) -> tuple[float, float]:
+        """Return the two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
         scale = max(1.0, self.size / pool.size) if pool.size else 1.0
         usual = (pool.rms**2 + pool.worst**2 / max(self.tokens, 1)) ** 0.5 * scale
         least = UNIT * self.size
@@ -162,13 +162,13 @@ class Truth:
 
     t64: Array
     valid: NDArray[np.bool_]
-    natural: Natural
+    scale: ErrorScale
     bits: Array | None = None
 
     @classmethod
     def of(cls, t64: Array, t32: Array, valid: NDArray[np.bool_], exact: bool = False) -> Truth:
-        natural = Natural.of(t32[valid] - t64[valid], t64[valid])
-        return cls(t64, valid, natural, t32 if exact else None)
+        scale = ErrorScale.of(t32[valid] - t64[valid], t64[valid])
+        return cls(t64, valid, scale, t32 if exact else None)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Deviation:
 
     @classmethod
     def of(cls, got: Array | None, truth: Truth, missing: str = "") -> Deviation:
-        """`missing`: why there is no tensor, where there is none."""
+        """Return `missing`: why there is no tensor, where there is none."""
         if got is None or got.shape != truth.t64.shape:
             shape = "" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
             detail = shape or missing or "the runtime doesn't show it"
@@ -226,8 +226,8 @@ class Measurement:
     deviation: Deviation
 
     @classmethod
-    def of(cls, deviation: Deviation, natural: Natural, pool: Natural, budget: Budget) -> Measurement:
-        rms, largest = natural.limits(pool, budget.unit)
+    def of(cls, deviation: Deviation, scale: ErrorScale, pool: ErrorScale, budget: Budget) -> Measurement:
+        rms, largest = scale.limits(pool, budget.unit)
         rms_ratio, max_ratio = _ratio(deviation.rms, rms), _ratio(deviation.max, largest)
         share = max(rms_ratio / budget.rms, max_ratio / budget.max)
         passed = share <= 1 if deviation.same_bits is None else deviation.same_bits
@@ -242,7 +242,7 @@ def _bits(x: Array) -> Array:
     return np.ascontiguousarray(x).view(np.uint32)
 
 
-def _ratio(error: float, natural: float) -> float:
+def _ratio(error: float, scale: float) -> float:
     if error == 0:
         return 0.0
-    return error / natural if natural > 0 else float("inf")
+    return error / scale if scale > 0 else float("inf")

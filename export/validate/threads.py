@@ -31,7 +31,7 @@ def one_blas_thread() -> Iterator[int]:
 
 
 def _openblas() -> Iterator[tuple[ctypes.CDLL, str, ctypes._CFuncPtr]]:  # type: ignore[name-defined]
-    """(library, name of its function that sets the threads, function that gets them)"""
+    """Yield (library, name of its function that sets the threads, function that gets them)."""
     try:
         mappings = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:

@@ -104,8 +104,8 @@ def validate(
 
 def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, an ONNX folder or file.")]) -> None:
     """Describe a model: what it is, its config, sizes and parameters."""
-    from export.package.facts import graph_facts
+    from export.package.facts import describe_graphs
 
     from .info import describe
 
-    Console().print(describe(path, graph_facts))
+    Console().print(describe(path, describe_graphs))

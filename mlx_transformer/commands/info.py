@@ -30,7 +30,7 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
     """Tables about a checkpoint, a run's folder, an adapter, an ONNX folder, or one ONNX file with the search inside;
     `UserError` if it is none of these or damaged.
 
-    `graph_facts` is `export.package.facts.graph_facts`, or a function like it.
+    `graph_facts` is `export.package.facts.describe_graphs`, or a function like it.
     """
     if path.is_file():
         return _file(path, graph_facts)

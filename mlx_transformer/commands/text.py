@@ -54,7 +54,7 @@ def translate(
         if not inner.shows_attention:
             if model.is_file():
                 raise UserError(f"{model}: returns no attention; export it with --search --attention")
-            from export.explain.aligning import cross_weights
+            from export.explain.opening import cross_weights
 
             inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     options = chosen(search, SEARCH)

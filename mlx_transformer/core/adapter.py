@@ -84,7 +84,7 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True)
-class Change:
+class WeightDelta:
     """What an adapter does to one matrix W (O, D), computed in float64."""
 
     factor: float
@@ -117,10 +117,10 @@ class Adapter:
     def merged(self, name: str, weight: NDArray) -> NDArray:
         """The parameter as the adapter changes it, computed in float64 and rounded to float32 once; another's
         parameter is only stored in float32."""
-        change = self.change(name)
+        change = self.delta(name)
         return weight.astype(np.float32, copy=False) if change is None else change.of(weight).astype(np.float32)
 
-    def change(self, name: str) -> Change | None:
+    def delta(self, name: str) -> WeightDelta | None:
         """What it does to this parameter; None: nothing."""
         path = name.removesuffix(".weight")
         if path not in self._targets:
@@ -128,7 +128,7 @@ class Adapter:
         a, b, magnitude = (self.arrays.get(f"{path}.{part}") for part in (A, B, MAGNITUDE))
         assert a is not None
         assert b is not None
-        return Change(self.config.factor, a, b, magnitude)
+        return WeightDelta(self.config.factor, a, b, magnitude)
 
     def check_fits(self, config: TransformerConfig, where: str) -> None:
         """`UserError` if an array is missing, unknown, or of another shape than the model's linear maps ask for."""

@@ -60,7 +60,7 @@ class Checkpoint:
     @property
     def kept(self) -> list[str]:
         """The matrices that the adapter changes and that are integers: both stay as they are, side by side."""
-        return [name for name in self.quantization if self.adapter is not None and self.adapter.change(name)]
+        return [name for name in self.quantization if self.adapter is not None and self.adapter.delta(name)]
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -109,7 +109,7 @@ class Checkpoint:
 
     def _tensor(self, file: Any, name: str) -> NDArray:
         array = self._own(file, name)
-        if self.adapter is None or self.adapter.change(name) is None:
+        if self.adapter is None or self.adapter.delta(name) is None:
             return array
         return self.adapter.merged(name, array)
 

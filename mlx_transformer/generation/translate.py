@@ -128,7 +128,7 @@ class Translator:
         shown = [h.attention for h in outputs if h.attention is not None]
         if len(shown) < len(outputs):
             if self.cross_weights is None:
-                raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
+                raise UserError("alignments need the weights of cross-attention: see `export.explain.opening`")
             shown = self.cross_weights(sources, [h.ids for h in outputs])
         weights = iter(shown)
         return [

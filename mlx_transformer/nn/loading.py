@@ -16,7 +16,7 @@ from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.watch import Watch, unwatched
 
-from .lora import change_of
+from .lora import delta_of
 from .model import Transformer
 from .quantize import Quantized, matrix, quantization_of, use_quantized_layers
 
@@ -58,7 +58,7 @@ def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
         if path not in quantized or part == "bias":
             weights[name] = array
         elif part == "weight":
-            weight, change = np.array(matrix(quantized[path]).astype(mx.float32)), change_of(quantized[path])
+            weight, change = np.array(matrix(quantized[path]).astype(mx.float32)), delta_of(quantized[path])
             weights[name] = weight if change is None else change.of(weight).astype(np.float32)
     return weights
 

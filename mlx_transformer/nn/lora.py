@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.core.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, Change
+from mlx_transformer.core.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.device import choices
 
@@ -57,7 +57,7 @@ def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
     modules, adapter = dict(model.named_modules()), checkpoint.adapter
     for name in checkpoint.kept:
         layer: Any = modules[name.removesuffix(".weight")]
-        change = None if adapter is None else adapter.change(name)
+        change = None if adapter is None else adapter.delta(name)
         assert change is not None
         layer.lora_a, layer.lora_b, layer.lora_factor = mx.array(change.a), mx.array(change.b), change.factor
         layer.lora_dropout = Dropout(0.0)
@@ -67,12 +67,12 @@ def keep_adapter(model: nn.Module, checkpoint: Checkpoint) -> None:
         layer.__class__ = (_lora if gain is None else _dora)(type(layer))
 
 
-def change_of(layer: Any) -> Change | None:
+def delta_of(layer: Any) -> WeightDelta | None:
     """What a layer's adapter does to its weight."""
     if "lora_a" not in layer:
         return None
     parts = (np.array(layer[part].astype(mx.float32)) for part in (A, B, MAGNITUDE) if part in layer)
-    return Change(layer.lora_factor, *parts)
+    return WeightDelta(layer.lora_factor, *parts)
 
 
 def row_norms(layer: Any) -> mx.array:

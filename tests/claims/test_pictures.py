@@ -22,7 +22,7 @@ def test_both_runtimes_put_pictures_in_the_same_words(on_cpu, tmp_path) -> None:
     t64, t32 = (Reference(model.config, model.weights(), dtype).encode(vectors) for dtype in ("f8", "f4"))
     truth = Truth.of(t64, t32, np.ones(t64.shape[:2], bool), exact=False)
     for memory in (np.array(model.encode(inputs_embeds=vectors)), exported.encode(inputs_embeds=vectors)):
-        judged = Measurement.of(Deviation.of(memory, truth), truth.natural, truth.natural, budget_for("float32", "cpu"))
+        judged = Measurement.of(Deviation.of(memory, truth), truth.scale, truth.scale, budget_for("float32", "cpu"))
         assert judged.passed, judged
 
 

@@ -277,7 +277,7 @@ def test_no_graph_needs_sympy(tmp_path: Path) -> None:
     checkpoint, _ = write_model(encoder_decoder("paper"), tmp_path)
     loaded = run_python(
         "import sys\n"
-        "import export.validate.assertion\n"
+        "import export.validate.compare\n"
         "from export import export_onnx, export_search\n"
         f"export_onnx({str(checkpoint)!r}, {str(tmp_path / 'int8')!r}, precision='int8')\n"
         f"export_search({str(checkpoint)!r}, {str(tmp_path / 'one.onnx')!r})\n"

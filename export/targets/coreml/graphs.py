@@ -145,14 +145,14 @@ BUILDERS: dict[str, dict[str, Callable[[Request], GraphBuilder]]] = {
 
 
 def padding_mask(op: Op, tokens: ir.Value) -> ir.Value:
-    """tokens (B, S), 1 on tokens -> (B, 1, 1, S): 0 on tokens, HIDDEN on padding."""
+    """Turn tokens (B, S), 1 on tokens, into (B, 1, 1, S): 0 on tokens, HIDDEN on padding."""
     hidden = op.Sub(1.0, op.Cast(tokens, to=ir.DataType.FLOAT))
     return op.Unsqueeze(op.Mul(hidden, HIDDEN), [1, 2])
 
 
 def _at(op: Op, index: ir.Value, length: int) -> tuple[PositionIds, ir.Value, ir.Value, ir.Value]:
-    """Rows' positions (B, 1), also with their distances (B, 1, T) to the keys; 1 there and 0 elsewhere (B, 1, T, 1),
-    the opposite, and a mask (B, 1, 1, T)."""
+    """Turn rows' positions (B, 1), also with their distances (B, 1, T) to the keys; 1 there and 0 elsewhere (B, 1, T,
+    1), the opposite, and a mask (B, 1, 1, T)."""
     position = op.Unsqueeze(op.Cast(index, to=ir.DataType.FLOAT), [2])
     after = op.Sub(table(op, "positions.places", lambda: np.arange(length, dtype=np.float32)), position)
     elsewhere = op.Unsqueeze(op.Clip(op.Mul(after, after), 0.0, 1.0), [3])

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from export.graph.edit import Nodes
 from export.nn.primitives import extent
-from export.precision.products import Rewriter, constant
-from export.precision.recipes import ROWS, recipe_value, then
+from export.precision.late_weights import SLICE, derived, late_initializer
 
 from .shape import part_name
 
@@ -44,14 +44,14 @@ def split_rows(model: ir.Model) -> None:
 
 
 def _look_up(model: ir.Model, node: ir.Node) -> None:
-    """Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, integers too."""
+    """Replace Gather(V rows, ids (B, L)) -> (B, L, D), or (B, L) of a table of single numbers, integers too."""
     table, ids = node.inputs
     assert table is not None
     is_integer, single = table.dtype != ir.DataType.FLOAT, len(table.shape or ()) == 1
-    add = Rewriter(model, node)
+    add = Nodes(model, node, "rows")
 
     def number(value: float) -> ir.Value:
-        return constant(model.graph, np.array(value, np.float32), "rows")
+        return add.constant(np.float32(value))
 
     ids = add("Cast", ids, to=ir.DataType.FLOAT)
     zero, one = number(0), number(1)
@@ -63,7 +63,7 @@ def _look_up(model: ir.Model, node: ir.Node) -> None:
         clipped = add("Clip", add("Sub", ids, number(start)), zero, number(extent(part, 0) - 1))
         rows = add("Gather", part, add("Cast", clipped, to=ir.DataType.INT64), axis=0)
         rows = add("Cast", rows, to=ir.DataType.FLOAT) if is_integer else rows
-        is_inside = is_inside if single else add("Unsqueeze", is_inside, constant(model.graph, np.array([-1]), "rows"))
+        is_inside = is_inside if single else add("Unsqueeze", is_inside, add.constant([-1]))
         rows = add("Mul", rows, is_inside)
         total = rows if total is None else add("Add", total, rows)
     assert total is not None
@@ -71,7 +71,7 @@ def _look_up(model: ir.Model, node: ir.Node) -> None:
 
 
 def _classify(graph: ir.Graph, output: ir.Value) -> None:
-    """MatMul(x, W^T) and what follows it, each value of a row by itself -> as many outputs as W has parts."""
+    """Replace MatMul(x, W^T) and what follows it, each value of a row by itself, by as many outputs as W has parts."""
     product, *after = _since_product(output)
     turned = product.inputs[1].producer() if product.op_type == "MatMul" and product.inputs[1] is not None else None
     matrix = turned.inputs[0] if turned is not None and turned.op_type == "Transpose" else None
@@ -103,7 +103,7 @@ def _classify(graph: ir.Graph, output: ir.Value) -> None:
 
 
 def _since_product(output: ir.Value) -> list[ir.Node]:
-    """The nodes from the last MatMul on, one after the other."""
+    """Return the nodes from the last MatMul on, one after the other."""
     nodes: list[ir.Node] = []
     value: ir.Value | None = output
     while value is not None and (node := value.producer()) is not None:
@@ -122,20 +122,21 @@ def _copy(nodes: list[ir.Node], node: ir.Node, k: int, inputs: Sequence[ir.Value
 
 
 def _parts(graph: ir.Graph, value: ir.Value) -> list[ir.Value]:
-    """The parts of a long initializer along its first axis, as initializers: made once, for all their readers."""
+    """Return the parts of a long initializer along its first axis, as initializers: made once, for all their
+    readers."""
     length, rest = extent(value, 0), list(value.shape or [])[1:]
     slices = [slice(start, min(start + LIMIT, length)) for start in range(0, length, LIMIT)]
-    recipe, known = then(value, lambda w: [w[rows] for rows in slices], "rows"), value.const_value
+    late, known = derived(value, lambda w: [w[rows] for rows in slices], "rows"), value.const_value
     parts = []
     for k, rows in enumerate(slices):
         name, shape = part_name(str(value.name), k), [rows.stop - rows.start, *rest]
         if name not in graph.initializers:
             if known is None:
-                part = recipe_value(name, recipe, k, shape, ir.DataType.FLOAT)
+                part = late_initializer(name, late, k, shape, ir.DataType.FLOAT)
             else:
                 tensor = ir.tensor(known.numpy()[rows], name=name)
                 part = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-            part.meta[ROWS] = str(value.name), rows
+            part.meta[SLICE] = str(value.name), rows
             graph.initializers[name] = part
         parts.append(graph.initializers[name])
     return parts

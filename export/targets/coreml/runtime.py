@@ -52,7 +52,7 @@ class CoreMLEncoder(EncoderGraphs):
         self.graph = CoreMLSession(sessions[ENCODER_COREML], ENCODER_COREML, request)
 
     def run(self, sources: Sources, outputs: Sequence[str]) -> Values:
-        """Outputs (R, S, ...) of rows, and "source_mask" (R, S), 1 on tokens. `UserError` for vectors."""
+        """Return the outputs (R, S, ...) of rows, and "source_mask" (R, S), 1 on tokens. `UserError` for vectors."""
         self.graph.check_source(sources.rows)
         length = self.graph.length
         for i in np.flatnonzero(sources.lengths > length):
@@ -61,7 +61,8 @@ class CoreMLEncoder(EncoderGraphs):
         return {**self.graph.portions({**source, "source_mask": mask}, outputs), "source_mask": mask}
 
     def _run(self, output: str, source: Values, mask: NDArray) -> NDArray:
-        """An output (B, L, ...) with the values of tokens in their places, where `mask` has them; 0 on padding."""
+        """Return an output (B, L, ...) with the values of tokens in their places, where `mask` has them; 0 on
+        padding."""
         values = self.run(unpadded(self.config, source, mask), [output])[output]
         placed = np.zeros((*mask.shape, values.shape[-1]), np.float32)
         for i, is_token in enumerate(mask.astype(bool)):
@@ -70,7 +71,7 @@ class CoreMLEncoder(EncoderGraphs):
 
 
 def unpadded(config: TransformerConfig, source: Values, mask: NDArray) -> Sources:
-    """The tokens alone of each row (B, L, ...)."""
+    """Return the tokens alone of each row (B, L, ...)."""
     tokens = mask.astype(bool)
     rows = {value: [row[real] for row, real in zip(x, tokens, strict=True)] for value, x in source.items()}
     return Sources(config, rows)
@@ -84,7 +85,7 @@ class CoreMLDecoder:
         """`state`: everything with R rows, by value; its positions are the next ones."""
 
     def step(self, ids: NDArray, output: str = "logits") -> NDArray:
-        """Last tokens (R,) -> an output (R, ...) after them."""
+        """Take the last tokens (R,) and return an output (R, ...) after them."""
         values = {**self.state, "target_ids": ids[:, None].astype(np.int64)}
         outputs = self.graph.portions(values, [output, *self.graph.cache])
         wanted = outputs.pop(output)[:, -1]
@@ -115,13 +116,13 @@ class CoreMLModel:
         self.encoder = CoreMLEncoder(request, sessions) if request.config.has_encoder else None
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
-        """(B, L, D) of a source, by value, and its mask (B, L)."""
+        """Return (B, L, D) of a source, by value, and its mask (B, L)."""
         if self.encoder is None:
             raise UserError("a decoder alone encodes nothing")
         return self.encoder.encode(source, mask)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray:
-        """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
         decoder = self.begin(unpadded(self.config, source, mask))
         weights = np.stack([decoder.step(column, "attention") for column in target_ids.T], axis=1)
         placed = np.zeros((*target_ids.shape, mask.shape[1]), np.float32)
@@ -130,14 +131,14 @@ class CoreMLModel:
         return placed
 
     def start(self, sources: Sources) -> tuple[CoreMLDecoder, NDArray]:
-        """The decoder, and the logits (R, V) after the start token, or after each prompt."""
+        """Return the decoder, and the logits (R, V) after the start token, or after each prompt."""
         decoder = self.begin(sources)
         if self.encoder is None:
             return decoder, self.read(decoder, list(sources))[-1]
         return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
 
     def begin(self, sources: Sources) -> CoreMLDecoder:
-        """The decoder before its first token; sources encoded, where there is an encoder."""
+        """Return the decoder before its first token; sources encoded, where there is an encoder."""
         rows = len(sources)
         state: Values = {
             value: np.zeros((rows, *self.graph.shapes[value][1:]), np.float32) for value in self.graph.cache
@@ -148,8 +149,8 @@ class CoreMLModel:
         return CoreMLDecoder(self.graph, state)
 
     def read(self, decoder: CoreMLDecoder, prompts: Sequence[NDArray]) -> list[NDArray]:
-        """Logits (R, V) after each token of the longest prompt. A shorter one's last token is read again at its place
-        until then."""
+        """Return the logits (R, V) after each token of the longest prompt. A shorter one's last token is read again at
+        its place until then."""
         last = np.array([len(row) - 1 for row in prompts])
         logits = []
         for t in range(last.max() + 1):

@@ -25,7 +25,7 @@ class FixedShape:
 
     @classmethod
     def parse(cls, text: str, config: TransformerConfig) -> FixedShape:
-        """ "1x64x48" for an encoder-decoder, "1x64" for the others. `UserError` says what is expected."""
+        """Read "1x64x48" for an encoder-decoder, "1x64" for the others. `UserError` says what is expected."""
         both = config.architecture == "encoder-decoder"
         parts = text.lower().split("x")
         if len(parts) != 2 + both or not all(re.fullmatch("0*[1-9][0-9]{0,8}", part) for part in parts):
@@ -42,7 +42,7 @@ class FixedShape:
 
     @staticmethod
     def expected(config: TransformerConfig) -> str:
-        """The form of a fixed shape for such a model, for messages."""
+        """Return the form of a fixed shape for such a model, for messages."""
         both = config.architecture == "encoder-decoder"
         return "ROWSxSOURCExTARGET, such as 1x64x64" if both else "ROWSxLENGTH, such as 1x64"
 
@@ -53,18 +53,18 @@ class FixedShape:
 
 
 def part_name(name: str, k: int) -> str:
-    """The name of part k of a tensor that is split by rows (`rows.py`)."""
+    """Return the name of part k of a tensor that is split by rows (`rows.py`)."""
     return f"{name}.rows_{k}"
 
 
 def part_of(name: str) -> tuple[str, int] | None:
-    """(name of the tensor that was split, k), if `name` is that of a part; else None."""
+    """Return (name of the tensor that was split, k), if `name` is that of a part; else None."""
     match = re.fullmatch(r"(.+)\.rows_(\d+)", name)
     return (match[1], int(match[2])) if match else None
 
 
 def parts_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """{name of a tensor that was split: names of its parts, in order}"""
+    """Return {name of a tensor that was split: names of its parts, in order}."""
     grouped: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         if (part := part_of(name)) is not None:
@@ -73,7 +73,7 @@ def parts_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def joined(tensors: Mapping[str, NDArray], axis: int) -> dict[str, NDArray]:
-    """The same tensors, those that were split joined along `axis`."""
+    """Return the same tensors, those that were split joined along `axis`."""
     split = parts_of(tensors)
     complete = {name: np.concatenate([tensors[part] for part in parts], axis) for name, parts in split.items()}
     return {name: tensor for name, tensor in tensors.items() if part_of(name) is None} | complete

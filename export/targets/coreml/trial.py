@@ -44,7 +44,7 @@ RUNS = 4
 
 
 def with_options(providers: Sequence[Any]) -> list[Any]:
-    """ONNX Runtime's execution providers, Core ML's with `OPTIONS`; options that it has already stay."""
+    """Return ONNX Runtime's execution providers, Core ML's with `OPTIONS`; options that it has already stay."""
 
     def options(name: str, chosen: Mapping[str, Any]) -> Any:
         return (name, {**OPTIONS, **chosen}) if name == PROVIDER else (name, chosen) if chosen else name
@@ -53,7 +53,7 @@ def with_options(providers: Sequence[Any]) -> list[Any]:
 
 
 def problem(request: Request, graph: str, session: Session, on_cpu: Session) -> str:
-    """What is wrong with a graph's session beside the CPU's, in a few words; empty if nothing is."""
+    """Say in a few words what is wrong with a graph's session beside the CPU's; empty if nothing is."""
     names = [entry.name for entry in on_cpu.get_outputs()]
     for feeds in inputs(request, graph):
         for name, got, expected in zip(names, session.run(names, feeds), on_cpu.run(names, feeds), strict=True):
@@ -64,7 +64,7 @@ def problem(request: Request, graph: str, session: Session, on_cpu: Session) -> 
 
 
 def difference(got: NDArray, expected: NDArray) -> str:
-    """How two arrays differ by more than float32 must, in a few words."""
+    """Say in a few words how two arrays differ by more than float32 must."""
     if got.shape != expected.shape:
         return f"has the shape {got.shape}, not {expected.shape}"
     if not np.isfinite(got).all():
@@ -78,8 +78,8 @@ def difference(got: NDArray, expected: NDArray) -> str:
 
 
 def inputs(request: Request, graph: str) -> Iterator[dict[str, NDArray]]:
-    """`RUNS` times all inputs of a graph: ids from the whole vocabulary, positions from the whole length, the last ones
-    first; sources of all lengths; buffers of random numbers."""
+    """Draw `RUNS` times all inputs of a graph: ids from the whole vocabulary, positions from the whole length, the last
+    ones first; sources of all lengths; buffers of random numbers."""
     ports = GRAPHS[graph](request).inputs
     for run in range(RUNS):
         rng = np.random.default_rng(run)
@@ -87,7 +87,7 @@ def inputs(request: Request, graph: str) -> Iterator[dict[str, NDArray]]:
 
 
 def _drawn(request: Request, port: Port, run: int, rng: np.random.Generator) -> NDArray:
-    """One input of one run, by what flows there."""
+    """Draw one input of one run, by what flows there."""
     shape: Any = port.axes
     if port.dtype == "float32":
         return rng.standard_normal(shape, dtype=np.float32)
@@ -101,7 +101,7 @@ def _drawn(request: Request, port: Port, run: int, rng: np.random.Generator) -> 
 
 
 def _spread(count: int, shape: tuple[int, ...], run: int) -> NDArray[np.int64]:
-    """Numbers from count - 1 down to 0, evenly over all runs."""
+    """Return numbers from count - 1 down to 0, evenly over all runs."""
     size = math.prod(shape)
     steps = np.linspace(count - 1, 0, size * RUNS).astype(np.int64)
     return steps[run::RUNS].reshape(shape)

@@ -19,8 +19,8 @@ def use_gemm(graph: ir.Graph) -> None:
 
 
 def join_reshapes(graph: ir.Graph) -> None:
-    """A Reshape of a Reshape reads what the first one reads, in place: heads are split and merged for the sake of what
-    may lie between."""
+    """Let a Reshape of a Reshape read what the first one reads, in place: heads are split and merged for the sake of
+    what may lie between."""
     for node in graph:
         before = node.inputs[0] if node.op_type == "Reshape" else None
         producer = None if before is None else before.producer()
@@ -40,7 +40,7 @@ def _counts_all(shape: ir.Value | None) -> bool:
 
 
 def _transposed(value: ir.Value | None) -> ir.Value | None:
-    """The initializer whose transpose this is."""
+    """Return the initializer whose transpose this is."""
     producer = None if value is None else value.producer()
     if producer is None or producer.op_type != "Transpose":
         return None
@@ -76,7 +76,7 @@ def _replace(graph: ir.Graph, product: ir.Node, weight: ir.Value) -> None:
 
 
 def _sole_addition(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """The Add that alone reads this node's result, and what it adds."""
+    """Return the Add that alone reads this node's result, and what it adds."""
     output = node.outputs[0]
     users = list(output.uses())
     if len(users) != 1 or output.is_graph_output() or users[0].node.op_type != "Add":
@@ -87,5 +87,5 @@ def _sole_addition(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _is_vector(value: ir.Value) -> bool:
-    """Known to be one: a bias or an input. All else here has two dimensions."""
+    """Say whether it is known to be a vector: a bias or an input. All else here has two dimensions."""
     return (value.is_initializer() or value.is_graph_input()) and value.shape is not None and len(value.shape) == 1

@@ -60,7 +60,7 @@ class Sources:
         return cls(mask, tokens, slots, hidden, heads, *by_head)
 
     def with_heads(self, op: Op, heads: int) -> Sources:
-        """The same, where rows are split into so many heads."""
+        """Return the same, where rows are split into so many heads."""
         if heads == self.heads:
             return self
         head = table(op, f"heads.{heads}", lambda: np.arange(heads)[None])
@@ -68,31 +68,32 @@ class Sources:
         return replace(self, heads=heads, head_slots=slots, head_tokens=tokens)
 
     def rows(self, op: Op, x: ir.Value) -> ir.Value:
-        """Padded (B, S) to rows (N,), or (B, S, D) to (N, D)."""
+        """Turn padded (B, S) into rows (N,), or (B, S, D) into (N, D)."""
         width = [extent(x, 2)] if len(x.shape or ()) == 3 else []
         return op.Gather(op.Reshape(x, [-1, *width]), self.tokens, axis=0)
 
     def padded(self, op: Op, x: ir.Value) -> ir.Value:
-        """Rows (N, D) to (B, S, D)."""
+        """Turn rows (N, D) into (B, S, D)."""
         return op.Gather(x, self.slots, axis=0)
 
     def by_head(self, op: Op, x: ir.Value) -> ir.Value:
-        """Rows (N, H, d) to (B, H, S, d): padding and the transposition in one go."""
+        """Turn rows (N, H, d) into (B, H, S, d): padding and the transposition in one go."""
         return op.Gather(op.Reshape(x, [-1, extent(x, 2)]), self.head_slots, axis=0)
 
     def from_heads(self, op: Op, y: ir.Value, width: int) -> ir.Value:
-        """(B, H, S, d) to rows (N, H, d)."""
+        """Turn (B, H, S, d) into rows (N, H, d)."""
         return op.Gather(op.Reshape(y, [-1, width]), self.head_tokens, axis=0)
 
     def positions(self, op: Op) -> PositionIds:
-        """Position of each row: the tokens before it in its own sentence; padding on either side takes no position."""
+        """Return the position of each row: the tokens before it in its own sentence; padding on either side takes no
+        position."""
         mask = op.Cast(self.mask, to=ir.DataType.INT64)
         places = op.Range(0, op.Squeeze(op.Shape(mask, start=1), [0]), 1)
         return PositionIds(self.rows(op, op.Sub(op.CumSum(mask, 1), 1)), distances(op, places, places))
 
 
 def _by_head(op: Op, mask: ir.Value, tokens: ir.Value, slots: ir.Value, head: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """`head_slots` and `head_tokens` of sources, for the heads (1, H)."""
+    """Return `head_slots` and `head_tokens` of sources, for the heads (1, H)."""
     heads = extent(head, 1)
     head_slots = op.Add(op.Unsqueeze(op.Mul(slots, heads), [1]), op.Unsqueeze(head, [2]))
     # Token s of sentence b is at b*S + s, its head h at (b*H + h)*S + s.
@@ -111,7 +112,7 @@ class InPlace(LayerCache):
         self.past, self.beam_width, self.indirection = past, beam_width, indirection
 
     def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
-        """Rows (R, H, d) over their own past and themselves -> (R, 1, H*d). `added` (1, H, 1, past+1): bias."""
+        """Attend from rows (R, H, d) to their past and themselves -> (R, 1, H*d). `added` (1, H, 1, past+1): bias."""
         rows = (op.Reshape(x, [-1, 1, extent(x, 1) * extent(x, 2)]) for x in (q, k, v))
         y, self.keys, self.values = op.DecoderMaskedMultiHeadAttention(
             *(*rows, None, added),
@@ -137,13 +138,13 @@ class CpuCache(Cache):
         self.layers, self.past, self.cross, self.cross_mask = layers, past, cross, source_mask
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
-        """index (1,), for all rows."""
+        """Return the index (1,), for all rows."""
         index = op.Cast(self.past, to=ir.DataType.INT64)
         keys = op.Range(0, op.Add(op.Squeeze(index, [0]), 1), 1)
         return PositionIds(index, distances(op, index, keys))
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """No mask: the buffers hold no position that the new token must not attend to."""
+        """Return no mask: the buffers hold no position that the new token must not attend to."""
         return None
 
 
@@ -163,7 +164,7 @@ class CpuAttention(Attention):
         return op.Reshape(y, [-1, extent(y, 1) * extent(y, 2)])
 
     def kernel(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask, past: LayerCache | None) -> ir.Value:
-        """(N, H, d_k) over keys and values (N, G, ...) of the new positions, or the source's (B, H, S, d)."""
+        """Attend from (N, H, d_k) to keys and values (N, G, ...) of the new positions, or the source's (B, H, S, d)."""
         if len(k.shape or ()) == 4:
             return self.over_source(op, q, k, v, mask)
         if past is None:
@@ -173,7 +174,7 @@ class CpuAttention(Attention):
         return self.from_operand(op, y)
 
     def within_source(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask) -> ir.Value:
-        """Tokens of a source over those of the same source. added: (B, 1 or H, 1 or S, S)."""
+        """Attend from tokens of a source to those of the same source. added: (B, 1 or H, 1 or S, S)."""
         assert self.sources is not None
         width = extent(v, 2)
         q, k, v = (self.sources.by_head(op, for_all_heads(op, x, self.heads)) for x in (q, k, v))
@@ -182,7 +183,7 @@ class CpuAttention(Attention):
         return typed(self.sources.from_heads(op, op.MatMul(weights, v), width), self.heads, width)
 
     def over_source(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask) -> ir.Value:
-        """Rows over their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32.
+        """Attend from rows to their sentence's keys and values (B, H, S, d), which beams share; mask (B, S) int32.
 
         The keys are scaled already: a product with one query is faster where nothing is left to scale.
         """
@@ -200,8 +201,10 @@ class CpuAttention(Attention):
         rotation: Rotation = None,
         rows: ir.Value | None = None,
     ) -> ir.Value:
-        """Of rows over their sentence's keys (B, H, S, d), as `over_source`: (B, H, T, S). Beside the operator, which
-        keeps its own to itself."""
+        """Return the weights (B, H, T, S) of rows over their sentence's keys (B, H, S, d), as `over_source` has them.
+
+        They are computed beside the operator, which keeps its own to itself.
+        """
         assert mask is not None
         q = as_operand(op, self.queries(op, x, rotation), self.shape)
         each = [self.heads, self.shape.key_width]
@@ -215,7 +218,7 @@ class CpuAttention(Attention):
         return {"num_heads": self.heads, "mask_filter_value": HIDDEN, "_domain": DOMAIN}
 
     def from_operand(self, op: Op, y: ir.Value) -> ir.Value:
-        """An operator's result, (N, H*d) in whatever rows -> (N, H, d_v)."""
+        """Turn an operator's result, (N, H*d) in whatever rows, into (N, H, d_v)."""
         y = op.Reshape(typed(y), [-1, self.heads, self.shape.value_width])
         if self.value_width == self.shape.value_width:
             return y
@@ -240,8 +243,9 @@ def for_all_heads(op: Op, x: ir.Value, heads: int) -> ir.Value:
 
 
 def typed(y: ir.Value, *extents: int, rank: int = 3) -> ir.Value:
-    """A result of ONNX Runtime's own operators, of so many axes, whose type nobody infers. Untyped, what follows would
-    cast its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5 instead."""
+    """Set the type of a result of ONNX Runtime's own operators, of so many axes, which nobody infers. Untyped, what
+    follows would cast its constants, and ONNX Runtime's fusion of an RMSNorm doesn't find a cast epsilon: it takes 1e-5
+    instead."""
     y.type = ir.TensorType(ir.DataType.FLOAT)
     y.shape = ir.Shape([*[None] * (rank - len(extents)), *extents])
     return y
@@ -255,14 +259,14 @@ class CpuTransformer(Transformer):
         self.sources = sources
 
     def encode_rows(self, op: Op, source: Mapping[str, ir.Value | None], *, tap: Tap = no_tap) -> ir.Value:
-        """What `embedded` takes, padded (B, S) or (B, S, D) -> memory (N, D)."""
+        """Encode what `embedded` takes, padded (B, S) or (B, S, D) -> memory (N, D)."""
         sources = self.sources
         assert sources is not None
         x = self.embedded(op, **{name: None if x is None else sources.rows(op, x) for name, x in source.items()})
         return self.encoder(op, x, sources.positions(op), sources.hidden, within(tap, "encoder"))
 
     def cross_keys_values(self, op: Op, memory: ir.Value) -> list[KeyValues]:
-        """Every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""
+        """Return every layer's keys and values of the memory (N, D) as `over_source` reads them: (B, H, S, d)."""
         assert self.sources is not None
         shape, pairs = operator_shape(self.config), []
         sources = self.sources.with_heads(op, shape.heads)

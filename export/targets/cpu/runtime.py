@@ -68,7 +68,7 @@ class CpuModel:
         self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
     def search_in_parallel(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
-        """`search_on(model, batch)` of all batches, in parts that run at the same time where that is faster."""
+        """Run `search_on(model, batch)` on all batches, in parts that run at the same time where that is faster."""
         if self.single_threaded is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
             return (search_on(self, batch) for batch in work)
         model = self.single_threaded()
@@ -83,29 +83,29 @@ class CpuModel:
         return strategy(batch, options, self.config, scored)
 
     def encode(self, source: Values, mask: NDArray) -> NDArray[np.float32]:
-        """Encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
+        """Return the encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
         return self._encode(["memory"], source, mask)["memory"]
 
     def begin(self, source: Values, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
-        """Sources (B, S) encoded, ready for the start token of each."""
+        """Encode sources (B, S), ready for the start token of each."""
         return CpuDecoder(self, self._encode(["source_mask", *self.cross], source, mask), outputs, beam)
 
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[CpuDecoder, Any]:
-        """For a search: encode, and what follows the start token: logits (B, V), or the other outputs asked for."""
+        """Encode for a search, and give what follows the start token: logits (B, V), or the requested outputs."""
         decoder = self.begin(*sources.padded(SOURCE_MULTIPLE, self.config.max_positions), outputs, beam)
         if bans is not None:
             decoder.bans[:] = bans
         return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
 
     def logits(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
-        """Teacher-forced logits (B, T, V) of targets (B, T)."""
+        """Return teacher-forced logits (B, T, V) of targets (B, T)."""
         decoder = self.begin(source, mask)
         return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
-        """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
         decoder = self.begin(source, mask, ("attention",))
         return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
 
@@ -125,7 +125,7 @@ class CpuEncoder(PortSession):
 
 
 def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
-    """The batches in parts, so that each worker has an equal share of the long and of the short sentences in each."""
+    """Split the batches in parts: each worker has an equal share of the long and of the short sentences in each."""
     for batch in work:
         for first in range(min(workers, len(batch.index))):
             part = slice(first, None, workers)
@@ -177,7 +177,7 @@ class CpuDecoder:
         return len(self.source["source_mask"])
 
     def step(self, ids: NDArray) -> Any:
-        """Last tokens (R,) -> logits (R, V), or what else was asked for; two outputs come as a pair."""
+        """Take the last tokens (R,) and return the logits (R, V), or the requested outputs; two come as a pair."""
         if self.past == self.room:
             self._grow()
         self.ids[:] = ids
@@ -189,7 +189,7 @@ class CpuDecoder:
         return self.results[0] if len(self.results) == 1 else self.results
 
     def repeat(self, times: int) -> None:
-        """Each row is `times` beams from now on; what they have in common stays where it is, with the first of them."""
+        """Make each row `times` beams; what they have in common stays where it is, with the first of them."""
         self.beam_width *= times
         room = max(POSITIONS, self.room)
         sentences, beams = self.sentences, int(self.beam_width[0])
@@ -258,6 +258,6 @@ class CpuDecoder:
             self.binding.bind_ortvalue_output(graphs.outputs[value], buffer)
 
     def _made(self, value: str, extents: Mapping[str, int]) -> NDArray:
-        """An array for this output, of the type and the axes that are declared."""
+        """Return an array for this output, of the type and the axes that are declared."""
         port = self.graphs.made[value]
         return np.empty([axis if isinstance(axis, int) else extents[axis] for axis in port.axes], port.dtype)

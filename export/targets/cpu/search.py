@@ -23,7 +23,7 @@ from mlx_transformer.generation.steps import BANNED, Batch, Rules, Strategy
 
 
 def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: bool) -> Strategy:
-    """The search for this request."""
+    """Return the search for this request."""
     xp: Any = NumpyArrays()
     arguments = xp, batch, options, config
     forced = any(len(row) for row in batch.prefix)
@@ -45,7 +45,7 @@ class InGraph:
         return self.decoder, candidates
 
     def allow_end(self, t: int) -> None:
-        """After token number t: from `min_new_tokens` on a sentence may end."""
+        """Let sentences end after token number t, from `min_new_tokens` on."""
         if t + 1 == self.options.min_new_tokens:
             self.decoder.bans[:] = self.rules.bans
 
@@ -59,7 +59,7 @@ class NextToken(InGraph, Greedy):
         self.some_done = False
 
     def choose(self, logits: Any, t: int) -> tuple[NDArray, None]:
-        """The next tokens. `logits`: here the pair of their sums (B, 1) and the likeliest tokens (B, 1)."""
+        """Choose the next tokens. `logits`: here the pair of their sums (B, 1) and the likeliest tokens (B, 1)."""
         sums, tokens = logits
         self.allow_end(t)
         self.total += sums[:, 0]
@@ -95,7 +95,7 @@ class BeamOfCandidates(InGraph, Beam):
         self.decoder.log_p = self.live
 
     def candidates(self, logits: Any, t: int) -> tuple[NDArray, NDArray, NDArray]:
-        """The best extensions. `logits`: here the pair of their log p, falling, and hypothesis * V + token."""
+        """Choose the best extensions. `logits`: here the pair of their log p, falling, and hypothesis * V + token."""
         values, (parent, token) = logits[0].copy(), np.divmod(logits[1], self.config.vocab_size)
         if (missing := 2 * self.width - values.shape[1]) > 0:
             values = np.concatenate([values, np.full((len(values), missing), 2 * BANNED, np.float32)], axis=1)

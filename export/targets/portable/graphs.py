@@ -87,7 +87,7 @@ def decoder_model_merged(request: Request) -> GraphBuilder:
 
 
 def _decoder(g: GraphBuilder, request: Request, cross: Callable[[Transformer], Sequence[KeyValues]]) -> GraphBuilder:
-    """A step over the source's keys and values; where those come from is all that the decoders differ in."""
+    """Take a step over the source's keys and values; where those come from is all that the decoders differ in."""
     model = Transformer(request.config)
     attention = AttentionTap(model, request.attention_layer, g.tap)
     layers = [LayerCache(*pair) for pair in g.pairs("cache")] or [LayerCache() for _ in model.decoder.layers]

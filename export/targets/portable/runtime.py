@@ -48,7 +48,7 @@ class OnnxCache:
             self.mask = self.mask[rows]
 
     def reorder(self, rows: NDArray) -> None:
-        """Hypotheses of one sentence change places, so what belongs to the source stays."""
+        """Let hypotheses of one sentence change places: what belongs to the source stays."""
         if not np.array_equal(rows, np.arange(len(rows))):
             self._take(rows, None)
 
@@ -103,7 +103,7 @@ class EncoderDecoderGraphs:
         self.shared = self.next.shapes["source_mask"][:1] != self.next.shapes["target_ids"][:1]
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
-        """Encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
+        """Return the encoder's output (B, S, D) of a source, by value (`core/inputs.py`), and its mask (B, S)."""
         self.encoder.check_source(source)
         return self.encoder(["memory"], {**source, "source_mask": mask})["memory"]
 
@@ -111,14 +111,14 @@ class EncoderDecoderGraphs:
         return self._begin(["logits"], ids, memory, mask)["logits"]
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray:
-        """The weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
+        """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
         return self._begin(["attention"], target_ids, self.encode(source, mask), mask)["attention"]
 
     def begin(self, memory: NDArray, mask: NDArray) -> OnnxCache:
         return OnnxCache({"memory": memory, "source_mask": mask}, self.shared)
 
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
-        """Logits (R, L, V) after the tokens (R, L)."""
+        """Return the logits (R, L, V) after the tokens (R, L)."""
         if cache.past:
             values = {"target_ids": ids, "later": np.array([True]), **cache.fixed, **cache.past}
             cache.past = self.next(["logits", *self.next.cache], values)
@@ -131,7 +131,7 @@ class EncoderDecoderGraphs:
         return cache.past.pop("logits")
 
     def start(self, sources: Sources) -> tuple[OnnxDecoder, NDArray]:
-        """For a search: encode, and the logits (B, V) after the start token."""
+        """Encode for a search, and give the logits (B, V) after the start token."""
         source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         decoder = OnnxDecoder(self, self.begin(self.encode(source, mask), mask))
         return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
@@ -154,11 +154,11 @@ class CausalGraphs:
         return self.step(source["source_ids"], self.begin(mask))
 
     def begin(self, mask: NDArray) -> OnnxCache:
-        """`mask` (B, L) of the first tokens, 0 on padding at the left."""
+        """Begin with an empty cache. `mask` (B, L): that of the first tokens, 0 on padding at the left."""
         return OnnxCache({}, True, mask)
 
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
-        """Logits (R, L, V) after the tokens (R, L)."""
+        """Return the logits (R, L, V) after the tokens (R, L)."""
         assert cache.mask is not None
         if cache.past:
             cache.mask = np.concatenate([cache.mask, np.ones_like(ids)], axis=1)
@@ -169,7 +169,7 @@ class CausalGraphs:
         return cache.past.pop("logits")
 
     def start(self, sources: Sources) -> tuple[OnnxDecoder, NDArray]:
-        """For a search: read the prompts, padded on the left, and give the logits (B, V) after them."""
+        """Read the prompts for a search, padded on the left, and give the logits (B, V) after them."""
         # Relative positions count padding, and their table has no row to spare for it.
         multiple = 1 if self.config.positions == "relative" else PROMPT_MULTIPLE
         source, mask = sources.padded(multiple, left=True)
@@ -184,7 +184,7 @@ class EncoderGraphs:
         self.config, self.graph = request.config, PortSession(sessions[MODEL], GRAPHS[MODEL](request))
 
     def encode(self, source: Values, mask: NDArray) -> NDArray:
-        """(B, L, D) of a source, by value, and its mask (B, L)."""
+        """Return (B, L, D) of a source, by value, and its mask (B, L)."""
         return self._run("memory", source, mask)
 
     def logits(self, source: Values, mask: NDArray) -> NDArray:

@@ -63,7 +63,7 @@ class Agreement:
             noted.parted.append((gap, message))
 
     def judged(self, limits: Mapping[str, float]) -> Iterator[Tokens]:
-        """`limits`: for each runtime the largest error that a logit may have."""
+        """Yield the choices judged: `limits` has for each runtime the largest error that a logit may have."""
         for (runtime, kind), noted in self._noted.items():
             # Two tensors of the same runtime may err on either side.
             tie = limits[runtime] * (2 if kind.startswith("top-1") else 4)

@@ -18,18 +18,18 @@ Array = NDArray
 
 
 def attention_layer(engines: Iterable[Engine]) -> int | None:
-    """The layer whose weights the graphs return; None: they don't."""
-    layers = [layer for engine in engines if (layer := getattr(engine, "attention_layer", None)) is not None]
-    return layers[0] if layers else None
+    """Return the layer whose weights the graphs return, or None."""
+    layers = (engine.capabilities.attention_layer for engine in engines)
+    return next((layer for layer in layers if layer is not None), None)
 
 
 def attention_of(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:
-    """(path, tap, tensor, why there is none): what graphs return on each way of running them; of another runtime the
-    mean of what it computes inside."""
-    if layer is None or getattr(engine, "logits_only", False) or getattr(engine, "search_only", False):
+    """Yield (path, tap, tensor, why there is none) of what graphs return on each way of running them; for another
+    runtime, of the mean of what it computes inside."""
+    if layer is None or engine.capabilities.shows != "everything":
         return
-    if hasattr(engine, "attention_layer"):
-        values, why = attempt(lambda: engine.attention(case))  # type: ignore[attr-defined]
+    if engine.capabilities.attention_layer is not None:
+        values, why = attempt(lambda: engine.attention(case))
         for path, value in {"plain": None}.items() if values is None else values.items():
             yield path, CROSS_ATTENTION, value, why
         return

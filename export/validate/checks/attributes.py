@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from export.graph.protos import all_nodes, initializers
 from export.nn.masks import HIDDEN
 from mlx_transformer.core.config import TransformerConfig
 
@@ -33,7 +34,7 @@ Allowed = tuple[float | str, ...]
 
 
 def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowed]]:
-    """{operator: {attribute: what it may be}}, numbers as float32 holds them."""
+    """Return {operator: {attribute: what it may be}}, numbers as float32 holds them."""
     stacks = (config.of("encoder"), config.of("decoder"))
     epsilon = _float32(config.norm_epsilon)
     scales = [_float32(c.attention_scale or 1 / math.sqrt(c.d_k)) for c in stacks]
@@ -57,17 +58,18 @@ def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowe
 
 
 def _one_of(values: Iterable[float | str]) -> Allowed:
-    """Each value once: the stacks have the same, as a rule."""
+    """Return each value once: the stacks have the same, as a rule."""
     return tuple(dict.fromkeys(values))
 
 
 def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:
-    """(how many were compared, which of them are wrong in words) in all these graphs and the branches in them."""
+    """Return (how many were compared, which of them are wrong in words) in all these graphs and the branches in
+    them."""
     expected, count, wrong = expected_attributes(config), 0, []
     for name, path in files.items():
         graph = onnx.load(path, load_external_data=False).graph
-        for node, told in _told(graph, path.parent, expected):
-            for attribute, value in told.items():
+        for node, values in _operators(graph, path.parent, expected):
+            for attribute, value in values.items():
                 allowed = expected[node.op_type][attribute]
                 count += 1
                 if value not in allowed:
@@ -76,26 +78,26 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
     return count, wrong
 
 
-def _told(
+def _operators(
     graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
 ) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
-    """(node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
+    """Yield (node, {attribute: value}) of the operators in `expected`; a root has the epsilon of its RMSNorm."""
     nodes = list(all_nodes(graph))
     makers = {output: node for node in nodes for output in node.output}
-    constants = {tensor.name: tensor for tensor in _initializers(graph)}
+    constants = {tensor.name: tensor for tensor in initializers(graph)}
     for node in nodes:
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        own = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Sqrt":
             if (value := _added_to_mean(node, makers, constants, folder)) is not None:
                 yield node, {"epsilon": value}
         elif node.op_type in expected:
-            yield node, {name: _plain(given.get(name, ABSENT.get(name))) for name in expected[node.op_type]}
+            yield node, {name: _plain(own.get(name, ABSENT.get(name))) for name in expected[node.op_type]}
 
 
 def _added_to_mean(
     root: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], constants: Mapping[str, onnx.TensorProto], folder: Path
 ) -> float | None:
-    """c of sqrt(mean(x^2) + c), 0 where nothing is added; None of another root."""
+    """Return c of sqrt(mean(x^2) + c), 0 where nothing is added; None of another root."""
     below = makers.get(root.input[0])
     if below is not None and below.op_type == "ReduceMean":
         return 0.0
@@ -117,25 +119,6 @@ def _constant(
     if not isinstance(tensor, onnx.TensorProto):
         return None
     return float(numpy_helper.to_array(tensor, str(folder)).reshape(-1)[0])
-
-
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph, each followed by those of its branches."""
-    for node in graph.node:
-        yield node
-        for inner in _inner(node):
-            yield from all_nodes(inner)
-
-
-def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
-        for inner in _inner(node):
-            yield from _initializers(inner)
-
-
-def _inner(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
-    return (attribute.g for attribute in node.attribute if attribute.HasField("g"))
 
 
 def _plain(value: Any) -> Any:

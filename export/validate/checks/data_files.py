@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any
 
 import onnx
 
+from export.graph.protos import all_nodes, initializers
 from export.package.weights import ALIGNMENT
 from export.validate.engines.protocol import Engine
 from mlx_transformer.system.errors import UserError
@@ -59,12 +59,12 @@ class _Tensor:
 
 
 def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
-    """Every data file of the folders, or beside the single files, that these engines run. All graphs there count, not
-    only those that an engine runs: several share one data file. `UserError` for a graph that can't be read."""
+    """Yield every data file of the folders, or beside the single files, that these engines run. All graphs there count,
+    not only those that an engine runs: several share one data file. `UserError` for a graph that can't be read."""
     places = {}
     for engine in engines:
-        for path in getattr(engine, "files", {}).values():
-            places[path.parent] = escape(path.name) if getattr(engine, "search_only", False) else "*.onnx"
+        for path in engine.capabilities.files.values():
+            places[path.parent] = escape(path.name) if engine.capabilities.shows == "tokens" else "*.onnx"
     for folder, pattern in places.items():
         readers: dict[str, list[_Tensor]] = {path.name: [] for path in folder.glob(f"{pattern}_data")}
         for graph in sorted(folder.glob(pattern)):
@@ -75,7 +75,7 @@ def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
 
 
 def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
-    """All of one file. Different tensors may be the same bytes, whole and as the same type."""
+    """Check one file. Different tensors may be the same bytes, whole and as the same type."""
     if not path.is_file():
         return DataFile(path.name, 0, len({t.graph for t in tensors}), len(tensors), 0, ("is missing",))
     size, end, padding = path.stat().st_size, 0, 0
@@ -103,12 +103,12 @@ def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
             last, end = tensor, tensor.end
     if size > end:
         problems.append(_bytes(end, size))
-    shown = problems[:LISTED] + [f"and {len(problems) - LISTED} more"] * (len(problems) > LISTED)
-    return DataFile(path.name, size, len({t.graph for t in tensors}), len(places), padding, tuple(shown))
+    lines = problems[:LISTED] + [f"and {len(problems) - LISTED} more"] * (len(problems) > LISTED)
+    return DataFile(path.name, size, len({t.graph for t in tensors}), len(places), padding, tuple(lines))
 
 
 def _unread(path: Path, start: int, end: int) -> str:
-    """What is wrong with bytes between two tensors; empty for the padding that aligns the second."""
+    """Return what is wrong with bytes between two tensors; empty for the padding that aligns the second."""
     if end - start >= ALIGNMENT or end % ALIGNMENT:
         return _bytes(start, end)
     with open_file(path) as file:
@@ -123,7 +123,7 @@ def _bytes(start: int, end: int) -> str:
 
 
 def _external(graph: Path) -> Iterator[tuple[str, _Tensor]]:
-    """(data file, tensor) of all tensors of a graph, and of the graphs within it, that lie in a data file."""
+    """Yield (data file, tensor) of all tensors of a graph, and of the graphs within it, that lie in a data file."""
     data = read_protobuf(graph)
     try:
         for tensor in _tensors(onnx.load_from_string(data).graph):
@@ -138,11 +138,8 @@ def _external(graph: Path) -> Iterator[tuple[str, _Tensor]]:
         raise UserError(f"{graph}: its tensors' places can't be read ({error!r}); export the model again") from error
 
 
-def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Initializers, and the tensors of constants, of a graph and of those within it."""
-    yield from message.initializer
-    for attribute in (attribute for node in message.node for attribute in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        if attribute.HasField("g"):
-            yield from _tensors(attribute.g)
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield initializers, and the tensors of constants, of a graph and of those within it."""
+    yield from initializers(graph)
+    for node in all_nodes(graph):
+        yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from export.validate.reference import Reference
-from export.validate.reference.search import Sentence, allowed, drawn, teacher_forced
+from export.validate.reference.search import BeamState, allowed, drawn, teacher_forced
 from export.validate.rule import UNIT
 from mlx_transformer.generation.sampling import BLOCK, noise
 
@@ -65,7 +65,7 @@ def judge_greedy(
 
 
 def judge_beam(
-    sentences: Sequence[Sentence],
+    sentences: Sequence[BeamState],
     outputs: Sequence[tuple[list[int], float]],
     limit: int,
     budget: float,

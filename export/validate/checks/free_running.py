@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from export.validate.cases import Case
 from export.validate.engines.protocol import Engine
-from export.validate.findings import Parting, Tokens
+from export.validate.findings import Divergence, Tokens
 from export.validate.reference import Reference
 from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.checkpoint import Checkpoint
@@ -17,11 +17,11 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from .decoding import Judged, judge_beam, judge_greedy
 
 T = TypeVar("T")
-Words = Callable[[Sequence[int]], tuple[str, ...]]
-"""Token ids -> the words that the report prints for them."""
+TokenText = Callable[[Sequence[int]], tuple[str, ...]]
+"""Gives the words that the report prints for token ids."""
 
 FAILED = "failed: "
-"""How the message begins of what didn't run."""
+"""Begins the message about a run that failed."""
 
 BEAM = 4
 SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
@@ -30,7 +30,7 @@ MOST_SENTENCES = 8
 
 
 def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
-    """(result, "") of a run, or (None, its error message): a runtime that fails is a mismatch like any other."""
+    """Return (result, "") of a run, or (None, its error message): a runtime that fails is a mismatch like any other."""
     try:
         return run(), ""
     except Exception as error:  # each runtime has its own exceptions
@@ -38,12 +38,12 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def most_positions(engines: Sequence[Engine], config: TransformerConfig) -> int:
-    """The length that all engines take: graphs of fixed shape may take less than their model."""
-    return min([config.max_positions, *(getattr(engine, "positions", config.max_positions) for engine in engines)])
+    """Return the length that all engines take: graphs of fixed shape may take less than their model."""
+    return min([config.max_positions, *(engine.capabilities.longest or config.max_positions for engine in engines)])
 
 
-def words_of(checkpoint: Checkpoint) -> Words:
-    """Text of tokens where the checkpoint has a tokenizer, otherwise their ids."""
+def token_text(checkpoint: Checkpoint) -> TokenText:
+    """Return what gives the text of tokens where the checkpoint has a tokenizer, otherwise their ids."""
     if checkpoint.tokenizer_path is None:
         return lambda ids: tuple(map(str, ids))
     tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
@@ -51,9 +51,13 @@ def words_of(checkpoint: Checkpoint) -> Words:
 
 
 def free_running(
-    reference: Reference, engines: Sequence[Engine], cases: Sequence[Case], limits: Mapping[str, float], words: Words
+    reference: Reference,
+    engines: Sequence[Engine],
+    cases: Sequence[Case],
+    limits: Mapping[str, float],
+    words: TokenText,
 ) -> Iterator[Tokens]:
-    """Greedy and beam search and sampling of every runtime, from the rows of the cases that have several."""
+    """Search greedily, by beam and by sampling with every runtime, from the rows of the cases that have several."""
     c = reference.config
     if not c.has_decoder:
         return
@@ -66,7 +70,7 @@ def free_running(
     truth = beam_search(reference, sources, widest, limit)
 
     def reference_outputs(beam: int, drawn: int | None) -> list[list[int]]:
-        """The reference's own outputs, without eos."""
+        """Return the reference's own outputs, without eos."""
         if beam == 1:
             return [ids for ids, _ in token_by_token(reference, sources, limit, drawn)]
         return [[token for token in s.finished[0][1].tokens if token != c.eos_id] for s in truth]
@@ -93,7 +97,7 @@ def free_running(
                 ties=tuple(j.tie for j in judged if j.tie),
                 problems=tuple(j.problem for j in judged if j.problem),
                 partings=tuple(
-                    Parting(
+                    Divergence(
                         i,
                         words(outputs[i]),
                         words(expected[i]),

@@ -6,7 +6,7 @@ derivative derived by hand:
     L = 1/N sum_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e mean_v z_i[v] ]        over the N targets that aren't padding
     dL/dw . d = (L(w + h d) - L(w - h d)) / 2h + O(h^2)
 
-Of each kind (a parameter's name without its layer's number) one parameter is taken at random; d is one random direction
+One parameter of each kind (a name without its layer's number) is taken at random; d is one random direction
 through all of it, which no wrong element escapes, and some single elements. Where two step sizes disagree (a relu's
 kink lies between) another d is drawn. MLX is imported inside functions.
 
@@ -33,7 +33,7 @@ LENGTH = 16  # so many queries have a gradient on every device (`mlx_transformer
 STEP = 1e-4
 ELEMENTS = 2
 TRIES = 8
-# Of the gradient's size. Worst of 15 configs on a CPU: 9e-7, and 4e-6 where the gradient is zero by symmetry.
+# A share of the gradient's size. Worst of 15 configs on a CPU: 9e-7, and 4e-6 where the gradient is zero by symmetry.
 BUDGET = 1e-5
 
 
@@ -98,7 +98,7 @@ def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], see
 
 
 def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> float:
-    """The loss L of the module's docstring, in float64."""
+    """Return the loss L of the module's docstring, in float64."""
     logits = reference(*batch.inputs, mask=batch.mask)
     z = logits.reshape(-1, logits.shape[-1])
     y = batch.targets.reshape(-1)
@@ -109,7 +109,7 @@ def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> fl
 
 
 def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
-    """dL/dw of every parameter by the trainer's loss and MLX's automatic differentiation, without TF32."""
+    """Return dL/dw of every parameter by the trainer's loss and MLX's automatic differentiation, without TF32."""
     import mlx.core as mx
 
     from mlx_transformer.device import gradient_device, set_tf32
@@ -142,7 +142,7 @@ def _mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batc
 
 
 def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:
-    """Three ragged rows; what a row's next token is, is random too."""
+    """Return three ragged rows; what a row's next token is, is random too."""
     length = min(LENGTH, c.max_positions - 1)
     mask = padding(np.array([length, max(1, length - 3), max(1, length - 1)]), length, "right", rng)
     ids = np.where(mask, words(c, rng, mask.shape, c.has_encoder), c.pad_id)
@@ -159,7 +159,7 @@ def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:
 def _difference(
     reference: Reference, batch: Batch, name: str, everywhere: bool, rng: np.random.Generator
 ) -> tuple[str, Array, float]:
-    """(direction in words, d of unit length, dL/dw . d by central differences)"""
+    """Return (direction in words, d of unit length, dL/dw . d by central differences)"""
     for _ in range(TRIES):
         where, d = _direction(reference.weights[name], everywhere, rng)
         coarse, fine = _central(reference, batch, name, d, STEP), _central(reference, batch, name, d, STEP / 2)
@@ -191,6 +191,6 @@ def _central(reference: Reference, batch: Batch, name: str, d: Array, step: floa
 
 
 def worst_of_each(gradients: list[Gradient]) -> Iterator[Gradient]:
-    """The worst derivative of each kind."""
+    """Yield the worst derivative of each kind."""
     for kind in dict.fromkeys(g.kind for g in gradients):
         yield max((g for g in gradients if g.kind == kind), key=lambda g: g.error)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from export.graph.protos import all_nodes, inner_graphs
 from export.interface import (
     CROSS_ATTENTION,
     DECODER_COREML,
@@ -31,11 +32,11 @@ from export.interface import (
 )
 from export.precision.adapters import A, B
 from export.targets.coreml.shape import part_of
-from export.validate.engines.protocol import Engine, unread_by
+from export.validate.engines.protocol import Engine
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
-from .attributes import all_nodes, attributes
+from .attributes import attributes
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -89,26 +90,25 @@ class Structure:
 
 
 def expected_counts(config: TransformerConfig) -> tuple[int, int]:
-    """Matrix products and softmaxes of one full pass, counted in the table of parameters: each projection is a product,
-    so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
+    """Count matrix products and softmaxes of one full pass in the table of parameters: each projection is a
+    product, so is the classifier, tied or not, and each attention (one that has queries) two more and a softmax."""
     products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
     attentions = sum(name.endswith(".query_proj.weight") for name in products)
     return len(products | {output_weight_name(config)}) + 2 * attentions, attentions
 
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
-    """The structure of each engine whose operations can be read."""
+    """Yield the structure of each engine whose operations can be read."""
     for engine in engines:
-        config: TransformerConfig = engine.config  # type: ignore[attr-defined]
-        files = getattr(engine, "files", {})
+        config, files = engine.config, engine.capabilities.files
         compared, wrong = attributes(files, config)
         if files:
             operations, used = _of_onnx(engine)
-        elif engine.name.startswith("mlx"):
+        elif engine.capabilities.isolates == "mlx":
             operations, used = _of_mlx(engine)
         else:
             continue
-        needed = [name for name in parameter_shapes(config) if name not in unread_by(engine)]
+        needed = [name for name in parameter_shapes(config) if name not in engine.unused_parameters()]
         unused = tuple(name for name in needed if name not in used)
         yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong))
 
@@ -127,7 +127,7 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
         model.update(tree_unflatten(list(parameters.items())))
         return model(*inputs)
 
-    with engine._stream():
+    with engine.stream():
         try:
             mx.export_function(records.append, network, *ids, **weights)
         finally:
@@ -142,33 +142,34 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     return (products, softmaxes), {name for name, i in keywords if i in reached}
 
 
-def _of_onnx(engine: Any) -> tuple[tuple[int, int], set[str]]:
-    """((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
-    if getattr(engine, "search_only", False):
-        names = list(engine.files)
-    elif MODEL in engine.files:
+def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
+    """Return ((matrix products, softmaxes), parameters used) of the graphs of one full pass."""
+    files, searches = engine.capabilities.files, engine.capabilities.shows == "tokens"
+    if searches:
+        names = list(files)
+    elif MODEL in files:
         names = [MODEL]
-    elif engine.files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
-        names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in engine.files]
+    elif files.keys() & {ENCODER_CPU, ENCODER_COREML, DECODER_COREML}:
+        names = [name for name in (ENCODER_CPU, DECODER_CPU, ENCODER_COREML, DECODER_COREML) if name in files]
     else:
-        names = [ENCODER, DECODER_FIRST if DECODER_FIRST in engine.files else DECODER_MERGED]
+        names = [ENCODER, DECODER_FIRST if DECODER_FIRST in files else DECODER_MERGED]
     total, used = np.zeros(2, int), set()
     for name in names:
-        graph = onnx.load(engine.files[name], load_external_data=False).graph
+        graph = onnx.load(files[name], load_external_data=False).graph
         nodes = list(all_nodes(_without_attention(graph)))
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
         reached = _reached([output.name for output in graph.output], outer)
         used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
-    if getattr(engine, "search_only", False):
+    if searches:
         total[1] -= OF_SAMPLING
     return (int(total[0]), int(total[1])), used
 
 
 def _without_attention(graph: onnx.GraphProto) -> onnx.GraphProto:
-    """The graph without what is computed for the output `cross_attention` alone, beside an operator that keeps its
-    weights to itself."""
+    """Return the graph without what is computed for the output `cross_attention` alone, beside an operator that keeps
+    its weights to itself."""
     outputs = [output.name for output in graph.output]
     if CROSS_ATTENTION not in outputs:
         return graph
@@ -184,21 +185,23 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
 
 
 def _further_parts(nodes: list[onnx.NodeProto]) -> int:
-    """How many products belong to an earlier one: those with the second and later parts of a matrix split by rows."""
+    """Count the products that belong to an earlier one: those with the second and later parts of a matrix split by
+    rows."""
     turned = {node.output[0]: part_of(node.input[0]) for node in nodes if node.op_type == "Transpose"}
     parts = [turned.get(node.input[1]) for node in nodes if node.op_type == "MatMul"]
     return sum(part is not None and part[1] > 0 for part in parts)
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
-    """How many products are those of an adapter beside integers."""
-    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Cast"}
+    """Count the products that are those of an adapter beside integers."""
+    # A Reshape: a search reads its matrices through one (search/placement.py).
+    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
     return sum(any(name.rpartition(".")[2] in (A, B) for name in names) for names in read)
 
 
 def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -> set[str]:
-    """Every value from which a way leads to the outputs."""
+    """Return every value from which a way leads to the outputs."""
     maker = {output: inputs for inputs, made in edges for output in made}
     reached, open_values = set(), list(outputs)
     while open_values:
@@ -210,5 +213,5 @@ def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -
 
 
 def _outer_values(node: onnx.NodeProto) -> list[str]:
-    """Names of the values that the branches of an If read."""
-    return [name for a in node.attribute if a.HasField("g") for inner in all_nodes(a.g) for name in inner.input]
+    """Return the names of the values that the branches of an If read."""
+    return [name for graph in inner_graphs(node) for inner in all_nodes(graph) for name in inner.input]

@@ -11,31 +11,29 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.engines.protocol import Engine, activations_of, unread_by
+from export.validate.engines.protocol import Engine
 from export.validate.findings import Weights
-from export.validate.rule import stored_as
 
 Array = NDArray
 
 
 def check_weights(engine: Engine, stored: Mapping[str, Array]) -> Iterator[Weights]:
-    """One check for each place in which an engine holds parameters."""
-    as_stored = getattr(engine, "as_stored", lambda where, name, array: stored_as(array, engine.precision))
-    held: dict[str, dict[str, Array]] = {}
+    """Yield one check for each place in which an engine holds parameters."""
+    places: dict[str, dict[str, Array]] = {}
     for where, name, array in engine.parameters():
-        held.setdefault(where, {})[name] = array
-    for where, arrays in held.items():
-        expected = {name: as_stored(where, name, stored[name]) for name in arrays if name in stored}
+        places.setdefault(where, {})[name] = array
+    for where, arrays in places.items():
+        expected = {name: engine.as_stored(where, name, stored[name]) for name in arrays if name in stored}
         problems = [difference(name, expected.get(name), array) for name, array in arrays.items()]
         yield Weights(engine.name, where, len(arrays), tuple(p for p in problems if p), digest(arrays))
-    unread = unread_by(engine)
-    missing = [name for name in stored if name not in unread and not any(name in arrays for arrays in held.values())]
+    unused = engine.unused_parameters()
+    missing = [name for name in stored if name not in unused and not any(name in arrays for arrays in places.values())]
     if missing:
         yield Weights(engine.name, "all of it", 0, tuple(f"{name} is nowhere" for name in missing))
 
 
 def digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 of names, types, shapes and values, in the order of the names."""
+    """Return the SHA-256 of names, types, shapes and values, in the order of the names."""
     sha256 = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
@@ -44,7 +42,7 @@ def digest(arrays: Mapping[str, Array]) -> str:
 
 
 def difference(name: str, expected: Array | None, got: Array) -> str:
-    """What distinguishes two arrays bit for bit; empty if nothing does."""
+    """Return what distinguishes two arrays bit for bit; empty if nothing does."""
     if expected is None:
         return f"{name} is no parameter of the checkpoint"
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -59,11 +57,11 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
     return f"{name}: {len(differing)} of {got.size} values differ in their bits, first {list(place)}: {values}"
 
 
-def held_by(engine: Engine, stored: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The parameters of the network that a runtime is held against: the checkpoint's. Where it computes in float32 with
-    weights that are stored as integers, it is another network, with these weights."""
-    if activations_of(engine) != "float32":
+def reference_weights(engine: Engine, stored: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the parameters of the network that a runtime is held against: the checkpoint's. Where it computes in
+    float32 with weights that are stored as integers, it is another network, with these weights."""
+    if engine.activations != "float32":
         return stored
     read = {name: where for where, name, _ in engine.parameters()}
-    as_stored = engine.as_stored  # type: ignore[attr-defined] - of engines that hold files
-    return {**stored, **{name: as_stored(where, name, stored[name]) for name, where in read.items() if name in stored}}
+    known = {name: where for name, where in read.items() if name in stored}
+    return {**stored, **{name: engine.as_stored(where, name, stored[name]) for name, where in known.items()}}

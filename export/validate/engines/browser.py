@@ -31,7 +31,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from numpy.typing import NDArray
 
 from .protocol import Unavailable
-from .web_messages import Reply, message, read_message
+from .web_host import Reply, message, read_message
 
 Array = NDArray
 
@@ -61,11 +61,11 @@ STARTING = 90  # seconds until the page speaks
 ANSWERING = 600  # seconds for one request: opening a model, or one run of it
 POLL = 20  # seconds that the page waits for a request before it asks again
 ENDING = 5  # seconds for the browser to end by itself
-NAP = 0.1  # seconds between two looks whether it still runs
+POLL_SECONDS = 0.1  # between two looks whether it still runs
 
 
 def find_browser() -> str:
-    """A browser made of Chromium: the program that the variable CHROMIUM names, or one under its usual names."""
+    """Find a browser made of Chromium: the program that the variable CHROMIUM names, or one under its usual names."""
     if configured := os.environ.get(VARIABLE):
         if (program := shutil.which(configured)) is None:
             raise Unavailable(f"runtime webgpu: {VARIABLE}={configured}: there is no such program")
@@ -95,11 +95,11 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that ends while it is answered is no news."""
+        """Say nothing: a browser that ends while it is answered is no news."""
 
 
 class Browser:
-    """Requests as web_messages.py describes them. `Unavailable` where the browser doesn't start or lacks WebGPU."""
+    """Requests as web_host.py describes them. `Unavailable` where the browser doesn't start or lacks WebGPU."""
 
     def __init__(self, package: Path, threads: int, adapter: str = ""):
         """package: of onnxruntime-web. adapter: "software" computes on the processor, though there be a GPU."""
@@ -126,7 +126,7 @@ class Browser:
             raise Unavailable(f"runtime webgpu: {self.program}: {error}; name another browser by {VARIABLE}") from error
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
-        """`RuntimeError` where the browser ended or is silent for ten minutes, as for ONNX Runtime's own errors."""
+        """As `Host` says; `RuntimeError` also where the browser ended or is silent for ten minutes."""
         if not self._finalizer.alive:
             raise RuntimeError(self.why)
         if "open" in request:
@@ -138,9 +138,9 @@ class Browser:
         self._finalizer()
 
     def _reply(self, seconds: float) -> Reply:
-        for _ in range(round(seconds / NAP)):  # not the clock's seconds, which pass while a machine sleeps
+        for _ in range(round(seconds / POLL_SECONDS)):  # not the clock's seconds, which pass while a machine sleeps
             with suppress(queue.Empty):
-                return read_message(io.BytesIO(self.exchange.replies.get(timeout=NAP)).read)
+                return read_message(io.BytesIO(self.exchange.replies.get(timeout=POLL_SECONDS)).read)
             if self.process.poll() is not None:
                 self.why = f"the browser ended: {self._last_words()}"
                 break
@@ -206,13 +206,13 @@ def _handler(exchange: _Exchange) -> type[http.server.BaseHTTPRequestHandler]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing is said on standard error."""
+            """Say nothing on standard error."""
 
     return Handler
 
 
 def _is_root() -> bool:
-    """Chromium's sandbox can't be made by root."""
+    """Say whether this is root's process: Chromium's sandbox can't be made by root."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -223,7 +223,7 @@ def _end(
     errors: IO[bytes],
     profile: str,
 ) -> None:
-    """First politely, so that it takes its own processes with it."""
+    """End the browser, politely first, so that it takes its own processes with it."""
     exchange.requests.put(None)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):

@@ -1,5 +1,5 @@
 // The page of browser.py: holds ONNX Runtime Web sessions and runs them, one request at a time. It asks for each request
-// with the reply to the one before. Messages as in web_messages.py.
+// with the reply to the one before. Messages as in web_host.py.
 
 const SIZES = { float32: 4, int64: 8, bool: 1 };
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array, bool: Uint8Array };

@@ -38,7 +38,7 @@ class Read:
 
 
 def values_read(graph: onnx.GraphProto, points: Sequence[str]) -> dict[str, Read]:
-    """{point: what its operator reads} of those `points`, NAME.weights, that are of the decoder."""
+    """Return {point: what its operator reads} of those `points`, NAME.weights, that are of the decoder."""
     return dict(_read(graph, points))
 
 
@@ -62,7 +62,7 @@ def decoder_weights(
     heads: int,
     real: NDArray[np.bool_],
 ) -> dict[str, Array]:
-    """{point: weights (B, H, T, T or S)}.
+    """Return {point: weights (B, H, T, T or S)}.
 
     observed: each value, run by run. cross: keys (B, H, S, d) and values of the source, by the names of the
     graph's inputs. real (B, S): True
@@ -85,12 +85,12 @@ def decoder_weights(
 
 
 def _by_head(runs: Sequence[Array], heads: int) -> Array:
-    """Rows of each run, (B, 1, H*d) or (1, B, H*d) -> (B, H, T, d)."""
+    """Join the rows of all runs, (B, 1, H*d) or (1, B, H*d) each -> (B, H, T, d)."""
     return np.stack([run.reshape(-1, heads, run.shape[-1] // heads) for run in runs], axis=2)
 
 
 def _added(runs: Sequence[Array], length: int) -> Array:
-    """What is added to the scores of each run, (1, H, 1, t + 1) -> (1, H, T, T), 0 where no key is."""
+    """Join what is added to the scores of each run, (1, H, 1, t + 1) -> (1, H, T, T), 0 where no key is."""
     added = np.zeros((1, runs[0].shape[1], length, length), np.float32)
     for t, run in enumerate(runs):
         added[:, :, t, : t + 1] = run[:, :, 0]

@@ -87,7 +87,7 @@ class EvaluatorEngine(OnnxEngine):
 
 
 def graph_entries(model: onnx.ModelProto) -> tuple[list[Entry], list[Entry]]:
-    """Inputs and outputs of a model."""
+    """Return the inputs and outputs of a model."""
     inputs, outputs = (
         [Entry(v.name, [axis.dim_param or axis.dim_value for axis in v.type.tensor_type.shape.dim]) for v in values]
         for values in (model.graph.input, model.graph.output)

@@ -12,7 +12,7 @@ Nothing inside is known, so weights, taps, caches and searches aren't compared, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Placement
+from .protocol import Capabilities, Engine, Placement
 from .search_engine import is_search
 
 Array = NDArray
@@ -44,11 +44,11 @@ def is_foreign(path: Path) -> bool:
     return not has_spec and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
 
 
-class ForeignEngine:
+class ForeignEngine(Engine):
     """ONNX Runtime on the CPU over files that this project didn't export."""
 
-    name, precision, device = "onnxruntime", "float32", "cpu"
-    logits_only = True
+    name = "onnxruntime"
+    capabilities = Capabilities(shows="logits")
 
     def __init__(self, checkpoint: Checkpoint, path: Path, names: Mapping[str, str], threads: int | None = None):
         self.config, self.path, self.names, self.threads = checkpoint.config, path, dict(names), threads
@@ -77,23 +77,6 @@ class ForeignEngine:
     def placement(self) -> Placement:
         threads = "one for each core" if self.threads is None else str(self.threads)
         return Placement(self.name, PROVIDER, "none", threads, {"onnxruntime": ort.__version__})
-
-    def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        yield from ()
-
-    def taps(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        return {}
-
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
-        raise UserError(f"{self.path}: only logits are compared")
 
     def logits(self, case: Case) -> Array:
         mask = case.source_real
@@ -124,7 +107,7 @@ class ForeignEngine:
 
 
 def parse_names(text: str | Mapping[str, str] | None) -> dict[str, str]:
-    """ "input_ids=src,logits=output" as a dictionary; one that is a dictionary stays it."""
+    """Read "input_ids=src,logits=output" as a dictionary; one that is a dictionary stays it."""
     if isinstance(text, Mapping):
         return dict(text)
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]

@@ -18,7 +18,7 @@ from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 
-from .protocol import Placement, Unavailable
+from .protocol import Capabilities, Engine, Placement, Unavailable
 
 Array = NDArray
 PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
@@ -33,11 +33,12 @@ def has_gpu() -> bool:
     return mx.is_available(mx.Device(mx.gpu))
 
 
-class MlxEngine:
+class MlxEngine(Engine):
     """The MLX model of a checkpoint on one device, cpu or gpu (Metal or CUDA), in one precision: float32 without TF32,
     float16, bfloat16 or, on a GPU, tf32."""
 
     name = "mlx"
+    capabilities = Capabilities(isolates="mlx")
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", precision: str = "float32"):
         if find_spec("mlx") is None:
@@ -51,7 +52,7 @@ class MlxEngine:
 
         if checkpoint.quantization and precision in ("float16", "bfloat16"):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
-        with self._stream():
+        with self.stream():
             self.model = Transformer.load(checkpoint.folder)
             if precision in ("float16", "bfloat16"):
                 self.model.set_dtype(getattr(self.mx, precision))
@@ -59,7 +60,7 @@ class MlxEngine:
 
     @classmethod
     def of(cls, model: Any, device: str = "cpu") -> MlxEngine:
-        """An engine around a `Transformer` that exists already."""
+        """Return an engine around a `Transformer` that exists already."""
         engine = cls.__new__(cls)
         engine.precision = "float32"
         engine._open(device)
@@ -77,19 +78,24 @@ class MlxEngine:
         self._device = mx.Device(mx.cpu if device == "cpu" else mx.gpu)
         if not mx.is_available(self._device):
             raise Unavailable("runtime mlx:gpu: MLX sees no GPU here")
-        with self._stream():
+        with self.stream():
             self.device = device_kind()
         if device == "gpu":
             set_tf32(self.precision == "tf32")
             if self.precision == "float32":
                 check_float32(self._device)
 
-    def _stream(self) -> Any:
+    def stream(self) -> Any:
+        """Return a context in which MLX computes on this device."""
         return self.mx.stream(self._device)
 
     @property
-    def config(self) -> TransformerConfig:
+    def config(self) -> TransformerConfig:  # type: ignore[override] - the model's, which a test may exchange
         return self.model.config
+
+    @property
+    def is_training(self) -> bool:  # type: ignore[override]
+        return self.model.training
 
     def details(self) -> dict[str, str]:
         details = {"mlx": versions().get("mlx", ""), "device": str(self._device), "precision": self.precision}
@@ -109,13 +115,13 @@ class MlxEngine:
 
     def taps(self, case: Case) -> dict[str, Array]:
         taps: dict[str, Any] = {}
-        with self._stream():
+        with self.stream():
             full_pass(self.model, case, taps.__setitem__)
             self.mx.eval(list(taps.values()))
             return {name: self._numpy(value) for name, value in taps.items()}
 
     def logits(self, case: Case) -> Array:
-        with self._stream():
+        with self.stream():
             return self._numpy(full_pass(self.model, case))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -127,20 +133,20 @@ class MlxEngine:
             if name in names:
                 points[name] = value
 
-        with self._stream(), replacing(self.model, {}, keep, set(names)):
+        with self.stream(), replacing(self.model, {}, keep, set(names)):
             full_pass(self.model, case, lambda name, value: keep(name, self._numpy(value)))
         return points
 
     @contextmanager
     def searching(self) -> Iterator[Model]:
-        """The model for a search with `generation.steps.run`, on this device while the context lasts."""
+        """Give the model for a search with `generation.steps.run`, on this device while the context lasts."""
         from mlx_transformer.runtime.decoding import MlxModel, evaluating
 
-        with self._stream(), evaluating(self.model):
+        with self.stream(), evaluating(self.model):
             yield MlxModel(self.model)
 
     def _numpy(self, value: Any) -> Array:
-        """NumPy has no bfloat16: its values, in float64."""
+        """Return the array in NumPy; bfloat16, which NumPy lacks, in float64."""
         if value.dtype == self.mx.bfloat16:
             return np.array(value.astype(self.mx.float32)).astype(np.float64)
         return np.array(value)
@@ -159,13 +165,13 @@ class MlxEngine:
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         drawn = {} if sample is None else {"sample": True, "seed": sample}
-        with self._stream():
+        with self.stream():
             results = self.model.search(**search_inputs(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _cached(self, case: Case, tap: Any) -> Array:
         model, parts = self.model, []
-        with self._stream():
+        with self.stream():
             if case.target_ids is None:
                 ids, mask = case.ids, case.prompt_mask
                 cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])

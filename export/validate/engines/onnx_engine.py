@@ -19,6 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export.graph.protos import add_taps, constant_part, initializers
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
@@ -26,17 +27,15 @@ from export.targets.coreml.shape import joined, parts_of
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
 from export.validate.cases import Case, search_inputs
-from export.validate.findings import PLAIN
+from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
-from export.validate.points import tap_names
-from export.validate.rule import stored_as
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
+from .protocol import Capabilities, Engine
 from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
-from .taps import add_taps, constant_part, initializers
 
 if TYPE_CHECKING:
     from export.search.runtime import SearchModel
@@ -51,7 +50,7 @@ SHAPES = "architecture vocab_size source_vocab_size d_model encoder_layers decod
 class TappedSession:
     """A session of a tapped copy, used like a session of the untapped graph: each run hands the taps to `observe`."""
 
-    def __init__(self, session: Session, names: Sequence[str], observe: Callable[[str, Array], None]):
+    def __init__(self, session: Any, names: Sequence[str], observe: Callable[[str, Array], None]):
         """`names`: of all taps; `logits`, an output anyway, are observed when a run asks for them."""
         self.session, self.observe, self.names = session, observe, set(names)
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
@@ -63,56 +62,49 @@ class TappedSession:
     def get_outputs(self) -> list[Any]:
         return [entry for entry in self.session.get_outputs() if entry.name not in self.taps]
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
         requested = list(output_names or [entry.name for entry in self.get_outputs()])
         names = [*requested, *self.taps]
-        values = self.session.run(names, input_feed)
+        values = self.session.run(names, input_feed, *options)
         for name, value in zip(names, values, strict=True):
             if name in self.names:
                 self.observe(name, value)
         return values[: len(requested)]
 
+    def io_binding(self) -> Any:
+        binding = self.session.io_binding()
+        self._bind(binding)
+        return binding
 
-class NoCachedPath:
-    """For engines with no cached pass to compare: their only pass uses a cache already, or returns no logits."""
+    def _bind(self, binding: Any) -> None:
+        for name in self.taps:
+            binding.bind_output(name)
 
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {}
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self._bind(binding)  # again: what the run before left there may be shorter
+        self.session.run_with_iobinding(binding, options)
+        for name, value in zip(self.taps, binding.get_outputs(), strict=False):
+            self.observe(name, value.numpy().copy())  # the next run writes to the same memory
 
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        return {}
 
+class OnnxFiles(Engine):
+    """Parameters in ONNX files. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of
+    it whose data files lie beside `path`."""
 
-class OnnxEngine:
-    """An exported folder. Those who inherit say how a file is opened: `open(path)`, or a changed model instead of it
-    whose data files lie beside `path`."""
+    checkpoint: Checkpoint | None
+    _round_trips: dict[tuple[str, str], RoundTrip]
 
-    activations: str | None = None
-    """What weights in blocks are multiplied with, as the folder says."""
-    precision = "float32"
-    """The precision of its files; a subclass may set tf32, a way to compute that has no files of its own."""
-
-    def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
-        """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
-        self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
-        self.precision, self.activations = self.folder.precision, self.folder.activations
-        self.attention_layer = self.folder.request.attention_layer
-        self._round_trips: dict[tuple[str, str], RoundTrip] = {}
-        self.config, self.inputs_embeds = self.folder.config, self.folder.request.inputs_embeds
-        if checkpoint is not None:
-            check_same_model(self.folder, checkpoint)
-        self.files = _all_graphs(self.folder)
-        self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
-        self._tapped: dict[str, Session] = {}
-        self._shown: dict[tuple[str, ...], TappedSession] = {}
-        self._observed: dict[str, list[Array]] = {}
-        self._encoded: tuple[Case, Array] | None = None
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The file of each graph."""
+        return self.capabilities.files
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
         raise NotImplementedError
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        """Parameters in every file: initializers, or what the runtime computes from initializers under their names.
+        """Yield parameters in every file: initializers, or what the runtime computes from initializers under their
+        names.
 
         Tables and shape constants are none.
         """
@@ -145,9 +137,32 @@ class OnnxEngine:
                     yield path.name, name, array
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
-        """What a file must hold of this parameter of the checkpoint."""
+        """Return what a file must hold of this parameter of the checkpoint."""
         round_trip = self._round_trips.get((where, name))
-        return stored_as(array, self.precision) if round_trip is None else round_trip(array)
+        return super().as_stored(where, name, array) if round_trip is None else round_trip(array)
+
+
+class OnnxEngine(OnnxFiles):
+    """An exported folder."""
+
+    def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
+        """checkpoint: what the folder is said to be exported from; None where nothing is compared with one."""
+        self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
+        self.precision, self.activations = self.folder.precision, self.folder.activations
+        self.config, self._round_trips = self.folder.config, {}
+        if checkpoint is not None:
+            check_same_model(self.folder, checkpoint)
+        self.capabilities = Capabilities(
+            files=_all_graphs(self.folder),
+            isolates="onnx",
+            reads_vectors=self.folder.request.inputs_embeds,
+            attention_layer=self.folder.request.attention_layer,
+        )
+        self.sessions: dict[str, Session] = {name: self.open(path) for name, path in self.files.items()}
+        self._tapped: dict[str, TappedSession] = {}
+        self._shown: dict[tuple[str, ...], TappedSession] = {}
+        self._observed: dict[str, list[Array]] = {}
+        self._encoded: tuple[Case, Array] | None = None
 
     def logits(self, case: Case) -> Array:
         return _logits(self._model(), case, self._memory(case))
@@ -167,15 +182,14 @@ class OnnxEngine:
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """The encoder isn't tapped again: it has no cache."""
-        taps, memory = {}, self._memory(case)
+        """As `Engine` says. The encoder isn't tapped again: it has no cache."""
+        taps = {}
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
-            taps[path] = self._taps_of(lambda model=model: _cached(model, case, memory))
+            taps[path] = self._taps_of(lambda model=model: _cached(model, case, self._memory(case)))
         return taps
 
     def attention(self, case: Case) -> dict[str, Array]:
-        """The output `cross_attention` (B, T, S) of the untapped graphs, by the way they were run."""
         memory = self._memory(case)
 
         def watched(names: Iterable[str]) -> dict[str, Any]:
@@ -188,7 +202,7 @@ class OnnxEngine:
         return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
 
     def _memory(self, case: Case) -> Array | None:
-        """The output of the untapped encoder for a case, computed once for all that read it."""
+        """Return the output of the untapped encoder for a case, computed once for all that read it."""
         if case.target_ids is None:
             return None
         if self._encoded is None or self._encoded[0] is not case:
@@ -205,21 +219,22 @@ class OnnxEngine:
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
-        """The graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
+        """Return the graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
         kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
         return kinds[self.config.architecture](self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
-        """Each way of running with a cache, and the graphs it takes."""
+        """Return each way of running with a cache, and the graphs it takes."""
         if self.config.architecture != "encoder-decoder":
             return {} if self.config.architecture == "encoder" else {"cached": list(self.files)}
         pair = [name for name in self.files if name != DECODER_MERGED]
         ways = {"cached": pair, "cached, merged": [ENCODER, DECODER_MERGED]}
         return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
 
-    def _tapping(self, *names: str) -> dict[str, Session]:
-        """Sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the names."""
+    def _tapping(self, *names: str) -> dict[str, TappedSession]:
+        """Open sessions of tapped copies; an encoder or decoder alone has one graph, which is taken whatever the
+        names."""
         taps = tap_names(self.config)
         for name in names or self.files:
             if name not in self._tapped:
@@ -228,11 +243,11 @@ class OnnxEngine:
         return {name: self._tapped[name] for name in names or self.files}
 
     def _full_pass(self) -> set[str]:
-        """The graphs of one full pass; none where there is only one."""
+        """Return the graphs of one full pass; none where there is only one."""
         return self.files.keys() & {ENCODER, DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED}
 
     def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
-        """A session of a copy that shows these points."""
+        """Open a session of a copy that shows these points."""
         if (key := (graph, *names)) not in self._shown:
             model = onnx.load(self.files[graph], load_external_data=False)
             points = {value: point for point, value in points_of(model.graph, names).items()}
@@ -242,7 +257,7 @@ class OnnxEngine:
         return self._shown[key]
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """The values of the taps during a run, the passes of each joined along the positions."""
+        """Return the values of the taps during a run, the passes of each joined along the positions."""
         self._observed = {}
         run()
         return {name: np.concatenate(values, axis=1) for name, values in self._observed.items()}
@@ -252,7 +267,7 @@ class OnnxEngine:
 
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
-    """`memory`: the encoder's output where it is known."""
+    """Run one full pass. `memory`: the encoder's output where it is known."""
     mask = case.source_real.astype(np.int64)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
@@ -287,6 +302,6 @@ def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -
 
 
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
-    """Every graph of the folder's precision, those included that running it doesn't need."""
+    """Return every graph of the folder's precision, those included that running it doesn't need."""
     merged = graph_file(next(iter(folder.graphs.values())).parent, DECODER_MERGED, PRECISIONS[folder.precision].suffix)
     return folder.graphs if merged is None else {**folder.graphs, DECODER_MERGED: merged}

@@ -55,10 +55,17 @@ class ProfiledSession:
     def get_outputs(self) -> list[Any]:
         return self.session.get_outputs()
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
-        outputs = self.session.run(output_names, input_feed)
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
+        outputs = self.session.run(output_names, input_feed, *options)
         self.ran()
         return outputs
+
+    def io_binding(self) -> Any:
+        return self.session.io_binding()
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.session.run_with_iobinding(binding, options)
+        self.ran()
 
     def ran(self) -> None:
         """Count a run, and stop profiling after the last one to profile."""
@@ -82,11 +89,10 @@ class ProfiledSession:
 
 class OnnxRuntimeEngine(OnnxEngine):
     """`device` names an execution provider, `optimisation` a level of graph optimisation, `precision` one of the
-    folder's (default: float32, or the only one) or, on CUDA, tf32. Of what a provider does by default only CUDA's TF32
-    is changed: off, unless it was asked for."""
+    folder's (default: float32, or the only one) or, on CUDA, tf32. Providers do what they do by default, but for CUDA's
+    TF32: off, unless it was requested."""
 
     name = "onnxruntime"
-    profiled = ProfiledSession
 
     def __init__(
         self,
@@ -131,7 +137,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         # A provider whose libraries can't be loaded is left out with no more than a warning.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
-        return session if model is not None else self.profiled(session)
+        return session if model is not None else ProfiledSession(session)
 
     def details(self) -> dict[str, str]:
         return {
@@ -142,7 +148,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         }
 
     def placement(self) -> Placement:
-        """`Unavailable` where not a single node ran on the provider that was asked for."""
+        """Say where it ran; `Unavailable` where not a single node ran on the requested provider."""
         nodes = tuple(self._nodes())
         with suppress(OSError):
             self._profiles.rmdir()

@@ -1,17 +1,19 @@
-"""Engines: one small protocol for everything that can run a Transformer, so that a comparison knows none of them."""
+"""Engines: one class for everything that can run a Transformer, so that a comparison knows none of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.rule import Budget, budget_for
+from export.validate.rule import Budget, budget_for, stored_as
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
 from mlx_transformer.system.errors import UserError
 
@@ -38,7 +40,7 @@ class Node:
 class Placement:
     """Where and how one runtime ran.
 
-    `device`: what was asked for, an execution provider or a device. `tf32`, `threads`: in words. `versions`: of the
+    `device`: the requested execution provider or device. `tf32`, `threads`: in words. `versions`: those of the
     libraries that computed. `nodes`: every operation that ran, where the runtime tells; otherwise empty, and all ran on
     the device.
     """
@@ -78,88 +80,111 @@ class Placement:
         return "; ".join([*parts, f"TF32 {self.tf32}", f"threads: {self.threads}"])
 
 
-class Engine(Protocol):
+@dataclass(frozen=True)
+class Capabilities:
+    """What of one engine can be compared, and how."""
+
+    shows: Literal["everything", "logits", "tokens"] = "everything"
+    """Everything; the logits of one full pass alone; or the tokens and scores of a search, and no numbers inside."""
+    missing_taps: tuple[str, ...] = ()
+    """Taps that aren't values of its graphs."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The ONNX files that it runs, by the names of their graphs."""
+    isolates: Literal["onnx", "mlx"] | None = None
+    """How its operations can be run one by one: as nodes of graphs or as modules. None: they can't."""
+    reads_vectors: bool = False
+    """Its encoder reads vectors in place of ids."""
+    longest: int | None = None
+    """The positions that its graphs take, where they are of fixed shape."""
+    attention_layer: int | None = None
+    """The layer whose cross-attention its graphs return; None: they return none."""
+
+
+class Engine:
     """One runtime holding one model. Arrays are NumPy's, in the runtime's own precision (bfloat16, which NumPy lacks,
     as float64)."""
 
     name: str
-    precision: str
-    device: str
+    device = "cpu"
+    precision = "float32"
+    config: TransformerConfig
+    activations: str | None = None
+    """What it multiplies weights in blocks with, one of `precision.ACTIVATIONS`; None where there is no choice."""
+    capabilities = Capabilities()
+    is_training = False
+    """Whether its model is in training mode, which drops values at random."""
 
     def details(self) -> dict[str, str]:
-        """Where and how it runs, in a few words: versions, threads, providers, TF32."""
-        ...
+        """Say where and how it runs, in a few words: versions, threads, providers, TF32."""
+        raise NotImplementedError
 
     def placement(self) -> Placement:
-        """Where it ran, asked after everything else."""
-        ...
+        """Say where it ran; called after everything else."""
+        raise NotImplementedError
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        """(where, name, array) of every parameter it holds, `where` being a file or a model in memory."""
-        ...
+        """Yield (where, name, array) of every parameter it holds, `where` being a file or a model in memory."""
+        yield from ()
+
+    def as_stored(self, where: str, name: str, array: Array) -> Array:
+        """Return what it must hold `where` of this parameter of the checkpoint."""
+        return stored_as(array, self.precision)
 
     def taps(self, case: Case) -> dict[str, Array]:
-        """Every named point of one full pass, `logits` among them."""
-        ...
+        """Return every named point of one full pass, `logits` among them."""
+        return {}
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """Those of these points of one full pass that it shows, points inside the sub-layers among them: attention
-        weights (B,H,L,S) are NAME.weights. For display: what a fused operator keeps to itself is computed from what it
-        reads."""
-        ...
+        """Return those of these points of one full pass that it shows, points inside the sub-layers among them:
+        attention weights (B,H,L,S) are NAME.weights. For display: what a fused operator keeps to itself is computed
+        from what it reads."""
+        return {}
 
     def logits(self, case: Case) -> Array:
-        """Logits (B,L,V) of one full pass of the model as it is used, without taps."""
-        ...
+        """Return the logits (B,L,V) of one full pass of the model as it is used, without taps."""
+        raise NotImplementedError
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
-        """The same logits with a cache, in the passes of `case.passes()`. By name, for a runtime may have several ways
-        of doing so; empty where there is nothing to cache (an encoder alone)."""
-        ...
+        """Return the same logits with a cache, in the passes of `case.passes()`, by the way of running them: a runtime
+        may have several; empty where there is nothing to cache (an encoder alone)."""
+        return {}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """Every named point of the decoder in each of the same ways, its passes joined along the positions."""
-        ...
+        """Return every named point of the decoder in each of the same ways, its passes joined along the positions."""
+        return {}
+
+    def attention(self, case: Case) -> dict[str, Array]:
+        """Return the output `cross_attention` (B,T,S) of graphs that have one, by the way of running them."""
+        return {}
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
-        """Best output (ids without eos, score) of each source; with `sample`, a seed, drawn tokens."""
-        ...
+        """Return the best output (ids without eos, score) of each source; with `sample`, a seed, drawn tokens."""
+        raise NotImplementedError
 
+    def searching(self) -> AbstractContextManager[Any]:
+        """Return a context that gives the model as `generation.steps.run` takes it."""
+        raise NotImplementedError
 
-def budget_of(engine: Engine) -> Budget:
-    """The budget of an engine's arithmetic: its precision, and what it multiplies weights in blocks with."""
-    return budget_for(engine.precision, engine.device, activations_of(engine))
+    def close(self) -> None:
+        """End what it has begun outside of this process, such as a browser or Node."""
 
+    @property
+    def budget(self) -> Budget:
+        """The budget of its arithmetic: its precision, and what it multiplies weights in blocks with."""
+        return budget_for(self.precision, self.device, self.activations)
 
-def is_exact(engine: Engine) -> bool:
-    """Whether a look-up must show float32's bits: those of the parameters that the engine holds."""
-    return engine.precision in ("float32", "tf32") or activations_of(engine) == "float32"
+    @property
+    def is_exact(self) -> bool:
+        """Whether a look-up must show float32's bits: those of the parameters that it holds."""
+        return self.precision in ("float32", "tf32") or self.activations == "float32"
 
-
-def activations_of(engine: Engine) -> str | None:
-    """The engine's arithmetic, one of `precision.ACTIVATIONS`; None where there is no choice."""
-    return getattr(engine, "activations", None)
-
-
-def unread_by(engine: Engine) -> set[str]:
-    """Parameters of the checkpoint that the engine has no use for: the source's table, where the encoder reads vectors
-    and the table has no other reader."""
-    if not getattr(engine, "inputs_embeds", False):
-        return set()
-    c = engine.config  # type: ignore[attr-defined] - of engines that hold files
-    readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
-    return {source_embedding_name(c)} - readers
-
-
-@contextmanager
-def ended(engines: Iterable[Engine]) -> Iterator[None]:
-    """What they have begun outside of this process, a browser or Node, is ended with the block, and not when nothing
-    refers to them any more."""
-    try:
-        yield
-    finally:
-        for engine in engines:
-            if (close := getattr(engine, "close", None)) is not None:
-                close()
+    def unused_parameters(self) -> set[str]:
+        """Return the parameters of the checkpoint that it has no use for: the source's table, where the encoder reads
+        vectors and the table has no other reader."""
+        if not self.capabilities.reads_vectors:
+            return set()
+        c = self.config
+        readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
+        return {source_embedding_name(c)} - readers

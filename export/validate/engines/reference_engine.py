@@ -15,21 +15,20 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Placement
+from .protocol import Engine, Placement
 
 Array = NDArray
 
 
-class ReferenceEngine:
-    """`device` is the precision here: float32 or float64."""
+class ReferenceEngine(Engine):
+    """The reference in float32 or float64."""
 
     name = "reference"
-    device = "cpu"
 
     def __init__(self, config: TransformerConfig, weights: Mapping[str, Array], precision: str = "float32"):
         if precision not in ("float32", "float64"):
             raise UserError(f"reference:{precision}: choose reference:float32 or reference:float64")
-        self.config, self.stored, self.precision = config, weights, "float32"
+        self.config, self.stored = config, weights
         self.model = Reference(config, weights, np.dtype(precision))
 
     def details(self) -> dict[str, str]:
@@ -51,7 +50,7 @@ class ReferenceEngine:
 
     @contextmanager
     def searching(self) -> Iterator[ReferenceModel]:
-        """The model for a search with `generation.steps.run`."""
+        """Give the model for a search with `generation.steps.run`."""
         yield ReferenceModel(self.model)
 
     def logits(self, case: Case) -> Array:
@@ -117,7 +116,7 @@ class ReferenceDecoder:
         self.reference, self.cache = reference, cache
 
     def read(self, ids: Array) -> Array:
-        """Tokens (R, L) -> logits (R, V) after the last of them."""
+        """Read tokens (R, L) and return the logits (R, V) after the last of them."""
         logits, self.cache = self.reference.step(ids, self.cache)
         return logits[:, -1]
 

@@ -73,7 +73,7 @@ def _webgpu(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | 
 
 
 def _of_shape(folder: Path, base: Any) -> Any:
-    """The engine class for the folder's graphs, which may be of fixed shape."""
+    """Return the engine class for the folder's graphs, which may be of fixed shape."""
     from .coreml_engine import fixed
 
     return fixed(base) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else base
@@ -108,7 +108,7 @@ DEFAULT = ("mlx", "onnxruntime")
 
 
 def default_runtimes() -> tuple[str, ...]:
-    """What is judged without being asked: the CPU's runtimes, and MLX's GPU where there is one."""
+    """Return what is judged by default: the CPU's runtimes, and MLX's GPU where there is one."""
     from .mlx_engine import has_gpu
 
     return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
@@ -132,7 +132,7 @@ RUNTIMES = {
 
 
 def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None = None) -> Engine:
-    """The engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
+    """Open the engine of a name such as "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
 
     checkpoint: None where ONNX files are run and compared with no checkpoint.
     `threads`: of one operator in ONNX Runtime; default: the machine's cores. MLX and NumPy have no such setting.

@@ -12,23 +12,19 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
 from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
-from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_protobuf
 
-from .onnx_engine import NoCachedPath, OnnxEngine, check_same_model
+from .onnx_engine import OnnxFiles, check_same_model
 from .onnxruntime_engine import PROVIDERS
-from .protocol import Placement, Unavailable
-
-Array = NDArray
+from .protocol import Capabilities, Placement, Unavailable
 
 
 def is_search(path: Path) -> bool:
@@ -40,11 +36,10 @@ def is_search(path: Path) -> bool:
     return any(entry.key == CONFIG for entry in model.metadata_props)
 
 
-class SearchEngine(NoCachedPath, OnnxEngine):
+class SearchEngine(OnnxFiles):
     """ONNX Runtime over one file."""
 
     name = "onnxruntime"
-    search_only = True
 
     def __init__(self, checkpoint: Checkpoint, path: Path, device: str = "cpu", threads: int | None = None):
         self.provider = PROVIDERS.get(device, device)
@@ -59,7 +54,7 @@ class SearchEngine(NoCachedPath, OnnxEngine):
         self.precision = metadata.get(PRECISION, "float32")
         if self.precision in IN_BLOCKS:
             self.activations = metadata.get(ACTIVATIONS, DEFAULT_ACTIVATIONS)
-        self.files, self._round_trips = {"search": path}, {}
+        self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}), {}
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
         """Open a part of the file; the whole file is open already."""
@@ -75,12 +70,6 @@ class SearchEngine(NoCachedPath, OnnxEngine):
     def placement(self) -> Placement:
         threads = "one for each core" if self.threads is None else str(self.threads)
         return Placement(self.name, self.provider, "none", threads, {"onnxruntime": ort.__version__})
-
-    def taps(self, case: Case) -> dict[str, Array]:
-        return {}
-
-    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        return {}
 
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from export.precision.adapters import GAIN, A, B, branch, change_of, merged
+from export.precision.adapters import GAIN, A, B, branch, delta_of, merged
 from export.precision.int8 import IN_STEPS
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
@@ -26,8 +26,8 @@ RoundTrip = Callable[[NDArray], NDArray]
 def restored(
     tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, NDArray, RoundTrip]]:
-    """(parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in `names`; one
-    that is both multiplied and looked up twice, as the two have scales of their own.
+    """Yield (parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in
+    `names`. One that is both multiplied and looked up comes twice, as the two have scales of their own.
 
     `tensors`: initializers of one file; `names`: parameters with their shapes.
     """
@@ -102,8 +102,8 @@ SCALES = {
 def matrices(
     tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """(parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged) of those in
-    `names`, parameters with their shapes."""
+    """Yield (parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged) of those
+    in `names`, parameters with their shapes."""
     for tensor, data in tensors.items():
         name, _, kind = tensor.rpartition(".")
         if name in names and kind in ("blocks", "rows"):
@@ -115,25 +115,26 @@ def matrices(
 
 
 def read_beside(checkpoint: Checkpoint, name: str) -> RoundTrip:
-    """What the operators and an adapter's branch beside them have to make of a quantised matrix."""
-    packed, change = checkpoint.packed(name), change_of(checkpoint, name)
-    if change is None:
+    """Return what the operators, and an adapter's branch beside them, have to make of a quantised matrix."""
+    packed, delta = checkpoint.packed(name), delta_of(checkpoint, name)
+    if delta is None:
         return partial(matrix_of, packed)
     dense = packed.dequantised()
-    parts = zip((A, B, GAIN), branch(change, dense), strict=False)
+    parts = zip((A, B, GAIN), branch(delta, dense), strict=False)
     stored = {f"{name}.{kind}": array for kind, array in parts}
     return lambda _: merged(name, matrix_of(packed, dense), stored)
 
 
 def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
-    """What a graph has to compute of integers and the adapter beside them: the parameter. A number of `got` may lie on
-    the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads there."""
-    change, weight = change_of(checkpoint, name), checkpoint.packed(name).dequantised()
-    assert change is not None
-    size = np.abs(weight) + change.factor * (np.abs(change.b).astype(np.float64) @ np.abs(change.a))
-    gain = change.gain(weight)
-    error = size * (1 if gain is None else np.abs(gain)[:, None]) * (len(change.a) + 8) * 2.0**-53
-    exact = change.of(weight)
+    """Return what a graph has to compute from integers and the adapter beside them: the parameter. A number of `got`
+    may lie on the other side of a tie of float32, where float64's own rounding, in another order of the sum, leads
+    there."""
+    delta, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
+    assert delta is not None
+    size = np.abs(weight) + delta.factor * (np.abs(delta.b).astype(np.float64) @ np.abs(delta.a))
+    gain = delta.gain(weight)
+    error = size * (1 if gain is None else np.abs(gain)[:, None]) * (len(delta.a) + 8) * 2.0**-53
+    exact = delta.of(weight)
     low, high = ((exact + sign * error).astype(np.float32) for sign in (-1, 1))
 
     def round_trip(dense: NDArray) -> NDArray:
@@ -144,8 +145,8 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
 
 
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding. If it
-    isn't, `dense` itself."""
+    """Return what the operators have to read of a matrix whose float32 values are `dense`: the same but for rounding.
+    If it isn't, `dense` itself."""
     zero = zero_points(packed)
     if zero is None:
         return dense

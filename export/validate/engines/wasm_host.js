@@ -1,7 +1,7 @@
 // Holds ONNX Runtime Web sessions for the engine in wasm_engine.py and runs them, one request at a time.
 // node wasm_host.js PATH_OF_ONNXRUNTIME_WEB THREADS
 //
-// Messages as in web_messages.py.
+// Messages as in web_host.py.
 
 const fs = require('fs');
 const path = require('path');

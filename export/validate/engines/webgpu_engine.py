@@ -1,6 +1,6 @@
 """ONNX Runtime's WebGPU provider as an engine, run by headless Chromium: the exported files as a browser runs them.
 
-Needs a browser made of Chromium (`browser.find_browser`) and the npm package onnxruntime-web (web_package.py). Without
+Needs a browser made of Chromium (`browser.find_browser`) and the npm package onnxruntime-web (web_host.py). Without
 a GPU Chromium computes WebGPU on the processor, by SwiftShader; the report names the adapter.
 """
 
@@ -20,7 +20,7 @@ from mlx_transformer.system.errors import UserError
 from .browser import Browser
 from .protocol import Node, Placement, Unavailable
 from .wasm_engine import WasmEngine, WasmSession
-from .web_package import find_package
+from .web_host import find_package
 
 PROVIDER = "WebGpuExecutionProvider"
 ADAPTERS = ("software",)
@@ -36,7 +36,7 @@ class WebGpuEngine(WasmEngine):
         """adapter: "software" computes on the processor, though there be a GPU."""
         if adapter not in ("", *ADAPTERS):
             raise UserError(f"webgpu: adapter {adapter!r} is not one of {', '.join(ADAPTERS)}")
-        self.wanted = adapter
+        self.requested = adapter
         super().__init__(checkpoint, onnx_folder, threads)
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> WasmSession:
@@ -45,14 +45,14 @@ class WebGpuEngine(WasmEngine):
         return super().open(path, model)
 
     def start(self) -> Browser:
-        return Browser(find_package("webgpu", *WEBGPU), self.threads, self.wanted)
+        return Browser(find_package("webgpu", *WEBGPU), self.threads, self.requested)
 
     @property
     def adapter(self) -> str:
         """Who made it and what it is called, as far as the browser tells."""
-        told = self.host.versions["adapter"]
-        names = [told[key] for key in ("vendor", "architecture", "device", "description") if told[key]]
-        return " ".join(dict.fromkeys(names)) + (", on the processor" if told["software"] else "")
+        adapter = self.host.versions["adapter"]
+        names = [adapter[key] for key in ("vendor", "architecture", "device", "description") if adapter[key]]
+        return " ".join(dict.fromkeys(names)) + (", on the processor" if adapter["software"] else "")
 
     def details(self) -> dict[str, str]:
         browser = re.search(r"Chrome/([\d.]+)", self.host.versions["browser"])
@@ -63,7 +63,7 @@ class WebGpuEngine(WasmEngine):
         }
 
     def placement(self) -> Placement:
-        """By ONNX Runtime's own account of the files as they are used."""
+        """Say where it ran, by ONNX Runtime's own account of the files as they are used."""
         sessions: dict[str, Any] = self.sessions
         nodes = tuple(node for name, session in sessions.items() for node in placed(name, session.opened["placed"]))
         if not any(node.provider == PROVIDER for node in nodes):
@@ -72,10 +72,10 @@ class WebGpuEngine(WasmEngine):
 
 
 def placed(graph: str, lines: Iterable[str]) -> Iterator[Node]:
-    """The nodes that ONNX Runtime's log tells of."""
+    """Yield the nodes that ONNX Runtime's log names."""
     provider = ""
     for line in lines:
-        if found := PLACE.search(line):
-            provider = found[1]
-        elif found := NODE.search(line):
-            yield Node(graph, found[2], found[1], provider)
+        if match := PLACE.search(line):
+            provider = match[1]
+        elif match := NODE.search(line):
+            yield Node(graph, match[2], match[1], provider)

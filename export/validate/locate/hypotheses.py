@@ -32,9 +32,9 @@ def explain(
     natural: float,
     valid: NDArray[np.bool_],
 ) -> str:
-    """What is wrong, in one clause; empty if no hypothesis explains it. `inputs`: the reference's values of all points.
-    `got` and `truth`: (B,L,...) of the point, positions before heads. `natural`: the sum of float32's own absolute
-    errors. `valid` (B,L): the positions that count."""
+    """Say what is wrong, in one clause; empty if no hypothesis explains it. `inputs`: the reference's values of all
+    points. `got` and `truth`: (B,L,...) of the point, positions before heads. `natural`: the sum of float32's own
+    absolute errors. `valid` (B,L): the positions that count."""
     if got.shape != truth.shape:
         return f"shape {got.shape}, expected {truth.shape}"
     if not np.isfinite(got[valid]).all():
@@ -60,7 +60,7 @@ def _changed(
     inputs: Mapping[str, Array],
     truth: Array,
 ) -> Iterator[tuple[str, Array]]:
-    """(in words, what the point would be) of each mistake that this kind of operation invites."""
+    """Yield (in words, what the point would be) of each mistake that this kind of operation invites."""
     if last.endswith("_norm") or last == "norm":
         x = _before(point, inputs)
         if x is not None and x.size == truth.size:
@@ -104,14 +104,14 @@ def _changed(
 
 
 def _before(point: str, inputs: Mapping[str, Array]) -> Array | None:
-    """The value of the point before this one, which is what a norm reads."""
+    """Return the value of the point before this one, which is what a norm reads."""
     names = list(inputs)
     i = names.index(point) if point in inputs else 0
     return inputs[names[i - 1]] if i else None
 
 
 def _mask(got: Array, truth: Array) -> str:
-    """(B,L,H,S) attention weights: a query that sees what it may not, or doesn't see what it may."""
+    """Say which query of attention weights (B,L,H,S) sees what it may not, or doesn't see what it may."""
     visible = np.argwhere((truth == 0) & (got > 1e-6))
     hidden = np.argwhere((truth > 1e-6) & (got == 0))
     for places, words in (
@@ -125,7 +125,7 @@ def _mask(got: Array, truth: Array) -> str:
 
 
 def _factor(got: Array, truth: Array, tolerance: float) -> str:
-    """The hypothesis that every value was multiplied by a constant."""
+    """Try the hypothesis that every value was multiplied by a constant."""
     square = float((truth * truth).sum())
     if not square:
         return ""

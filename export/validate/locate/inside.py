@@ -55,7 +55,7 @@ HEADS = ("queries", "keys", "values")
 
 
 def operation(point: str, config: TransformerConfig) -> str:
-    """In words, what makes this point out of those before it."""
+    """Say in words what makes this point out of those before it."""
     last = point.rpartition(".")[2]
     if last == "scores" and config.attention_scale is not None:
         return f"scores: Q K^T times {config.attention_scale:g}"
@@ -72,7 +72,7 @@ def operation(point: str, config: TransformerConfig) -> str:
 
 
 def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
-    """{point: the module with parameters that makes it}.
+    """Return {point: the module with parameters that makes it}.
 
     A module makes the point of its own name; where that is none, the point of the module that it is the last part of,
     as an attention's output projection does.
@@ -84,7 +84,7 @@ def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
 
 
 def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """(module, point before it, point that it makes) of each of `makers`, in the order of the points.
+    """Yield (module, point before it, point that it makes) of each of `makers`, in the order of the points.
 
     The point before it is named where no module makes it: a sum, an activation, heads merged.
     """
@@ -99,12 +99,12 @@ def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterato
 
 
 def positions_first(value: Array) -> Array:
-    """(B,H,L,d) -> (B,L,H,d): where there are heads, they come first."""
+    """Turn (B,H,L,d) into (B,L,H,d): where there are heads, they come first."""
     return value.swapaxes(1, 2) if value.ndim == 4 else value
 
 
 def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray[np.bool_]:
-    """(B,L): the positions of a point that count. `part`: the decoder's positions in this pass, if not all."""
+    """Return (B,L), the positions of a point that count. `part`: the decoder's positions in this pass, if not all."""
     of_keys = point.rpartition(".")[2].startswith(("key", "value"))
     if point.startswith("encoder.") or ("cross_attention" in point and of_keys):
         return case.source_real

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
-from export.validate.engines.protocol import Engine, budget_of, is_exact
-from export.validate.points import tap_names
-from export.validate.rule import Deviation, Measurement, Natural, Truth
+from export.validate.engines.protocol import Engine
+from export.validate.findings import tap_names
+from export.validate.rule import Deviation, ErrorScale, Measurement, Truth
 from mlx_transformer.core.config import TransformerConfig
 
 from .hypotheses import explain
 from .inside import operation, positions_first, valid_at
 from .isolate_mlx import run_mlx
 from .isolate_onnx import run_onnx
-from .setting import Setting, make_setting
+from .isolated_inputs import IsolatedInputs, isolated_inputs
 
 Array = NDArray
 
@@ -53,25 +53,18 @@ class Culprit:
         return f"{place}: {self.operation or 'no single operation'}{f' ({self.why})' if self.why else ''}"
 
 
-def isolable(engine: Engine) -> bool:
-    """Whether an engine's operations can be run one by one: those of MLX's modules and of ONNX graphs."""
-    # In graphs of rows several operations are one node, and a tap names fewer points than the reference has.
-    has_every_point = not hasattr(engine, "missing_taps") and not getattr(engine, "search_only", False)
-    return has_every_point and (hasattr(engine, "files") or engine.name.startswith("mlx"))
-
-
 def isolate(
     engine: Engine, weights: Mapping[str, Array], case: Case, path: str, tap: str, position: int | None = None
 ) -> Culprit:
     """Run the operations behind a failing tap one by one. `position`: a failing one, which tells the cached pass."""
-    config = engine.config  # type: ignore[attr-defined]
+    config = engine.config
     part = None
     if path.startswith("cached") and not tap.startswith("encoder."):
         passes = case.passes()
         part = next((p for p in passes if position is not None and p.start <= position < p.stop), passes[-1])
     nobody = Culprit(engine.name, path, tap, case.name, "", "", None)
-    setting = make_setting(config, weights, case, part)
-    if getattr(getattr(engine, "model", None), "training", False):
+    setting = isolated_inputs(config, weights, case, part)
+    if engine.is_training:
         return replace(nobody, operation="dropout", why="the model is in training mode")
     try:
         computed = _run(engine, setting, path, tap)
@@ -92,7 +85,7 @@ def isolate(
 
 
 def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
-    """Points after the tap before this one, up to it, and whatever belongs to it by name."""
+    """Return the points after the tap before this one, up to it, and whatever belongs to it by name."""
     i = taps.index(tap)
     earlier = taps[i - 1] if i and taps[i - 1] in points else None
     start = points.index(earlier) + 1 if earlier is not None else 0
@@ -100,26 +93,28 @@ def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
     return [p for k, p in enumerate(points) if start <= k < stop or p.startswith(f"{tap}.")]
 
 
-def _explained(point: str, got: Array, s: Setting, config: TransformerConfig, weights: Mapping[str, Array]) -> str:
+def _explained(
+    point: str, got: Array, s: IsolatedInputs, config: TransformerConfig, weights: Mapping[str, Array]
+) -> str:
     got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
     valid = valid_at(point, s.case, s.part, t64.shape[1])
     natural = float(np.abs(t32 - t64)[valid].sum())
     return explain(point, config, weights, s.inputs, got, t64, natural, valid)
 
 
-def _judge(point: str, got: Array, s: Setting, engine: Engine) -> Measurement:
+def _judge(point: str, got: Array, s: IsolatedInputs, engine: Engine) -> Measurement:
     t64, t32, got = (positions_first(x) for x in (s.truth64[point], s.truth32[point], got))
     if got.shape != t64.shape:
-        deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), Natural(0.0, 0.0, 0.0, 0, 0.0)))
+        deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), ErrorScale(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)
     valid = valid_at(point, s.case, s.part, t64.shape[1])
-    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and is_exact(engine))
-    budget = budget_of(engine)
-    return Measurement.of(Deviation.of(got, truth), truth.natural, truth.natural, budget)
+    truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.is_exact)
+    budget = engine.budget
+    return Measurement.of(Deviation.of(got, truth), truth.scale, truth.scale, budget)
 
 
 def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
-    """The operation that a runtime's own error message names."""
+    """Return the operation that a runtime's own error message names."""
     message = message.replace("/positions/", "/embedding/")
     spelled = {point.replace(".", "/").replace("layers/", "layers."): point for point in points}
     named = [point for scope, point in spelled.items() if f"{scope}/" in message]
@@ -127,6 +122,6 @@ def _named(nobody: Culprit, message: str, points: list[str], config: Transformer
     return replace(nobody, point=point, operation=point and operation(point, config), why=f"fails: {message[:200]}")
 
 
-def _run(engine: Engine, setting: Setting, path: str, tap: str) -> dict[str, Array]:
-    run = run_onnx if hasattr(engine, "files") else run_mlx
+def _run(engine: Engine, setting: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
+    run = run_onnx if engine.capabilities.isolates == "onnx" else run_mlx
     return run(engine, setting, path, tap)

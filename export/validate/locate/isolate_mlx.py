@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import encoded, full_pass
-from export.validate.points import inner_names
+from export.validate.findings import inner_names
 from mlx_transformer.core.parameters import parameter_shapes
 
 from .inside import HEADS, modules_between
-from .setting import Setting
+from .isolated_inputs import IsolatedInputs
 
 Array = NDArray
 Observe = Callable[[str, Any], Any]
@@ -43,12 +43,12 @@ class Wrapped:
         return getattr(self.module, name)
 
 
-def run_mlx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
-    """{point: what the model's modules make there of the values before it}."""
+def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
+    """Return {point: what the model's modules make there of the values before it}."""
     computed: dict[str, Array] = {}
     model, case = engine.model, s.case
     observe: Callable[[str, Array], None] = computed.__setitem__
-    with engine._stream():
+    with engine.stream():
         if s.part is None:
             with replacing(model, s.inputs, observe) as tap_logits:
                 full_pass(model, case, tap_logits)
@@ -107,9 +107,9 @@ def replacing(
     with ExitStack() as undo:
 
         def wrap(owner: Any, key: Any, before: str, after: str, enter: Any = None) -> None:
-            held = owner[key]
-            owner[key] = Wrapped(held, note, before, after, enter)
-            undo.callback(owner.__setitem__, key, held)
+            original = owner[key]
+            owner[key] = Wrapped(original, note, before, after, enter)
+            undo.callback(owner.__setitem__, key, original)
 
         config = model.config
         for name, before, after in modules_between(inner_names(config), parameter_shapes(config)):
@@ -124,7 +124,7 @@ def replacing(
 
 
 def _part(model: Any, name: str) -> Any:
-    """The module of a dotted name."""
+    """Return the module of a dotted name."""
     for key in name.split("."):
         model = model[int(key) if key.isdigit() else key]
     return model

@@ -15,44 +15,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from export.graph.protos import COMPUTED, Wiring, cut
 from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, PARTS
 from mlx_transformer.core.config import TransformerConfig
 
-from .setting import Setting
+from .isolated_inputs import IsolatedInputs
 
 Array = NDArray
 
-COMPUTED = "/computed"
 
-
-class Wiring:
-    """Who makes and who reads each value of a graph."""
-
-    def __init__(self, graph: onnx.GraphProto):
-        self.nodes = list(graph.node)
-        self.maker = {output: node for node in graph.node for output in node.output}
-
-    def last(self, scope: str) -> str | None:
-        """Output of the last node within a module."""
-        outputs = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
-        return outputs[-1] if outputs else None
-
-    def first(self, scope: str, operator: str) -> onnx.NodeProto | None:
-        """First node of a type directly or anywhere within a module."""
-        nodes = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
-        return next(nodes, None)
-
-    def readers(self, value: str | None) -> list[onnx.NodeProto]:
-        return [node for node in self.nodes if value in node.input]
-
-    def behind(self, value: str, operator: str) -> str:
-        """The value before the node that makes this one, if that is of the type."""
-        maker = self.maker.get(value)
-        return maker.input[0] if maker is not None and maker.op_type == operator else value
-
-
-def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
-    """{point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
+def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
+    """Return {point: what the graph makes there of the values before it}, in the graph that shows `tap` on `path`."""
     config, case = engine.config, s.case
     if config.architecture != "encoder-decoder":
         name = MODEL
@@ -78,8 +51,8 @@ def run_onnx(engine: Any, s: Setting, path: str, tap: str) -> dict[str, Array]:
     return dict(zip(points, found, strict=True))
 
 
-def _values(config: TransformerConfig, s: Setting) -> dict[str, Array]:
-    """Everything that any of the graphs may want, by value."""
+def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
+    """Return everything that any of the graphs may want, by value."""
     case, before = s.case, s.before
     real = case.source_real.astype(np.int64)
     values = {**case.inputs, "source_mask": real}
@@ -103,7 +76,7 @@ def _values(config: TransformerConfig, s: Setting) -> dict[str, Array]:
 
 
 def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
-    """{point: value} of those of the reference's points (in its order) that the graph shows, each value once."""
+    """Return {point: value} of those of the reference's points (in its order) that the graph shows, each value once."""
     wiring = Wiring(graph)
     values: dict[str, str] = {}
     used: set[str] = set()
@@ -113,22 +86,6 @@ def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
             values[point] = value
             used.add(value)
     return values
-
-
-def cut(model: onnx.ModelProto, points: dict[str, str]) -> onnx.ModelProto:
-    """A copy whose outputs are POINT/computed, with an input for every point's value."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    graph, names = copy.graph, {value: point for point, value in points.items()}
-    for node in graph.node:
-        for k, output in enumerate(node.output):
-            if output in names:
-                node.output[k] = names[output] + COMPUTED
-    del graph.output[:], graph.value_info[:]
-    for value, point in names.items():
-        graph.output.append(onnx.helper.make_tensor_value_info(point + COMPUTED, onnx.TensorProto.FLOAT, None))
-        graph.input.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None))
-    return copy
 
 
 def _value(wiring: Wiring, point: str) -> str | None:

@@ -24,7 +24,7 @@ KeysValues = tuple[Array, Array]
 
 
 def unobserved(name: str, value: Array) -> Array:
-    """The default observer: the value as it is."""
+    """Return the value as it is: the default observer."""
     return value
 
 
@@ -38,7 +38,7 @@ def attention(
     weigh: Callable[[Array], Array] | None = None,
     scale: float | None = None,
 ) -> Array:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
+    """Compute Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
     and attends everywhere: its output is finite and nobody reads it. `weigh`: another way to compute the
@@ -54,13 +54,13 @@ def attention(
 
 
 def softmax(x: Array) -> Array:
-    """exp(x) / sum exp(x) over the last axis, shifted by the maximum so that nothing overflows."""
+    """Compute exp(x) / sum exp(x) over the last axis, shifted by the maximum so that nothing overflows."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
 
 def norm(x: Array, gamma: Array, beta: Array | None, epsilon: float) -> Array:
-    """LayerNorm (Ba et al. 2016; biased variance); without beta RMSNorm (Zhang and Sennrich 2019)."""
+    """Compute LayerNorm (Ba et al. 2016; biased variance); without beta RMSNorm (Zhang and Sennrich 2019)."""
     if beta is None:
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * gamma
     centred = x - np.mean(x, axis=-1, keepdims=True)
@@ -69,7 +69,8 @@ def norm(x: Array, gamma: Array, beta: Array | None, epsilon: float) -> Array:
 
 
 def activation(name: str, x: Array) -> Array:
-    """relu; gelu (Hendrycks and Gimpel 2016) exact or in its tanh form; silu x * sigmoid(x) (Elfwing et al. 2017)."""
+    """Compute relu; gelu (Hendrycks and Gimpel 2016) exact or in its tanh form; silu x * sigmoid(x) (Elfwing et al.
+    2017)."""
     if name == "relu":
         return np.maximum(x, 0)
     if name == "gelu":
@@ -86,7 +87,8 @@ def activation(name: str, x: Array) -> Array:
 
 
 def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDArray[np.float32]:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (..., d_model).
+    """Compute section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (...,
+    d_model).
 
     `sinusoidal_halves`: the sines of these, then the cosines. `sinusoidal_concat` (tensor2tensor): sines, then cosines,
     of pos / 10000^(j / (d/2 - 1)).
@@ -103,14 +105,14 @@ def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDAr
 
 
 def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """cos and sin (..., d_k/2) of the rotary angles pos * base^(-2i/d_k)."""
+    """Return cos and sin (..., d_k/2) of the rotary angles pos * base^(-2i/d_k)."""
     i = np.arange(d_k // 2, dtype=np.float64)
     angle = positions[..., None].astype(np.float64) * base ** (-2 * i / d_k)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
 def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
-    """Raffel et al. 2020 (T5): which learned number stands for the distance from a query to a key (key - query).
+    """Return which learned number stands for the distance from a query to a key (key - query): Raffel et al. 2020 (T5).
 
     causal: b buckets for keys 0, 1, ... places back; otherwise b/2 for them and b/2 for keys ahead. Half of those are
     exact; bucket e + k begins at e * (furthest/e)^(k/e) places, e exact ones, and the last one has no end.
@@ -125,7 +127,7 @@ def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
 
 
 def position_ids(real: Bits) -> Array:
-    """Number of real tokens before each token (B,L): padding on the left moves no position."""
+    """Count the real tokens before each token (B,L): padding on the left moves no position."""
     return np.maximum(np.cumsum(real, axis=1) - 1, 0)
 
 
@@ -139,7 +141,7 @@ def checked_ids(ids: ArrayLike, vocabulary: int, name: str) -> Array:
 
 
 def checked_source(ids: ArrayLike, c: TransformerConfig) -> Array:
-    """An encoder's ids (B,S), or the vectors (B,S,D) in their place."""
+    """Check an encoder's ids (B,S), or the vectors (B,S,D) in their place."""
     vectors = np.asarray(ids)
     if vectors.ndim != 3:
         return checked_ids(ids, c.source_vocab_size, "source_ids")

@@ -33,7 +33,7 @@ class Cache:
     source_mask: Bits | None
 
     def select(self, rows: ArrayLike) -> Cache:
-        """The cache of the given batch rows, in their order (beam search repeats and drops rows)."""
+        """Take the given batch rows, in their order (beam search repeats and drops rows)."""
         index = np.asarray(rows)
 
         def pick(pairs: tuple[KeysValues | None, ...]) -> tuple[KeysValues | None, ...]:
@@ -79,8 +79,11 @@ class Reference(Sublayers):
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be: section 3.1,
-        encoder. `token_types` (B,S): the kinds of the tokens in a model that tells them apart, by default 0."""
+        """Return the memory (B,S,D) of source ids (B,S), or of vectors (B,S,D) where their scaled rows would be:
+        section 3.1, encoder.
+
+        `token_types` (B,S): the kinds of the tokens in a model that tells them apart, by default 0.
+        """
         c, tokens = self.config, checked_source(ids, self.config)
         kinds = None
         if c.token_types:
@@ -107,7 +110,8 @@ class Reference(Sublayers):
     def decode(
         self, target_ids: ArrayLike, memory: Array, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> Array:
-        """Logits (B,T,V) of all target ids (B,T) at once, each seeing itself and its past: section 3.1, decoder."""
+        """Return the logits (B,T,V) of all target ids (B,T) at once, each seeing itself and its past: section 3.1,
+        decoder."""
         return self.step(target_ids, self.start(memory, mask, tap=tap), tap=tap)[0]
 
     def start(
@@ -117,7 +121,7 @@ class Reference(Sublayers):
         batch: int | None = None,
         tap: Tap | None = None,
     ) -> Cache:
-        """An empty cache over memory (B,S,D) with its mask (B,S); a decoder alone gives only the batch size."""
+        """Return an empty cache over memory (B,S,D) with its mask (B,S); a decoder alone gives only the batch size."""
         names = [f"decoder.layers.{i}.cross_attention" for i in range(self.config.decoder_layers)]
         rows = len(memory) if memory is not None else 1 if batch is None else batch
         cross: list[KeysValues | None] = [None] * len(names)
@@ -132,7 +136,7 @@ class Reference(Sublayers):
     def step(
         self, ids: ArrayLike, cache: Cache, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> tuple[Array, Cache]:
-        """Logits (B,L,V) of L further target ids (B,L), and the cache that remembers them.
+        """Return the logits (B,L,V) of L further target ids (B,L), and the cache that remembers them.
 
         `mask` (B,L): True on tokens (a decoder alone whose prompts are padded).
         """

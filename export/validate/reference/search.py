@@ -36,7 +36,7 @@ class Hypothesis:
 
 
 @dataclass
-class Sentence:
+class BeamState:
     """State of one sentence's beam search. `margin`: the closest decision taken so far, in log-probability."""
 
     live: list[Hypothesis]
@@ -49,11 +49,11 @@ class Sentence:
 
 def beam_search(
     reference: Reference, sources: Sequence[list[int]], beam: int, limit: int, alpha: float = ALPHA
-) -> list[Sentence]:
+) -> list[BeamState]:
     """Search every sentence in float64; `finished` of each is best first, scores log p / lp(length)."""
     c = reference.config
     cache, logits = _start(reference, sources)
-    sentences = [Sentence([Hypothesis(0.0, ())]) for _ in sources]
+    sentences = [BeamState([Hypothesis(0.0, ())]) for _ in sources]
     for _ in range(limit):
         rows: list[int] = []
         offset = 0
@@ -71,8 +71,9 @@ def beam_search(
     return sentences
 
 
-def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c: TransformerConfig) -> list[int]:
-    """One step of one sentence, from its live hypotheses' logits (K,V); the parents of the new live ones."""
+def _advance(s: BeamState, logits: Array, beam: int, limit: int, alpha: float, c: TransformerConfig) -> list[int]:
+    """Advance one sentence by a step, from its live hypotheses' logits (K,V); return the parents of the new live
+    ones."""
     if not s.live:
         return []
     length = len(s.live[0].tokens) + 1
@@ -90,7 +91,7 @@ def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c:
     def ends(hypothesis: Hypothesis) -> bool:
         return hypothesis.tokens[-1] == c.eos_id or length == limit
 
-    # Of the beam best candidates those that end are finished; of all, the beam best that go on are live.
+    # Those of the beam best candidates that end are finished; the beam best of all that go on are live.
     border = [h for _, h in candidates[beam - 1 : beam + 1]]
     if len(border) == 2 and any(map(ends, border)):
         s.decide(border[0].log_p, border[1].log_p)
@@ -115,8 +116,8 @@ def _advance(s: Sentence, logits: Array, beam: int, limit: int, alpha: float, c:
 def token_by_token(
     reference: Reference, sources: Sequence[list[int]], limit: int, sample: int | None = None
 ) -> list[tuple[list[int], float]]:
-    """The greedy output (ids without eos, log p / lp(length)) of each source, by the reference's own logits; with a
-    seed `sample` a drawn one. Not a beam search of width one, which may go on past eos for a better score."""
+    """Return the greedy output (ids without eos, log p / lp(length)) of each source, by the reference's own logits;
+    with a seed `sample` a drawn one. Not a beam search of width one, which may go on past eos for a better score."""
     c = reference.config
     cache, logits = _start(reference, sources)
     rows = np.arange(len(sources))
@@ -144,7 +145,7 @@ def token_by_token(
 
 
 def _start(reference: Reference, sources: Sequence[list[int]]) -> tuple[Cache, Array]:
-    """A cache over all sources at once and the logits (B,V) of the first new token."""
+    """Return a cache over all sources at once and the logits (B,V) of the first new token."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
@@ -157,7 +158,7 @@ def _start(reference: Reference, sources: Sequence[list[int]]) -> tuple[Cache, A
 
 
 def teacher_forced(reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]]) -> list[Array]:
-    """Logits (n+1,V) of each row's n output tokens and of the one after them."""
+    """Return the logits (n+1,V) of each row's n output tokens and of the one after them."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
@@ -169,7 +170,7 @@ def teacher_forced(reference: Reference, sources: Sequence[list[int]], outputs: 
 
 
 def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
-    """(B,L) ids, or (B,L,D) vectors in their place, filled with pad on the right, and True on tokens."""
+    """Pad to (B,L) ids, or (B,L,D) vectors in their place, filled with pad on the right, and True on tokens."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     tokens = np.concatenate([row if isinstance(row, np.ndarray) else np.asarray(row, np.int64) for row in rows])
@@ -179,8 +180,8 @@ def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
 
 
 def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, float]:
-    """The token that scores (V,) and noise (BLOCK + blocks,) draw; how far `token` falls behind it, in the decision
-    between the blocks or, if that is more, in the one within its own."""
+    """Return the token that scores (V,) and noise (BLOCK + blocks,) draw; how far `token` falls behind it, in the
+    decision between the blocks or, if that is more, in the one within its own."""
     first = np.arange(0, len(scores), BLOCK)
     blocks = np.logaddexp.reduceat(scores, first) + noise[BLOCK:]
     within = [scores[i : i + BLOCK] + noise[: len(scores[i : i + BLOCK])] for i in first]
@@ -191,7 +192,7 @@ def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, f
 
 
 def allowed(scores: Array, c: TransformerConfig) -> Array:
-    """Scores (...,V) with minus infinity where a token is never written."""
+    """Return the scores (...,V) with minus infinity where a token is never written."""
     scores = scores.copy()
     scores[..., [c.pad_id, c.bos_id]] = -np.inf
     return scores

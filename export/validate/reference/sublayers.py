@@ -61,8 +61,10 @@ class Sublayers:
     def embed(
         self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None, kinds: Array | None = None
     ) -> Array:
-        """(B,L,D) of ids (B,L), or of vectors (B,L,D) in place of their scaled rows. `kinds` (B,L) of the tokens, if
-        the model tells them apart."""
+        """Return (B,L,D) of ids (B,L), or of vectors (B,L,D) in place of their scaled rows.
+
+        `kinds` (B,L): those of the tokens, if the model tells them apart.
+        """
         c = self.config
         x = ids.astype(self.dtype) if ids.ndim == 3 else self._rows(name, ids, self.observer(tap, f"{stack}.embedding"))
         if kinds is not None:
@@ -84,7 +86,7 @@ class Sublayers:
     # Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
 
     def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
-        """Keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
+        """Return the keys (B,K,S,d_k), turned to their positions where positions are rotary, and values (B,K,S,d_v)."""
         c = self._stack(name)
         keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
         keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions)
@@ -94,7 +96,7 @@ class Sublayers:
     def attend(
         self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, observe: Observe
     ) -> Array:
-        """One multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
+        """Compute one multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
         c = self._stack(name)
         group = c.heads // c.key_value_heads
         Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
@@ -112,7 +114,8 @@ class Sublayers:
         return softmax(scores)
 
     def _bias(self, name: str, queries: int, keys: int) -> Array | None:
-        """Relative positions (Raffel et al. 2020): numbers (H,L,S), one table for all layers of a stack."""
+        """Return the numbers (H,L,S) of relative positions (Raffel et al. 2020), one table for all layers of a
+        stack."""
         stack, c = name.partition(".")[0], self.config
         if c.positions != "relative" or not name.endswith("self_attention"):
             return None
@@ -122,13 +125,13 @@ class Sublayers:
         return table[row].transpose(2, 0, 1)
 
     def _head_norm(self, name: str, x: Array, observe: Observe) -> Array:
-        """RMSNorm over each head (B,H,L,d_k), where the config has one (Henry et al. 2020)."""
+        """Apply RMSNorm over each head (B,H,L,d_k), where the config has one (Henry et al. 2020)."""
         if not self.config.query_key_norm:
             return x
         return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
 
     def _turn(self, x: Array, positions: Array | None) -> Array:
-        """Rotary positions (Su et al. 2021) on (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
+        """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
 
         `positions` (B,L); None in cross-attention, which has no common axis to turn along.
         """
@@ -175,7 +178,8 @@ class Sublayers:
         return observe_tap(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
 
     def classify(self, x: Array, tap: Tap | None) -> Array:
-        """Logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where tied."""
+        """Return the logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where
+        tied."""
         scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
         logits = self._product(x * scale, output_weight_name(self.config))
         if self.config.output_bias:
@@ -188,11 +192,11 @@ class Sublayers:
         return y if bias is None else y + bias
 
     def _product(self, x: Array, weight: str) -> Array:
-        """x W^T"""
+        """Compute x W^T."""
         return x @ self.weights[weight].T
 
     def observer(self, tap: Tap | None, scope: str) -> Observe:
-        """The observer of the points inside `scope`; one that does nothing where only taps are observed."""
+        """Return the observer of the points inside `scope`; one that does nothing where only taps are observed."""
         if tap is None or not self.inner_points:
             return unobserved
         return lambda point, value: observe_tap(tap, f"{scope}.{point}" if scope else point, value)

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from export.validate.locate.isolate import Culprit
 
 EQUAL, MISMATCH = "equal", "mismatch"
 EXIT_EQUAL, EXIT_MISMATCH = 0, 1
+FAILURES = 6  # lines of a summary
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,11 @@ class ReportData:
         return EXIT_EQUAL if self.equal else EXIT_MISMATCH
 
     def first_over_budget(self, runtime: str) -> Point | None:
-        """Where a runtime first leaves the budget, following the data; None if it never does."""
+        """Return where a runtime first leaves the budget, following the data, or None."""
         return next((p for p in self.points if p.runtime == runtime and not p.passed), None)
 
     def failures(self) -> list[str]:
-        """One line for each thing that went wrong, the most telling first."""
+        """List one line for each thing that went wrong, the most telling first."""
         lines = [f"{w.runtime}: {w.where}: {problem}" for w in self.weights for problem in w.problems]
         for runtime in self.runtimes:
             point = self.first_over_budget(runtime.name)
@@ -123,8 +124,32 @@ class ReportData:
 
 
 def _brief(taps: Iterable[str]) -> list[str]:
-    """The layers of a stack as one: encoder.layers.*.feed_forward."""
+    """Write the layers of a stack as one: encoder.layers.*.feed_forward."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
+
+
+def summary(r: ReportData) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of what went wrong, of each runtime, and of the whole, for notebooks."""
+    for line in r.failures()[:FAILURES]:
+        yield "failure", line
+    for runtime in r.runtimes:
+        weights = [check for check in r.weights if check.runtime == runtime.name]
+        points = [point for point in r.points if point.runtime == runtime.name]
+        tokens = [check for check in r.tokens if check.runtime == runtime.name]
+        said = []
+        if weights:
+            equal = "bit for bit" if all(check.passed for check in weights) else "some differ"
+            said.append(f"{sum(check.count for check in weights):,} weights {equal}")
+        if points:
+            worst = max(point.worst.share for point in points)
+            said.append(f"{sum(point.inputs for point in points):,} tensors, at most {worst:.2g} of the budget")
+        if tokens:
+            same = "the same" if all(check.passed for check in tokens) else "not all the same"
+            said.append(f"{sum(check.tokens for check in tokens):,} tokens {same}")
+        yield runtime.name, ", ".join(said)
+    for line in r.notes:
+        yield "note", line
+    yield "seed", f"{r.seed}, {len(r.inputs)} inputs, {r.seconds:.1f} s"
 
 
 def place_of(point: Point) -> str:
@@ -135,7 +160,7 @@ def place_of(point: Point) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types: no tuples, no infinities."""
+    """Turn values into JSON's own types: no tuples, no infinities."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -33,16 +33,17 @@ class Series:
 
 
 def series_of(points: Sequence[Point], paths: Sequence[str]) -> list[Series]:
-    """`points` of one runtime; `paths` are those of all runtimes, so that each has the same colour everywhere."""
-    found: list[Series] = []
+    """Return the lines of one runtime's `points`; `paths` are those of all runtimes, so that each has the same colour
+    everywhere."""
+    series: list[Series] = []
     for index, path in enumerate(paths):
         own = [p for p in points if p.path == path]
-        known = next((i for i, s in enumerate(found) if _same_line(s.points, own)), None)
+        known = next((i for i, s in enumerate(series) if _same_line(s.points, own)), None)
         if known is not None:
-            found[known] = Series(found[known].index, (*found[known].paths, path), found[known].points)
+            series[known] = Series(series[known].index, (*series[known].paths, path), series[known].points)
         elif own:
-            found.append(Series(index, (path,), own))
-    return found
+            series.append(Series(index, (path,), own))
+    return series
 
 
 def _same_line(a: Sequence[Point], b: Sequence[Point]) -> bool:
@@ -53,7 +54,7 @@ def _same_line(a: Sequence[Point], b: Sequence[Point]) -> bool:
 
 
 def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
-    """The lines of one runtime, `taps` in the order of the data."""
+    """Draw the lines of one runtime, `taps` in the order of the data."""
     points = [p for s in series for p in s.points]
     column = {tap: i for i, tap in enumerate(taps)}
     shares = [p.worst.share for p in points if math.isfinite(p.worst.share)]
@@ -101,13 +102,13 @@ def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
 
 
 def short(tap: str) -> str:
-    """encoder.layers.0.self_attention -> enc 0 self-attention"""
+    """Shorten a name: encoder.layers.0.self_attention -> enc 0 self-attention."""
     words = tap.replace(".layers.", " ").replace("encoder", "enc").replace("decoder", "dec")
     return words.replace(".", " ").replace("_", "-")
 
 
 def _lines(series: Sequence[Series], x: Callable[[str], float], y: Callable[[float], float]) -> list[str]:
-    """Each line is narrower than those it is drawn over: where they run together, all can be seen."""
+    """Draw each line narrower than those it is drawn over: where they run together, all can be seen."""
     long = [s for s in series if len(s.points) > 1]
     parts = []
     for place, s in enumerate(long):

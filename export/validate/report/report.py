@@ -10,9 +10,8 @@ from mlx_transformer.system import terminal
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.page import table
 
-from .data import ReportData
+from .data import ReportData, summary
 from .html import page
-from .summary import summary
 from .terminal import print_report
 
 
@@ -28,7 +27,7 @@ class Report(ReportData):
         write_text(Path(path), page(self))
 
     def _repr_html_(self) -> str:
-        """For notebooks: the verdict, and what supports it or went wrong."""
+        """Show the verdict, and what supports it or went wrong, in notebooks."""
         return table(f"validate: {self.verdict}", summary(self))
 
     def print(self, console: Console | None = None) -> None:

@@ -61,8 +61,9 @@ def _weights_table(report: ReportData) -> Table:
 
 
 def _points_tables(report: ReportData, width: int) -> list[Table]:
-    """A row for each tap, a column for each runtime: worst rms and max ratio over all inputs; then the logits of the
-    other paths. Rows with a mismatch come first. Runtimes that have no room beside others get a table of their own."""
+    """Make a row for each tap, a column for each runtime: worst rms and max ratio over all inputs; then the logits of
+    the other paths. Rows with a mismatch come first. Runtimes that have no room beside others get a table of their
+    own."""
     worst: dict[tuple[str, str], Point] = {}
     for point in report.points:
         label = _label(point)
@@ -106,7 +107,8 @@ def _figure(ratio: float) -> str:
 
 
 def _label(point: Point) -> str:
-    """The points of cached passes share a row, the worst of them in it, except those over budget."""
+    """Return the label of a row: the points of cached passes share one, the worst of them in it, except those over
+    budget."""
     name = short(point.tap)
     if point.path == TAPPED:
         return name
@@ -115,8 +117,8 @@ def _label(point: Point) -> str:
 
 
 def _table(names: list[str], figures: list[str], wrapped_head: bool = False) -> Table:
-    """Where the terminal is narrow, names go on in a new line; figures are never cut. `wrapped_head`: heads of figures
-    are names too, and figures stand at the right."""
+    """Make a table. Where the terminal is narrow, names go on in a new line; figures are never cut. `wrapped_head`:
+    heads of figures are names too, and figures stand at the right."""
     table = Table(box=None, header_style="bold")
     for head in names:
         table.add_column(head, overflow="fold")

@@ -10,8 +10,8 @@ from copying_model import write_copying_model
 from explained_models import data_of, write_explained
 
 from export.explain.command import explain
+from export.explain.content import unpacked
 from export.explain.opening import open_model
-from export.explain.packing import unpacked
 from export.explain.sentence import read_sentence
 from export.explain.trace import KINDS, norms, probabilities, trace
 from mlx_transformer.core.parameters import output_weight_name

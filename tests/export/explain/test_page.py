@@ -21,11 +21,10 @@ from without_mlx import WITHOUT_MLX
 
 from export import export_search
 from export.explain.command import explain
-from export.explain.content import content
+from export.explain.content import bits_for, content, packed, packed_difference, unpacked
 from export.explain.opening import Opened
-from export.explain.packing import bits_for, packed, packed_difference, unpacked
 from export.explain.page import page
-from export.explain.sentence import Sentence
+from export.explain.sentence import ExplainedSentence
 from export.explain.trace import KINDS, Trace
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -68,7 +67,7 @@ def base_page(models: int) -> str:
 
     opened = [Opened(Path(f"base-{i}"), "mlx", Engine(), config, tokenizer) for i in range(models)]
     ids = tuple(int(i) for i in rng.integers(4, vocabulary, length))
-    return page(content(opened, Sentence(TEXT, ids, ids, ids, 0, TEXT), [one() for _ in opened], 5))
+    return page(content(opened, ExplainedSentence(TEXT, ids, ids, ids, 0, TEXT), [one() for _ in opened], 5))
 
 
 @pytest.mark.parametrize("models", [1, 2])

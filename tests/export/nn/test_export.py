@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from small_models import CHOICES, SIZES, alone, configs, encoder_decoder, random_weights
 
+from export.graph.protos import add_taps
 from export.package import export_onnx
-from export.validate.engines.taps import add_taps
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.model import Transformer

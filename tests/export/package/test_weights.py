@@ -8,7 +8,7 @@ from small_models import encoder_decoder, random_weights
 
 from export.graph.builder import GraphBuilder
 from export.package.weights import ALIGNMENT, fill
-from export.precision.recipes import Recipe, recipe_value
+from export.precision.late_weights import LateWeight, late_initializer
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 PAPER = encoder_decoder("paper")
@@ -25,8 +25,8 @@ def model_with(name, parameters, make, shape):
     """A product with a float32 matrix that a recipe makes."""
     g = GraphBuilder("one")
     x = g.input("x", "rows", WIDTH)
-    recipe = Recipe(parameters, lambda *arrays: (make(*arrays),), name)
-    g.graph.initializers[name] = recipe_value(name, recipe, 0, shape, ir.DataType.FLOAT)
+    recipe = LateWeight(parameters, lambda *arrays: (make(*arrays),), name)
+    g.graph.initializers[name] = late_initializer(name, recipe, 0, shape, ir.DataType.FLOAT)
     g.output("y", g.op.MatMul(x, g.graph.initializers[name]), "rows", None)
     return g.model()
 
@@ -63,10 +63,10 @@ def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
         return array.astype(np.int8), array.reshape(-1)[: WIDTH // 2].view(np.uint8)[: WIDTH // 2]
 
     model = model_with(QUERY + "_float", (QUERY,), lambda x: x, (WIDTH, WIDTH))
-    recipes = [Recipe((name,), make, name) for name in (QUERY, KEY)]
+    recipes = [LateWeight((name,), make, name) for name in (QUERY, KEY)]
     for index, (dtype, shape) in enumerate([(ir.DataType.INT8, (WIDTH, WIDTH)), (ir.DataType.INT4, (WIDTH,))]):
         for recipe in recipes:
-            value = recipe_value(f"{recipe.key}_{index}", recipe, index, shape, dtype)
+            value = late_initializer(f"{recipe.key}_{index}", recipe, index, shape, dtype)
             model.graph.initializers[str(value.name)] = value
     fill([model], checkpoint, tmp_path / "data", 0)
     assert len(calls) == 2
@@ -84,5 +84,5 @@ def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):
 
 def test_a_recipe_of_the_wrong_size_is_refused(checkpoint, tmp_path):
     model = model_with("half", (QUERY,), lambda x: x[: WIDTH // 2], (WIDTH, WIDTH))
-    with pytest.raises(ValueError, match="half: its recipe made"):
+    with pytest.raises(ValueError, match="half: `make` gave"):
         fill([model], checkpoint, tmp_path / "data", 0)

@@ -13,7 +13,7 @@ from small_models import alone, encoder_decoder
 
 from export import OnnxTransformer, export_onnx
 from export.interface import Request
-from export.precision.passes import change
+from export.precision.passes import lower
 from export.precision.table import PRECISIONS
 from export.targets.table import target_of
 from export.validate import compare
@@ -144,7 +144,7 @@ def test_float16_has_no_infinity_and_casts_at_the_edges_alone(name):
     config = MODELS[name]
     for graph in target_of("portable").graph_names(config):
         model = target_of("portable").build(graph, Request(config=config))
-        change(model, "float16", target_of("portable").lowering)
+        lower(model, "float16", target_of("portable").lowering)
         for value in model.graph.initializers.values():
             assert value.dtype.name != "FLOAT"
             if value.const_value is not None and value.dtype.name == "FLOAT16":

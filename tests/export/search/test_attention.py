@@ -11,7 +11,7 @@ from export.interface import CROSS_ATTENTION
 from export.search import SearchModel
 from export.validate import compare
 from export.validate.reference import Reference
-from export.validate.rule import Natural, Truth
+from export.validate.rule import ErrorScale, Truth
 from mlx_transformer.system.errors import UserError
 
 CONFIGS = {"post-norm": POST_NORM, "pre-norm": PRE_NORM}
@@ -61,7 +61,7 @@ def test_it_is_that_of_the_hypotheses_step_by_step(models, options):
     assert found[0]
     assert [(source, h.ids) for source, h in found[0]] == [(source, h.ids) for source, h in found[1]]
     truths = [[weights_of(reference, source, h.ids) for reference in references] for source, h in found[0]]
-    natural = Natural.pooled([Truth.of(*pair, np.ones(len(pair[0]), bool)).natural for pair in truths])
+    natural = ErrorScale.pooled([Truth.of(*pair, np.ones(len(pair[0]), bool)).scale for pair in truths])
     for (source, ours), (_, theirs), (t64, _) in zip(*found, truths, strict=True):
         assert ours.attention.shape == theirs.attention.shape == (len(ours.ids), len(source))
         for h in (ours, theirs):

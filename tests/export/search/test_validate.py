@@ -16,10 +16,10 @@ from small_models import CHOICES, encoder_decoder
 
 from export import export_search
 from export.__main__ import main
+from export.graph.protos import initializers
 from export.search.metadata import CONFIG
 from export.search.runtime import SearchModel
 from export.validate import compare
-from export.validate.engines.taps import initializers
 from export.validate.report.html import page
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes

@@ -128,7 +128,7 @@ def test_the_matrix_from_python(target, tmp_path):
         reference = Reference(opened.config, dict(opened.tensors()), dtype, inner_points=True)
         reference(ids, target_ids, mask, tap=points.__setitem__)
         truths.append(points["decoder.layers.0.cross_attention.weights"].mean(axis=1))
-    natural = Truth.of(*truths, np.ones(target_ids.shape, bool)).natural
+    natural = Truth.of(*truths, np.ones(target_ids.shape, bool)).scale
     assert np.abs(found - truths[0]).max() <= 8 * max(natural.max, 2**-24 * natural.size)
 
 
@@ -138,7 +138,7 @@ def test_alignment_needs_no_engine_of_validate(target, call, tmp_path, monkeypat
     export_onnx(
         folder / "model", folder / "onnx", target=target, attention=True, fixed_shape=SHAPE.get(target) and "2x48x48"
     )
-    monkeypatch.setattr("export.explain.aligning.cross_weights", None)
+    monkeypatch.setattr("export.explain.opening.cross_weights", None)
     status, out, said = call("translate", folder / "onnx", "--alignment", stdin="".join(f"{x}\n" for x in LINES))
     assert (status, said) == (0, "")
     assert out == "".join(f"{line}\t{links}\n" for line, links in zip(LINES, LINKS, strict=True))

@@ -17,7 +17,7 @@ from export import export_onnx
 from export.validate import compare, compare_engines
 from export.validate.cases import Case
 from export.validate.engines import open_engine
-from export.validate.points import tap_names
+from export.validate.findings import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 

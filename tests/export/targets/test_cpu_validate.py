@@ -18,9 +18,9 @@ from small_models import encoder_decoder
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
-from export.package.facts import graph_facts
+from export.package.facts import describe_graphs
 from export.validate import compare, validate_command
-from export.validate.points import tap_names
+from export.validate.findings import tap_names
 from mlx_transformer.core.checkpoint import save_checkpoint
 
 ENCODER_DECODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder-decoder"]
@@ -152,6 +152,6 @@ def test_other_runtimes(runtime, message, tmp_path, capsys):
 
 def test_facts(tmp_path):
     _, cpu = written(tmp_path, encoder_decoder("paper"))
-    facts = graph_facts(cpu)
+    facts = describe_graphs(cpu)
     assert set(facts) == {"onnx/encoder_cpu.onnx", "onnx/decoder_cpu.onnx"}
     assert ("cross.0.key", "float", "sentences x 4 x source_length x 8") in facts["onnx/encoder_cpu.onnx"]["outputs"]

@@ -10,7 +10,7 @@ from combined import thinned
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
-from export.package.facts import graph_facts
+from export.package.facts import describe_graphs
 from export.runtime.folder import open_folder
 from export.validate import compare
 from export.validate.rule import budget_for
@@ -37,7 +37,7 @@ def made(tmp_path_factory) -> Path:
 
 
 def test_only_the_encoder_differs_and_the_folder_says_so(made) -> None:
-    facts, of_ids = graph_facts(made / "vectors"), graph_facts(made / "ids")
+    facts, of_ids = describe_graphs(made / "vectors"), describe_graphs(made / "ids")
     changed = {name for name in facts if facts[name]["inputs"] != of_ids[name]["inputs"]}
     assert changed == {"onnx/encoder_model.onnx"}
     assert facts["onnx/encoder_model.onnx"]["inputs"] == [

@@ -9,7 +9,7 @@ from small_models import CHOICES, alone, encoder_decoder, random_weights
 
 from export.interface import Request
 from export.package import export_onnx
-from export.precision.passes import change
+from export.precision.passes import lower
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import save_checkpoint
 
@@ -29,7 +29,7 @@ def test_operators(name, precision):
     for config in (encoder_decoder(name), alone(name, "encoder"), alone(name, "decoder")):
         for graph in web.graph_names(config):
             model = web.build(graph, Request(config=config))
-            change(model, precision, web.lowering)
+            lower(model, precision, web.lowering)
             missing |= {n.op_type for n in model.graph.all_nodes() if n.op_type not in known.get(n.domain, ())}
     assert missing <= ON_HOST | WASM_ONLY.get(precision, set())
     assert WASM_ONLY.get(precision, set()) <= missing

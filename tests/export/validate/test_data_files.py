@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +196,8 @@ SPOILT: dict[Edit, str] = {
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
 def test_what_is_wrong_is_said(spoil: Edit, exported: tuple[Path, Path], changed: Path) -> None:
     engine = open_engine("onnxruntime", open_checkpoint(exported[0]), exported[1], 1)
-    engine.files = {name: changed / path.name for name, path in engine.files.items()}  # type: ignore[attr-defined]
+    files = {name: changed / path.name for name, path in engine.capabilities.files.items()}
+    engine.capabilities = replace(engine.capabilities, files=files)
     assert all(file.passed for file in data_files([engine]))
     spoil(changed)
     problems = [problem for file in data_files([engine]) for problem in file.problems]

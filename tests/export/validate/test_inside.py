@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from small_models import configs, random_weights
 
+from export.validate.findings import inner_names, tap_names
 from export.validate.locate.inside import HEADS, OPERATIONS, makers, modules_between, operation
-from export.validate.points import inner_names, tap_names
 from export.validate.reference import Reference
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
@@ -120,8 +120,9 @@ def test_heads_come_first_wherever_there_are_any(name: str) -> None:
     model(ids, ids if config.architecture == "encoder-decoder" else None, tap=values.__setitem__)
     for point, value in values.items():
         if value.ndim == 4:
+            stack = config.of("encoder" if point.startswith("encoder.") else "decoder")
             assert value.shape[0] == 2
-            assert value.shape[1] in (config.heads, config.key_value_heads)
+            assert value.shape[1] in (stack.heads, stack.key_value_heads)
         else:
             assert value.ndim == 3
             assert point.rpartition(".")[2] not in HEADS

@@ -10,9 +10,8 @@ from small_models import SIZES, configs
 
 from export.validate.cases import Case
 from export.validate.engines import open_engine
-from export.validate.engines.protocol import budget_of
+from export.validate.findings import inner_names, tap_names
 from export.validate.locate.inside import positions_first
-from export.validate.points import inner_names, tap_names
 from export.validate.rule import Deviation, Measurement, Truth
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -42,12 +41,12 @@ def assert_shown(config, folder, runtime, **options) -> None:
     truths = [open_engine(f"reference:{p}", opened, None).points(case, names) for p in ("float64", "float32")]
     engine = open_engine(runtime, None if runtime.startswith("onnx") else opened, onnx)
     got = engine.points(case, names)
-    assert [name for name in names if name not in got] == list(getattr(engine, "missing_taps", ()))
-    budget = budget_of(engine)
+    assert [name for name in names if name not in got] == list(engine.capabilities.missing_taps)
+    budget = engine.budget
     for name, value in got.items():
         t64, t32, value = (positions_first(np.asarray(x)) for x in (*(truth[name] for truth in truths), value))
         truth = Truth.of(t64, t32.astype(np.float64), np.ones(t64.shape[:2], bool))
-        measured = Measurement.of(Deviation.of(value, truth), truth.natural, truth.natural, budget)
+        measured = Measurement.of(Deviation.of(value, truth), truth.scale, truth.scale, budget)
         assert measured.passed, f"{name}: {measured}"
     for name in (name for name in got if name.endswith(".weights")):
         weights = np.asarray(got[name], np.float64)

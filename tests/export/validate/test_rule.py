@@ -10,8 +10,8 @@ import pytest
 from export.validate import threads
 from export.validate.checks.decoding import judge_beam, judge_greedy
 from export.validate.reference import Reference
-from export.validate.reference.search import Hypothesis, Sentence, beam_search, token_by_token
-from export.validate.rule import UNIT, Budget, Deviation, Measurement, Natural, Truth, budget_for
+from export.validate.reference.search import BeamState, Hypothesis, beam_search, token_by_token
+from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measurement, Truth, budget_for
 from export.validate.threads import one_blas_thread
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
@@ -29,7 +29,7 @@ def truth(scale: float = 1.0, valid: np.ndarray = ALL, exact: bool = False) -> T
 
 
 def judge(got: np.ndarray, known: Truth) -> Measurement:
-    return Measurement.of(Deviation.of(got, known), known.natural, Natural.pooled([known.natural]), BUDGET)
+    return Measurement.of(Deviation.of(got, known), known.scale, ErrorScale.pooled([known.scale]), BUDGET)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e5])
@@ -85,7 +85,7 @@ def test_another_shape_and_a_missing_tensor_fail_in_words() -> None:
     assert judge(known.t64[:, :3], known).deviation.detail == "shape (2, 3, 16), expected (2, 50, 16)"
     missing = Deviation.of(None, known, "failed: out of memory")
     assert missing.detail == "failed: out of memory"
-    assert not Measurement.of(missing, known.natural, known.natural, BUDGET).passed
+    assert not Measurement.of(missing, known.scale, known.scale, BUDGET).passed
 
 
 def test_gathers_are_compared_by_their_bits() -> None:
@@ -101,9 +101,9 @@ def test_gathers_are_compared_by_their_bits() -> None:
 
 
 def test_a_small_sample_leans_on_all_inputs() -> None:
-    lucky = Natural(rms=1e-9, max=1e-9, size=1.0, tokens=1, worst=1e-9)
-    usual = Natural(rms=1e-7, max=4e-7, size=1.0, tokens=400, worst=3e-7)
-    pool = Natural.pooled([lucky, usual])
+    lucky = ErrorScale(rms=1e-9, max=1e-9, size=1.0, tokens=1, worst=1e-9)
+    usual = ErrorScale(rms=1e-7, max=4e-7, size=1.0, tokens=400, worst=3e-7)
+    pool = ErrorScale.pooled([lucky, usual])
     rms, largest = lucky.limits(pool)
     assert rms == pytest.approx((1e-14 + 9e-14) ** 0.5, rel=1e-2)  # one token, as bad as the worst of them
     assert largest == 4e-7
@@ -228,8 +228,8 @@ def test_sentences_do_not_disturb_each_other(model: Reference) -> None:
 def test_a_beam_divergence_is_accepted_only_at_a_tie() -> None:
     best = Hypothesis(-3.0, (7, 8, 2))
 
-    def sentence(margin: float) -> list[Sentence]:
-        return [Sentence([], [(-2.5, best)], margin)]
+    def sentence(margin: float) -> list[BeamState]:
+        return [BeamState([], [(-2.5, best)], margin)]
 
     same = judge_beam(sentence(1.0), [([7, 8], -2.5)], 9, 1e-6, eos=2)[0]
     assert (same.problem, same.tie) == ("", "")

@@ -15,8 +15,7 @@ from export.__main__ import main as export_main
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
 from export.validate.engines import RUNTIMES, Engine, Node, Placement, Unavailable, mlx_engine, open_engine
-from export.validate.engines.wasm_engine import NODE_BUILD
-from export.validate.engines.web_package import find_package
+from export.validate.engines.web_host import NODE_BUILD, find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
 from mlx_transformer.core.checkpoint import open_checkpoint

@@ -11,9 +11,10 @@ from random_models import random_weights
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
 from export.validate.checks.second_look import DRAWS, Reordered, SecondLook
+from export.validate.engines.protocol import Capabilities
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.reference import Reference
-from export.validate.rule import Natural, Truth
+from export.validate.rule import ErrorScale, Truth
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 
@@ -55,17 +56,17 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     def lucky(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
         taps = truths(truth64, truth32, case, shown)
         t64, valid = taps["logits"].t64, taps["logits"].valid
-        error = Natural.of((engine.logits(case) - t64)[valid], t64[valid])
+        error = ErrorScale.of((engine.logits(case) - t64)[valid], t64[valid])
         eighth = {name: getattr(error, name) / 8 for name in ("rms", "max", "worst")}
-        return taps | {"logits": replace(taps["logits"], natural=replace(error, **eighth))}
+        return taps | {"logits": replace(taps["logits"], scale=replace(error, **eighth))}
 
     class Watched(SecondLook):
-        def __call__(self, case: Case, tap: str) -> Natural:
+        def __call__(self, case: Case, tap: str) -> ErrorScale:
             drawn.append(tap)
             return super().__call__(case, tap)
 
     class Coarse(ReferenceEngine):
-        logits_only = True
+        capabilities = Capabilities(shows="logits")
 
         def logits(self, case: Case) -> np.ndarray:
             exact = Reference(self.config, self.stored)(case.ids, case.target_ids, case.mask)

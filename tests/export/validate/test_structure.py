@@ -10,8 +10,9 @@ from random_models import write_model
 from small_models import configs
 
 from export import export_onnx, export_search
+from export.graph.protos import all_nodes
 from export.validate import assert_equal, compare
-from export.validate.checks.attributes import all_nodes, attributes
+from export.validate.checks.attributes import attributes
 from export.validate.checks.structure import Structure, expected_counts, structures
 from export.validate.engines import open_engine
 from mlx_transformer.core.checkpoint import open_checkpoint

@@ -11,7 +11,7 @@ from tiny_run import start
 from waiting import PATIENCE, until
 
 from export import OnnxTransformer
-from export.package.facts import graph_facts
+from export.package.facts import describe_graphs
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.nn.loading import load
 from mlx_transformer.runtime.decoding import MlxTranslator
@@ -256,7 +256,7 @@ def test_info_of_every_kind_of_folder(call, made):
 
 
 def test_graph_facts(made, tmp_path):
-    facts = graph_facts(made / "onnx")
+    facts = describe_graphs(made / "onnx")
     assert list(facts) == sorted(f"onnx/{path.name}" for path in (made / "onnx" / "onnx").glob("*.onnx"))
     encoder = facts["onnx/encoder_model.onnx"]
     assert encoder["nodes"] > 20
@@ -268,10 +268,10 @@ def test_graph_facts(made, tmp_path):
     assert merged["nodes"] > part["nodes"]  # both branches are counted
     for path in (made / "onnx" / "onnx").glob("*.onnx"):  # without the weights
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert list(graph_facts(tmp_path).values()) == list(facts.values())
+    assert list(describe_graphs(tmp_path).values()) == list(facts.values())
     (tmp_path / "broken.onnx").write_bytes(b"\xff\xff")
     with pytest.raises(UserError, match=r"broken\.onnx: cannot be read as an ONNX model"):
-        graph_facts(tmp_path)
+        describe_graphs(tmp_path)
 
 
 def test_a_reader_that_goes_away_is_no_error(made, tmp_path):

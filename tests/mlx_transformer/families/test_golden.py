@@ -17,7 +17,7 @@ from export import OnnxTransformer, export_onnx
 from export.targets.table import TARGETS
 from export.validate import compare
 from export.validate.reference import Reference
-from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
+from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -49,10 +49,10 @@ def test_logits_are_equal_by_the_rule(name: str, imported: Path) -> None:
     weights = dict(opened.tensors())
     truth64, truth32 = (Reference(opened.config, weights, kind)(ids, target, mask) for kind in (np.float64, np.float32))
     truth = Truth.of(truth64, truth32, np.ones(target.shape, bool))
-    pool, budget = Natural.pooled([truth.natural]), budget_for("float32", "cpu")
+    pool, budget = ErrorScale.pooled([truth.scale]), budget_for("float32", "cpu")
     in_mlx = np.array(Transformer.load(imported / name)(mx.array(ids), mx.array(target), mx.array(mask)))
     for runtime, logits in {"transformers": given["logits"], "mlx": in_mlx}.items():
-        measured = Measurement.of(Deviation.of(logits, truth), truth.natural, pool, budget)
+        measured = Measurement.of(Deviation.of(logits, truth), truth.scale, pool, budget)
         assert measured.passed, f"{runtime}: {measured}"
 
 

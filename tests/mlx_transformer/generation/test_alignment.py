@@ -10,7 +10,7 @@ from command_line import caller, refused
 from copying_model import write_copying_model
 
 from export import OnnxTransformer, export_onnx, export_search
-from export.explain.aligning import cross_weights
+from export.explain.opening import cross_weights
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import (

@@ -16,7 +16,7 @@ import mlx_transformer
 from export import export_onnx
 from export.validate.assertion import assert_equal
 from export.validate.reference import Reference
-from export.validate.rule import Deviation, Measurement, Natural, Truth, budget_for
+from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer.cli import main
 from mlx_transformer.core.adapter import ARRAYS, linear_maps, read_adapter
 from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest
@@ -45,8 +45,8 @@ def assert_as_float32_rounds(got, config, table, ids):
     """Logits of a model with these weights, by the rule of `validate`."""
     t64, t32 = (Reference(config, table, dtype=kind)(*ids) for kind in (np.float64, np.float32))
     truth = Truth.of(t64, t32.astype(np.float64), np.ones(t64.shape[:2], bool))
-    pool = Natural.pooled([truth.natural])
-    found = Measurement.of(Deviation.of(np.array(got), truth), truth.natural, pool, budget_for("float32", "cpu"))
+    pool = ErrorScale.pooled([truth.scale])
+    found = Measurement.of(Deviation.of(np.array(got), truth), truth.scale, pool, budget_for("float32", "cpu"))
     assert found.passed, found
 
 

@@ -17,7 +17,7 @@ Array = NDArray
 
 
 @dataclass(frozen=True)
-class Setting:
+class IsolatedInputs:
     """One pass of the reference: the values at its points, which operations get as inputs, and what they make of them.
 
     `inputs`: {point: the reference's value, rounded to float32}. `truth64`, `truth32`: {point: what the operation
@@ -38,7 +38,9 @@ class Setting:
     truth32: Mapping[str, Array]
 
 
-def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: Case, part: slice | None) -> Setting:
+def isolated_inputs(
+    config: TransformerConfig, weights: Mapping[str, Array], case: Case, part: slice | None
+) -> IsolatedInputs:
     truth64 = Reference(config, weights, inner_points=True)
     truth32 = Reference(config, weights, np.float32, inner_points=True)
     inputs: dict[str, Array] = {}
@@ -74,7 +76,7 @@ def make_setting(config: TransformerConfig, weights: Mapping[str, Array], case: 
 
         run(reference, put_in)
     memory = reference_memory(truth64, case).astype(np.float32) if case.target_ids is not None else None
-    return Setting(case, part, before, tuple(earlier), memory, inputs, *truths)
+    return IsolatedInputs(case, part, before, tuple(earlier), memory, inputs, *truths)
 
 
 def _rounded_into(values: dict[str, Array]) -> Tap:
@@ -90,7 +92,7 @@ def _rounded(cache: Cache) -> Cache:
 
 
 def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
-    """Keys and values of the source: given in every pass, made in none of them."""
+    """Yield the keys and values of the source, which every pass is given and none makes."""
     for i, pair in enumerate(_rounded(cache).cross):
         if pair is not None:
             yield f"decoder.layers.{i}.cross_attention.keys", pair[0]

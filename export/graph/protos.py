@@ -1,0 +1,101 @@
+"""Graphs read from files: their parts, who makes and who reads each value, and copies that show more values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+
+COMPUTED = "/computed"
+"""Ends the names of the outputs that `cut` makes."""
+
+
+class Wiring:
+    """Who makes and who reads each value of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto):
+        self.nodes = list(graph.node)
+        self.maker = {output: node for node in graph.node for output in node.output}
+
+    def last(self, scope: str) -> str | None:
+        """Return the output of the last node within a module."""
+        outputs = [node.output[0] for node in self.nodes if node.name.startswith(f"{scope}/")]
+        return outputs[-1] if outputs else None
+
+    def first(self, scope: str, operator: str) -> onnx.NodeProto | None:
+        """Return the first node of a type anywhere within a module."""
+        nodes = (node for node in self.nodes if node.name.startswith(f"{scope}/") and node.op_type == operator)
+        return next(nodes, None)
+
+    def readers(self, value: str | None) -> list[onnx.NodeProto]:
+        return [node for node in self.nodes if value in node.input]
+
+    def behind(self, value: str, operator: str) -> str:
+        """Return the value before the node that makes this one, if that is of the type; otherwise the value itself."""
+        maker = self.maker.get(value)
+        return maker.input[0] if maker is not None and maker.op_type == operator else value
+
+
+def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the branches and bodies of a node."""
+    yield from (attribute.g for attribute in node.attribute if attribute.HasField("g"))
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph, each followed by those of its branches."""
+    for node in graph.node:
+        yield node
+        for inner in inner_graphs(node):
+            yield from all_nodes(inner)
+
+
+def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initializers of a graph and of the graphs within it."""
+    yield from graph.initializer
+    for node in graph.node:
+        for inner in inner_graphs(node):
+            yield from initializers(inner)
+
+
+def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy of a graph in which the values of these names (those that it has) are outputs as well."""
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    present = {output for node in model.graph.node for output in node.output}
+    outputs = {output.name for output in model.graph.output}
+    for name in names:
+        if name in present - outputs:
+            tapped.graph.output.append(onnx.ValueInfoProto(name=name))  # of whatever type it is
+    return tapped
+
+
+def cut(model: onnx.ModelProto, points: Mapping[str, str]) -> onnx.ModelProto:
+    """Return a copy whose outputs are POINT/computed, with an input for the value of every point."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph, names = copy.graph, {value: point for point, value in points.items()}
+    for node in graph.node:
+        for k, output in enumerate(node.output):
+            if output in names:
+                node.output[k] = names[output] + COMPUTED
+    del graph.output[:], graph.value_info[:]
+    for value, point in names.items():
+        graph.output.append(onnx.helper.make_tensor_value_info(point + COMPUTED, onnx.TensorProto.FLOAT, None))
+        graph.input.append(onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None))
+    return copy
+
+
+def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return the part of a graph that computes this value, which doesn't depend on any input."""
+    maker = {output: node for node in model.graph.node for output in node.output}
+    needed, open_values = {name}, [name]
+    while open_values:
+        inputs = set(maker[value].input if (value := open_values.pop()) in maker else ()) - needed
+        needed |= inputs
+        open_values += inputs
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    part.graph.name = name
+    part.graph.node.extend(node for node in model.graph.node if needed & {*node.output})
+    part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
+    part.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    return part
