@@ -10,50 +10,27 @@ logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded r
 
 from __future__ import annotations
 
-from .system.moved import find_old_names
+from .system.lazy import find_old_names, lazy
 
 find_old_names()
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
-    from typing import Any
-
-    from .core.config import TransformerConfig
-    from .core.tokenizer import Tokenizer
-    from .nn import Transformer
-    from .nn.loading import load
-    from .system.errors import UserError
-
-    __version__: str
-
-_HOMES = {
-    "Transformer": "nn",
-    "load": "nn.loading",
-    "TransformerConfig": "core.config",
-    "Tokenizer": "core.tokenizer",
-    "UserError": "system.errors",
-}
-__all__ = ["load", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _version()
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, "__version__"])
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # a mail parser and what that needs, 3 MB
-
-    try:
-        return version("mlx-transformer")
-    except PackageNotFoundError:  # a source tree that was not installed
-        return "0+unknown"
+    from .core.config import TransformerConfig as TransformerConfig
+    from .core.tokenizer import Tokenizer as Tokenizer
+    from .nn import Transformer as Transformer
+    from .nn.loading import load as load
+    from .system.errors import UserError as UserError
+    from .system.version import __version__ as __version__
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "load": ".nn.loading",
+            "Transformer": ".nn",
+            "TransformerConfig": ".core.config",
+            "Tokenizer": ".core.tokenizer",
+            "UserError": ".system.errors",
+            "__version__": ".system.version",
+        },
+    )

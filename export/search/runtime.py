@@ -33,6 +33,7 @@ from mlx_transformer.generation.options import (
 from mlx_transformer.generation.search import ALONE, Done, Share, batches, check_fits, reported
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
 from .interface import ACTIVATIONS, ATTENTION, CONFIG, DEFAULTS, PRECISION, TEXT_DOMAIN, TOKENIZER
@@ -284,7 +285,7 @@ def _opened(
     except Exception as error:  # onnxruntime's exceptions have no common base
         reason = str(error).splitlines()[0]
         if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
-            reason = "its text operators need: pip install -e '.[text]' in the project's folder"
+            reason = f"its text operators need: {needs('text')}"
         raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
+from mlx_transformer.system.lazy import needs
 
 PACKED = (".gz", ".zst")
 BLOCK = 1 << 20  # bytes
@@ -37,9 +38,9 @@ def line_blocks(path: str | Path) -> Iterator[list[str]]:
             yield lines
 
 
-def needs(package: str, what: str) -> UserError:
-    """The error of an extra that isn't installed."""
-    return UserError(f"{what} needs {package}: pip install -e '.[data]' in the project's folder")
+def missing(package: str, what: str) -> UserError:
+    """Return the error for a package of the extra `data` that isn't installed."""
+    return UserError(f"{what} needs {package}: {needs('data')}")
 
 
 def _with_end(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
@@ -116,7 +117,7 @@ def _package(path: str | Path) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise needs("zstandard", f"{path}: a .zst file") from None
+        raise missing("zstandard", f"{path}: a .zst file") from None
     return zstandard
 
 
