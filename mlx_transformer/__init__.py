@@ -18,16 +18,16 @@ TYPE_CHECKING = False  # typing's own takes longer to import than all that is he
 if TYPE_CHECKING:
     from .core.config import TransformerConfig as TransformerConfig
     from .core.tokenizer import Tokenizer as Tokenizer
-    from .nn import Transformer as Transformer
-    from .nn.loading import load as load
+    from .runtime.transformer import Transformer as Transformer
+    from .runtime.transformer import load as load
     from .system.errors import UserError as UserError
     from .system.version import __version__ as __version__
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "load": ".nn.loading",
-            "Transformer": ".nn",
+            "load": ".runtime.transformer",
+            "Transformer": ".runtime.transformer",
             "TransformerConfig": ".core.config",
             "Tokenizer": ".core.tokenizer",
             "UserError": ".system.errors",

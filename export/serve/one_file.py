@@ -57,6 +57,8 @@ class OneFile:
 class Texts:
     """In place of a `Translator`: rows of text for a file that takes text."""
 
+    shows_attention = False
+
     def __init__(self, model: SearchModel):
         self.model, self.config = model, model.config
 

@@ -112,7 +112,7 @@ class Service:
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
         """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
-        if request.wants_alignment and not getattr(self.translator, "shows_attention", False):
+        if request.wants_alignment and not self.translator.shows_attention:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
         scored = request.wants_n_best or self.always_scored

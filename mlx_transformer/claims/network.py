@@ -10,9 +10,9 @@ import numpy as np
 from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
 from mlx_transformer.nn.taps import no_tap
+from mlx_transformer.runtime.transformer import Transformer
 
 from .measure import how_many, largest, number
 from .row import Found

@@ -13,7 +13,7 @@ import typer
 from mlx_transformer.system.errors import UserError
 
 from .arguments import RuntimeSettings, SearchSettings
-from .models import open_translator
+from .models import open_model
 from .settings import with_settings
 from .text import OverlongOption
 
@@ -137,37 +137,38 @@ def _opened(model: Path, runtime: RuntimeSettings) -> Served:
     """In the process that runs it."""
     from mlx_transformer.report.worker import Served
 
-    translator = open_translator(model, runtime)
-    return Served(translator, *_described(model, translator))
+    opened = open_model(model, **vars(runtime))
+    return Served(opened, *_described(model, opened))
 
 
-def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
+def _described(model: Path, opened: Any) -> tuple[dict[str, str], int, Any]:
     """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
     from mlx_transformer.core.parameters import parameter_count
     from mlx_transformer.system.machine import versions
 
     packages = versions()
-    facts = {"model": str(model), "parameters": f"{parameter_count(translator.config):,}"}
+    facts = {"model": str(model), "parameters": f"{parameter_count(opened.config):,}"}
     if _runs_onnx(model):
         facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
         if model.is_file():
             from export.search.interface import PRECISION
 
             files = [model, model.with_name(f"{model.name}_data")]
-            facts["precision"] = translator.metadata.get(PRECISION, "float32")
+            facts["precision"] = opened.metadata.get(PRECISION, "float32")
         else:
-            files, facts["precision"] = translator.folder.files, translator.folder.precision
-            _ = translator.translator  # which refuses what can't translate
+            files, facts["precision"] = opened.folder.files, opened.folder.precision
+            _ = opened.translator  # which refuses what can't translate
         return facts, sum(file.stat().st_size for file in files if file.is_file()), None
     import mlx.core as mx
 
     from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
     from mlx_transformer.device import device_record
 
-    opened = open_checkpoint(model, verify=False)
+    _ = opened.translator
+    checkpoint = open_checkpoint(model, verify=False)
     facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
-    facts["precision"] = "integers, see info" if opened.quantization else "float32"
-    return facts, (opened.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
+    facts["precision"] = "integers, see info" if checkpoint.quantization else "float32"
+    return facts, (checkpoint.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
 
 
 def _print(found: Comparison) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -95,6 +95,12 @@ class Options:
     def penalty(self, length: float | np.ndarray) -> float | np.ndarray:
         """lp(length)."""
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
+
+
+def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
+    """Raise `UserError` if several outputs of an input are asked for where `verb` returns one."""
+    if options.get("n_best", 1) != 1:
+        raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
 
 
 def check_sources(

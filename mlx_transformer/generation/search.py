@@ -24,6 +24,7 @@ from .options import (
     Vectors,
     check_beam,
     check_prefix,
+    check_single,
     check_sources,
     expected_tokens,
     length_limits,
@@ -69,7 +70,9 @@ def generate(
     share: Share = ALONE,
     **options: Any,
 ) -> list[list[int]]:
-    """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
+    """Return the best output of each input: new token ids without start token and closing eos. Arguments as for
+    `search`, whose `n_best` is refused."""
+    check_single(options, "generate", "search")
     found = _search(model, (ids, inputs_embeds), prefix, Options(**options), share, done, False)
     return [hypotheses[0].ids for hypotheses in found]
 

@@ -12,8 +12,8 @@ import numpy as np
 from mlx_transformer.core.adapter import AdapterConfig, linear_maps
 from mlx_transformer.core.checkpoint import Checkpoint, weights_digest
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.lora import add_adapter
+from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
 
 from .optimizers import matching

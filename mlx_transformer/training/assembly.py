@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.checkpointing import checkpoint_layers
+from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
 
 from .arithmetic import Arithmetic

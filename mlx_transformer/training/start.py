@@ -14,7 +14,7 @@ from mlx_transformer.core.adapter import AdapterConfig
 from mlx_transformer.core.checkpoint import digests, open_checkpoint, resolve
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
-from mlx_transformer.nn import Transformer
+from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
 
 from .adapter import adapted_model, chosen_adapter
@@ -45,8 +45,11 @@ class Start:
     def model(self) -> Transformer:
         """With its first weights, in float32 (but integers under an adapter); MLX's random state decides fresh ones."""
         if self.checkpoint is not None and self.adapter is not None:
-            return adapted_model(open_checkpoint(self.checkpoint), self.config, self.adapter)
+            model = adapted_model(open_checkpoint(self.checkpoint), self.config, self.adapter)
+            model.tokenizer = self.tokenizer
+            return model
         model = Transformer(self.config)
+        model.tokenizer = self.tokenizer
         if self.checkpoint is not None:
             weights = open_checkpoint(self.checkpoint).tensors()
             arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])

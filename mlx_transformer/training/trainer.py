@@ -245,7 +245,7 @@ class Trainer:
             self.state.validated_step = self.state.step
             return {}
         sentences, asked = self.options.valid_sentences, self.stop.asked
-        values, samples = validated(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
+        values, samples = validated(self.step, self.valid, self.data.valid, sentences, asked)
         if not values:
             return {}
         self.state.validated_step = self.state.step

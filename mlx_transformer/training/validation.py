@@ -7,13 +7,12 @@ from itertools import islice
 
 import numpy as np
 
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
-from mlx_transformer.generation.perplexity import perplexity_of
+from mlx_transformer.generation.likelihood import perplexity_of
 from mlx_transformer.generation.scoring import score
-from mlx_transformer.runtime.decoding import MlxTranslator, evaluating
+from mlx_transformer.runtime.decoding import evaluating
 
 from .step import TrainStep
 
@@ -24,7 +23,6 @@ def validated(
     step: TrainStep,
     batches: BatchesByEpoch,
     text: ParallelText | Documents,
-    tokenizer: Tokenizer,
     sentences: int,
     stopped: Callable[[], bool],
 ) -> tuple[dict[str, float], list[dict[str, str]]]:
@@ -46,7 +44,7 @@ def validated(
         values["perplexity"] = perplexity_of(plain / max(1, tokens))
         count = min(sentences, len(text))
         if count and isinstance(text, ParallelText):
-            translated = MlxTranslator(step.model, tokenizer).translate(text.source[:count], overlong="truncate")
+            translated = step.model.translate(text.source[:count], overlong="truncate")
             scores = score(translated, text.target[:count])
             values |= {name: scores[name] for name in ("bleu", "chrf", "exact_match")}
             few = zip(text.source, translated, text.target, strict=False)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from mlx import nn
 
+from mlx_transformer import Transformer
 from mlx_transformer.claims import network, norms
 from mlx_transformer.claims.table import ROWS, claimed
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
 from mlx_transformer.nn.norms import LayerNorm, RMSNorm
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_transformer import Transformer
 from mlx_transformer.claims import position_study
 from mlx_transformer.claims.table import claimed
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, sinusoids
-from mlx_transformer.nn import Transformer, positions
+from mlx_transformer.nn import positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.system.errors import UserError
 

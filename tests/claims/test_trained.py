@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from small_models import write_text_model
 
+from mlx_transformer import Transformer
 from mlx_transformer.claims import trained
 from mlx_transformer.claims.table import ROWS, computed
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 

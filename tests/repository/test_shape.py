@@ -7,7 +7,8 @@ from imports import ROOT, imports_of, module_name, modules
 LONGEST = 400  # lines: a file above holds two things
 FACE = 60  # lines of an __init__ that only hands names on
 ROOMS = 13  # of export/, beside its face
-ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
+ONLY_MLX = {
+    "inputs": "ids are checked on the host",
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
     "packing": "graphs don't train",

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from small_models import configs
 
 from export.targets.table import target_of
+from mlx_transformer import Transformer
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.nn.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "taps")
@@ -31,7 +31,6 @@ ONLY_MLX = {
     "masks.as_array": "a graph's masks are arrays always",
     "masks.as_numbers": "a graph's masks are numbers always",
     "model.Transformer._embedded": "ids and vectors are checked on the host in MLX",
-    "model.Transformer._filled": "a graph's parameters are filled as it is written",
     "model.Transformer._hidden_decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_decoder": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_encoder_decoder": "two graphs",
@@ -39,13 +38,9 @@ ONLY_MLX = {
     "model.Transformer.decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._repr_html_": "for display",
     "model.Transformer.__call__": "graphs call `encode`, `step` and `logits`",
-    "model.Transformer.from_weights": "a graph's parameters are filled as it is written",
-    "model.Transformer.generate": "search is outside the graph",
     "model.Transformer.hidden": "training",
-    "model.Transformer.load": "a graph's parameters are filled as it is written",
     "model.Transformer.output_bias": "training",
     "model.Transformer.output_matrix": "training",
-    "model.Transformer.search": "search is outside the graph",
     "model.Transformer.start": "a graph's cache is its inputs",
     "model.Transformer.weights": "training",
     "positions._buckets": "a graph's table has max_positions rows",

@@ -15,8 +15,8 @@ from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import load
 from mlx_transformer.commands.info import describe
 from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 LINES = ["one two", "four"]

@@ -8,7 +8,7 @@ import pytest
 from command_line import caller, refused
 from tiny_text import train, write_text
 
-from mlx_transformer.nn.loading import load
+from mlx_transformer import load
 
 call = pytest.fixture(caller)
 
