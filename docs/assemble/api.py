@@ -40,7 +40,8 @@ def _definition(root: Path, package: str, home: str, name: str) -> str:
     for file in files:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == (other or name):
-                return ".".join([*file.relative_to(root).with_suffix("").parts, node.name])
+                parts = file.relative_to(root).with_suffix("").parts
+                return ".".join([*(part for part in parts if part != "__init__"), node.name])
     raise LookupError(f"{package}.{name}: no definition in {home}")
 
 

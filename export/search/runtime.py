@@ -163,8 +163,11 @@ class SearchModel(TextVerbs):
         else:
             super().check_lines(lines, overlong, first_line)
 
+    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
+        raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
+
     def decoding(self) -> AbstractContextManager[Any]:
-        raise UserError(f"{self.path}: the search is in the file, which gives whole lines alone; export a folder")
+        raise UserError(f"{self.path}: the search is in the file, which gives whole lines alone: leave out stream=True")
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

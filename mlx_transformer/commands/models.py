@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
     from mlx_transformer import Transformer
     from mlx_transformer.generation.verbs import TextVerbs
+    from mlx_transformer.report.result import Comparison
+    from mlx_transformer.report.worker import Served
 
 
 def open_model(
@@ -30,7 +34,7 @@ def open_model(
     path = Path(path)
     if path.is_file():
         return _search_model(path, backend, threads, precision, verify)
-    if is_onnx(path, backend, threads, precision):
+    if _is_onnx(path, backend, threads, precision):
         from export import OnnxTransformer
 
         return OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
@@ -44,7 +48,76 @@ def open_folder(path: Path, **options: Any) -> TextVerbs:
     return open_model(path, **options)
 
 
-def is_onnx(model: Path, backend: str | None, threads: int | None = None, precision: str | None = None) -> bool:
+def compare(
+    a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
+) -> Comparison:
+    """Compare two models of any form on the same lines: scores and whether they differ by chance, the lines that
+    differ, speed, memory; see `report.comparing.compare` for the options.
+
+    Each runs in a process of its own, which imports the caller's main module: a script keeps the call under
+    `if __name__ == "__main__"`.
+    """
+    from mlx_transformer.report.comparing import compare
+
+    return compare(opener(a), opener(b), source, reference, **options)
+
+
+def opener(
+    model: str | Path, precision: str | None = None, threads: int | None = None, verify: bool = True
+) -> tuple[str, Callable[[], Served]]:
+    """Make what `report.comparing.compare` takes for a model: its name, and what opens it. precision and threads: for
+    ONNX models."""
+    options = {"threads": threads, "precision": precision, "verify": verify}
+    name = str(model) if precision is None else f"{model}, {precision}"
+    return name, partial(_opened, Path(model), options)
+
+
+def _opened(model: Path, options: dict[str, Any]) -> Served:
+    """In the process that runs it."""
+    from mlx_transformer.report.worker import Served
+
+    opened = open_model(model, **options)
+    return Served(opened, *_described(model, opened))
+
+
+def _described(model: Path, opened: Any) -> tuple[dict[str, str], int, Any]:
+    """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
+    from mlx_transformer.core.parameters import parameter_count
+    from mlx_transformer.system.machine import versions
+
+    packages = versions()
+    facts = {"model": str(model), "parameters": f"{parameter_count(opened.config):,}"}
+    if runs_onnx(model):
+        facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
+        if model.is_file():
+            from export.search.interface import PRECISION
+
+            files = [model, model.with_name(f"{model.name}_data")]
+            facts["precision"] = opened.metadata.get(PRECISION, "float32")
+        else:
+            files, facts["precision"] = opened.folder.files, opened.folder.precision
+            _ = opened.translator  # which refuses what can't translate
+        return facts, sum(file.stat().st_size for file in files if file.is_file()), None
+    import mlx.core as mx
+
+    from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
+    from mlx_transformer.device import device_record
+
+    _ = opened.translator
+    checkpoint = open_checkpoint(model, verify=False)
+    facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
+    facts["precision"] = "integers, see info" if checkpoint.quantization else "float32"
+    return facts, (checkpoint.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
+
+
+def runs_onnx(model: Path) -> bool:
+    """Return whether ONNX Runtime runs a model; `UserError` if it is none."""
+    from mlx_transformer.core.folders import is_onnx_folder
+
+    return model.is_file() or is_onnx_folder(model)
+
+
+def _is_onnx(model: Path, backend: str | None, threads: int | None, precision: str | None) -> bool:
     """Return which runtime a folder is for; `UserError` if the options ask for the other."""
     from mlx_transformer.core.folders import is_onnx_folder
 

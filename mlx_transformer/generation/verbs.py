@@ -104,13 +104,14 @@ class TextVerbs:
         found = self._n_best(lines, **options)
         return found[0] if isinstance(lines, str) else found
 
-    def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """Give the translation of one line, or what follows one prompt, in pieces, as they are decided.
+    def stream(self, text: str, *, stop: Sequence[str] | None = None, **options: Any) -> Iterator[str]:
+        """Give the translation of one line, or what a decoder alone writes after one prompt, in pieces, as they are
+        decided.
 
-        options: also those of `generation.stream.stream`, or `stop` as `complete` has it.
+        stop: as `complete` has it. options: also those of `generation.stream.stream`.
         """
-        if self.config.architecture == "decoder":
-            return self._completer().stream(text, **options)
+        if stop is not None or self.config.architecture != "encoder-decoder":
+            return self._completer().stream(text, stop=stop or (), **options)
         from .stream import stream
 
         return self._streamed(lambda model: stream(model, self.translator, text, **options))
