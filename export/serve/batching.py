@@ -42,7 +42,6 @@ class Batcher:
     waits for company when a thread is idle; it waits for as many sentences as were about at the end of the last call,
     so that a single client never waits.
     max_queue: most sentences waiting. workers: calls that run at the same time.
-    on_batch(sentences, seconds): told of each call that ended.
     """
 
     def __init__(
@@ -51,10 +50,9 @@ class Batcher:
         max_wait: float,
         max_queue: int,
         workers: int = 1,
-        on_batch: Callable[[int, float], None] = lambda sentences, seconds: None,
     ):
         self.max_batch, self.max_wait, self.max_queue, self.workers = max_batch, max_wait, max_queue, workers
-        self.on_batch = on_batch
+        self._on_batch: Callable[[int, float], None] = lambda sentences, seconds: None
         self.share = math.ceil(LARGEST_SHARE * max_queue)  # of one client, in sentences
         self.turns = Turns()
         self.batches: list[list[Item]] = []  # that run
@@ -71,6 +69,10 @@ class Batcher:
     def waiting(self) -> int:
         """Sentences in the queue."""
         return self.turns.size
+
+    def report_to(self, on_batch: Callable[[int, float], None]) -> None:
+        """Call `on_batch(sentences, seconds)` at the end of each call, from now on."""
+        self._on_batch = on_batch
 
     def start(self) -> None:
         self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
@@ -149,7 +151,7 @@ class Batcher:
             seconds = time.monotonic() - began
             if not all(item.future.cancelled() for item in batch):  # a mean in which the last five or so count
                 self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
-            self.on_batch(sentences, seconds)
+            self._on_batch(sentences, seconds)
 
     async def _collect(self) -> list[Item]:
         """The item whose turn it is and those that may share its call, once they fill it or it has waited enough."""
