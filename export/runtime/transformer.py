@@ -159,9 +159,9 @@ class OnnxTransformer(TextVerbs):
         return graphs.logits(source, _mask(mask, source))
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
-        """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
-        is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. Of folders exported with attention.
-        """
+        """Return how much of each source token (B, S) is read at each position of a target (B, T), from which the next
+        token is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. `UserError` for a folder that
+        was exported without attention."""
         self._check_attention()
         ids, target_ids = self._ids(ids, self.config.source_vocab_size), self._ids(target_ids, self.config.vocab_size)
         return self.graphs.attention(ids, _mask(mask, ids), target_ids)

@@ -32,7 +32,7 @@ from mlx_transformer.generation.options import (
     expected_tokens,
     length_limits,
 )
-from mlx_transformer.generation.search import ALONE, Done, Share, batches, check_fits, reported
+from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
@@ -106,8 +106,8 @@ class SearchModel(TextVerbs):
         prefix: Ids | None = None,
         *,
         attention: bool = False,
-        done: Done | None = None,
-        share: Share = ALONE,
+        done: Progress | None = None,
+        share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Hypothesis]]:
         """Return the `n_best` best outputs of each input, best first. attention: each with its own. done: told the
@@ -222,11 +222,11 @@ class SearchModel(TextVerbs):
         lines: Sequence[str],
         numbers: Sequence[int],
         *,
-        done: Done | None = None,
-        share: Share = ALONE,
+        done: Progress | None = None,
+        share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Of `pieces`; numbers: of theirs in messages. share: for a server's batches."""
+        """Translate `pieces`. numbers: those of their lines, for messages. share: how a server batches them."""
         from mlx_transformer.generation.translate import Translation
 
         chosen = self._options(options)
@@ -253,16 +253,16 @@ class SearchModel(TextVerbs):
         check_beam(chosen, self.config)
         return chosen
 
-    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray], share: Share) -> list[Any]:
+    def _outputs(self, names: list[str], feeds: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:
         try:
-            if share is ALONE:
+            if share is UNSHARED:
                 return list(self.session.run(names, feeds))
             return self.session.run_until(share.stopped, names, feeds)
         except UserError as error:
             raise UserError(f"{error}; a sentence may be too long for it") from None
 
     def _run(
-        self, rows: list[np.ndarray], feeds: dict[str, np.ndarray], share: Share, attention: bool
+        self, rows: list[np.ndarray], feeds: dict[str, np.ndarray], share: SharedSearch, attention: bool
     ) -> list[list[Hypothesis]]:
         ids, mask = padded_sources(rows, self.config)
         names = ["sequences", "lengths", "scores", *([CROSS_ATTENTION] if attention else [])]
@@ -280,8 +280,8 @@ class SearchModel(TextVerbs):
         return results
 
 
-def _places(share: Share, count: int) -> np.ndarray:
-    return np.arange(count) if share.places is None else np.asarray(share.places, np.int64)
+def _places(share: SharedSearch, count: int) -> np.ndarray:
+    return np.arange(count) if share.row_numbers is None else np.asarray(share.row_numbers, np.int64)
 
 
 def _opened(

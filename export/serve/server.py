@@ -27,8 +27,7 @@ from mlx_transformer.system.process import drop_hung_up
 
 from .app import App
 from .batching import Batcher
-from .connection import Connection
-from .guard import Guard, allow_files
+from .connections import Connection, Guard, allow_files
 from .metrics import Metrics
 from .one_file import OneFile
 from .service import Model
@@ -36,7 +35,7 @@ from .site import SiteApp
 
 BACKLOG = 1024  # connections that wait to be accepted
 HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
-SOON = 0.5  # seconds, in which answers that say that there is none are out
+CLOSING_NOTICE_SECONDS = 0.5  # seconds, in which answers that say that there is none are out
 LAST_SECONDS = 5.0  # and in which clients have read them
 
 log = logging.getLogger("export.serve")
@@ -175,7 +174,9 @@ class Server(uvicorn.Server):
     def _give_up(self) -> None:
         """Nothing more is computed; what has not ended by itself soon, such as the reading of a body, is cancelled."""
         self.give_up()
-        asyncio.get_running_loop().call_later(SOON, lambda: [task.cancel() for task in self.server_state.tasks])
+        asyncio.get_running_loop().call_later(
+            CLOSING_NOTICE_SECONDS, lambda: [task.cancel() for task in self.server_state.tasks]
+        )
 
     def _part(self) -> None:
         """From clients that don't read. uvicorn's own `force_exit` would leave the application without its end."""

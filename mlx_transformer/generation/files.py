@@ -102,7 +102,7 @@ class _Job:
     layout: Layout
     overlong: Overlong
     lines: int | None
-    """Of the input, where that is known and progress is shown."""
+    """The lines of the input, where they are known and progress is shown."""
     aligned: bool | CrossWeights
     options: Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 from .options import Ids, Options, check_ids
-from .search import Done, batches, reported
+from .search import Progress, batches, reported
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LARGEST_EXPONENT = 700.0
 """The largest that e is raised to: more is infinite in float64."""
 
 
-def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Done | None = None) -> list[np.ndarray]:
+def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Progress | None = None) -> list[np.ndarray]:
     """For each input the log-probabilities of its target's tokens, float32, each given the input and the tokens before.
 
     ids: as for `search`. targets: outputs without start token, with eos where its probability is to be counted. done:

@@ -24,7 +24,7 @@ PENALTY_OFFSETS: dict[str, float] = {"gnmt": 5.0, "length": 0.0}  # k of lp(n) =
 
 Ids = Sequence[Sequence[int]]
 Vectors = Sequence[Any]
-"""Of each input an array (S, D), or lists of its numbers."""
+"""An array (S, D) of each input, or lists of its numbers."""
 Rows = TypeVar("Rows", bound=Sequence[Any])
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_transformer.system.errors import UserError
 
-PATIENCE = 10.0  # seconds that a process has to end
+KILL_AFTER_SECONDS = 10.0  # seconds that a process has to end
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Worker:
             self.connection.send((what, arguments, named))
             value, error = self.connection.recv()
         except (EOFError, OSError) as gone:
-            self.process.join(PATIENCE)
+            self.process.join(KILL_AFTER_SECONDS)
             raise self._ended() from gone
         if error is not None:
             raise error
@@ -70,7 +70,7 @@ class Worker:
         """End the process, whatever it does."""
         self.connection.close()
         self.process.kill()
-        self.process.join(PATIENCE)
+        self.process.join(KILL_AFTER_SECONDS)
 
 
 @contextmanager
