@@ -42,7 +42,7 @@ class Rounding:
     error: float
     """Root mean square of the rounding errors, over that of the merged weights."""
     change: float
-    """Of what the adapter had changed, over the same."""
+    """The rms of the adapter's change, over that of the merged weights."""
     logits: float
     """The largest difference of a logit on `ROWS` random sequences."""
     spread: float

@@ -1,6 +1,6 @@
 """What a model does with ids and text, each verb written once for every runtime.
 
-Whoever has ids needs no tokenizer: what handles text is imported when text is given.
+Whoever has ids needs no tokenizer: what a search does without is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 
-from . import likelihood
 from . import search as searches
 from .options import Hypothesis, Ids, check_single
 from .steps import Model
@@ -72,8 +71,10 @@ class TextVerbs:
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
         """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
+        from .likelihood import log_probabilities
+
         with self.decoding() as model:
-            return likelihood.log_probabilities(model, ids, targets, **options)
+            return log_probabilities(model, ids, targets, **options)
 
     def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
@@ -138,7 +139,9 @@ class TextVerbs:
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
-        return likelihood.perplexity(self.config, self.tokenizer, self.token_logits, texts, self.where, done)
+        from .likelihood import perplexity
+
+        return perplexity(self.config, self.tokenizer, self.token_logits, texts, self.where, done)
 
     def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
         """Raise `UserError` for the first line that can't be translated; first_line: its number in messages."""
