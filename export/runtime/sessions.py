@@ -45,7 +45,7 @@ TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
 """The graphs of this project that do so, in standard operators."""
 
 SPIN_MICROSECONDS = 200
-"""Microseconds. Between two steps the search needs less: threads that wait for the next one save a tenth of a small
+"""Between two steps the search needs less: threads that wait for the next one save a tenth of a small
 model's time."""
 
 MOST_THREADS = max(16, 4 * usable_cores())
