@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import SharedSearch
@@ -80,14 +81,16 @@ class Search:
         options = asdict(self.options)
         if self.aligned:
             found = self.model.search(ids, attention=True, share=share, **options)
-            return [[self._aligned(row, h) for h in best] for row, best in zip(ids, found, strict=True)]
+            tokenizer = self.model.translator.tokenizer
+            return [[_aligned(tokenizer, row, h) for h in best] for row, best in zip(ids, found, strict=True)]
         if self.scored:
             return self.model.search(ids, share=share, **options)
         return [[Hypothesis(best, 0.0)] for best in self.model.generate(ids, share=share, **options)]
 
-    def _aligned(self, source: list[int], h: Hypothesis) -> Hypothesis:
-        assert h.attention is not None
-        return Aligned(h.ids, h.score, alignment=align(self.model.translator.tokenizer, h.attention, source, h.ids))
+
+def _aligned(tokenizer: Tokenizer, source: list[int], h: Hypothesis) -> Hypothesis:
+    assert h.attention is not None
+    return Aligned(h.ids, h.score, alignment=align(tokenizer, h.attention, source, h.ids))
 
 
 @dataclass(eq=False)
