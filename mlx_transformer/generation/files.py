@@ -19,9 +19,11 @@ from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_re
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
+from .alignment import CrossWeights
 from .lines import PART_LINES, Layout, LineReader, one_line
 from .output import Writer, writer
 from .translate import Overlong
+from .verbs import TextVerbs
 
 BLOCK = 1 << 20  # bytes
 DONE_WITH = {
@@ -32,7 +34,7 @@ DONE_WITH = {
 
 
 def translate_stream(
-    translator: Any,
+    model: TextVerbs,
     input: Path | None = None,
     output: Path | None = None,
     *,
@@ -43,6 +45,7 @@ def translate_stream(
     alignment: bool = False,
     stream: bool = False,
     resume: bool = False,
+    cross_weights: CrossWeights | None = None,
     model_facts: Callable[[], Mapping[str, str]] = dict,
     **options: Any,
 ) -> None:
@@ -54,9 +57,9 @@ def translate_stream(
     at all, and an interrupted one is continued by `resume` (`output.py`), with the same bytes in the end. How many
     lines were too long for the model is said on standard error, as is, for a file, how far it is.
 
-    translator: anything with `n_best` as `Translator` has it. stream: every piece of text is written as soon as it is
-    decided, by the translator's `stream`. model_facts: what must not change between an interrupted translation and the
-    one that continues it, by name, beside input and options. `UserError` for what can't be read, written or continued.
+    stream: every piece of text is written as soon as it is decided. cross_weights: what aligns, for a model whose
+    search shows no attention. model_facts: what must not change between an interrupted translation and the one that
+    continues it, by name, beside input and options. `UserError` for what can't be read, written or continued.
     """
     if stream and (scores or json or resume or alignment):
         raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
@@ -69,7 +72,7 @@ def translate_stream(
         raise UserError(f"{output}: is the input as well: choose another output")
     with ExitStack() as stack:
         source, name = _source(stack, input, text)
-        known = _checked(input, translator, overlong) if input is not None and input.is_file() else None
+        known = _checked(input, model, overlong) if input is not None and input.is_file() else None
 
         def facts() -> Mapping[str, str]:
             assert known is not None
@@ -80,7 +83,8 @@ def translate_stream(
         stack.callback(target.close)
         aside = output is not None or not sys.stdout.isatty()
         lines = known.lines if known and aside else None
-        _Job(translator, source, name, target, layout, overlong, lines, options).run(stream)
+        aligned = alignment and (cross_weights or True)
+        _Job(model, source, name, target, layout, overlong, lines, aligned, options).run(stream)
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,15 @@ class _Input:
 
 @dataclass
 class _Job:
-    translator: Any
+    model: TextVerbs
     source: BinaryIO
     name: str
     target: Writer
     layout: Layout
     overlong: Overlong
     lines: int | None
-    """Of the input, where that is known and progress is shown."""
+    """The lines of the input, where they are known and progress is shown."""
+    aligned: bool | CrossWeights
     options: Mapping[str, Any]
 
     def run(self, stream: bool) -> None:
@@ -123,13 +128,13 @@ class _Job:
             for lines in reader.parts(size):
                 if self.progress.lines:
                     self.target.save(replace(self.progress))
-                found = self.translator.n_best(
+                found = self.model.n_best(
                     lines,
                     overlong=self.overlong,
                     first_line=self.progress.lines + 1,
                     scored=self.layout.scored,
                     on_overlong=self._count,
-                    **({"aligned": True} if self.layout.alignment else {}),
+                    aligned=self.aligned,
                     **self._watched(len(lines), report),
                     **self.options,
                 )
@@ -141,7 +146,7 @@ class _Job:
 
     def _stream(self, reader: LineReader) -> None:
         for line in reader:
-            pieces = self.translator.stream(
+            pieces = self.model.stream(
                 line, overlong=self.overlong, line_number=reader.number, on_overlong=self._count, **self.options
             )
             for piece in pieces:
@@ -183,7 +188,7 @@ def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[
     return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
-def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
+def _checked(path: Path, model: TextVerbs, overlong: Overlong) -> _Input:
     """The lines and the SHA-256 of a file; `UserError` for a line that would end its translation."""
     digest, lines, last, line = hashlib.sha256(), 0, b"\n", 0
     with open_regular(path) as file:
@@ -201,9 +206,8 @@ def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
         if overlong == "error":
-            rows = getattr(translator, "rows", None) or translator.translator.rows
             reader, first = LineReader(file, str(path), quiet=True), 1
             for part in reader.parts():
-                rows(part, overlong, first)
+                model.check_lines(part, overlong, first)
                 first += len(part)
     return _Input(lines + (last != b"\n"), digest.hexdigest())

@@ -93,6 +93,12 @@ class Options:
         return ((self.penalty_offset + length) / (self.penalty_offset + 1.0)) ** self.length_penalty
 
 
+def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
+    """Raise `UserError` if several outputs of an input are asked for where `verb` returns one."""
+    if options.get("n_best", 1) != 1:
+        raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
+
+
 def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
     """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
     if prefix is None:
@@ -158,10 +164,3 @@ def expected_tokens(
     must and may have. A batch is planned by them, as a limit is seldom reached: it would be a third of the size."""
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)
     return np.minimum(np.maximum(lengths, np.maximum(least, options.min_new_tokens)), limits)
-
-
-def check_single(options: Mapping[str, Any], name: str = "translate", several: str = "n_best") -> None:
-    """`UserError` if several outputs of an input are asked for where `name` returns one; those are what `several`
-    returns."""
-    if options.get("n_best", 1) != 1:
-        raise UserError(f"n_best={options['n_best']!r:.60}: {name} returns the best alone; {several} returns several")

@@ -1,13 +1,18 @@
 """The shape of the code: no module imports itself by a detour, files have one purpose, twins have the same names."""
 
+import re
 from collections.abc import Mapping
 
+import pytest
 from imports import ROOT, imports_of, module_name, modules
 
 LONGEST = 400  # lines: a file above holds two things
 FACE = 60  # lines of an __init__ that only hands names on
 ROOMS = 12  # folders of export/
-ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
+PLAIN = ("mlx_transformer/generation", "mlx_transformer/runtime", "mlx_transformer/convert")
+PLAIN += ("export/runtime", "export/serve", "export/search")
+ONLY_MLX = {
+    "inputs": "ids are checked on the host",
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
     "packing": "graphs don't train",
@@ -75,6 +80,14 @@ def test_no_file_is_long():
     ]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert {name: n for name, n in lengths.items() if n > LONGEST and "node_modules" not in name} == {}
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_no_sentence_begins_with_of(room):
+    """It leaves out what the sentence is about."""
+    for path in (ROOT / room).glob("*.py"):
+        found = re.search(r'("""|[.:;)]\s+|#\s*)Of\b.*', path.read_text(encoding="utf-8"))
+        assert found is None, f"{path}: {found.group()}"
 
 
 def test_export_has_few_rooms():

@@ -67,7 +67,7 @@ class CpuModel:
         self.cache = [value for value in self.outputs if value.startswith("cache.")]
         self.cross = [value for value in self.inputs if value.startswith("cross.")]
 
-    def together(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
+    def search_in_parallel(self, search_on: Callable[[Any, Batch], T], work: Sequence[Batch]) -> Iterator[T]:
         """`search_on(model, batch)` of all batches, in parts that run at the same time where that is faster."""
         if self.single_threaded is None or sum(len(batch.index) for batch in work) < 2 * self.threads:
             return (search_on(self, batch) for batch in work)

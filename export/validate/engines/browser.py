@@ -61,7 +61,7 @@ STARTING = 90  # seconds until the page speaks
 ANSWERING = 600  # seconds for one request: opening a model, or one run of it
 POLL = 20  # seconds that the page waits for a request before it asks again
 ENDING = 5  # seconds for the browser to end by itself
-NAP = 0.1  # seconds between two looks whether it still runs
+POLL_SECONDS = 0.1  # seconds between two looks whether it still runs
 
 
 def find_browser() -> str:
@@ -138,9 +138,9 @@ class Browser:
         self._finalizer()
 
     def _reply(self, seconds: float) -> Reply:
-        for _ in range(round(seconds / NAP)):  # not the clock's seconds, which pass while a machine sleeps
+        for _ in range(round(seconds / POLL_SECONDS)):  # not the clock's seconds, which pass while a machine sleeps
             with suppress(queue.Empty):
-                return read_message(io.BytesIO(self.exchange.replies.get(timeout=NAP)).read)
+                return read_message(io.BytesIO(self.exchange.replies.get(timeout=POLL_SECONDS)).read)
             if self.process.poll() is not None:
                 self.why = f"the browser ended: {self._last_words()}"
                 break
