@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from mlx_transformer.system.lazy import lazy
+
 from .graph.deferred import defer
 
 # ONNX Runtime's wheels for Linux (from 1.31 on) tell their maker of each session, unless they are told not to before
@@ -17,31 +19,23 @@ from .graph.deferred import defer
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 defer()
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
-if TYPE_CHECKING:
-    from typing import Any
-
-    from .package import export_onnx
-    from .runtime import OnnxTransformer
-    from .search import SearchModel, export_search
-
 # Loaded on first use: building needs no ONNX Runtime, running no onnx.
-_HOMES = {
-    "export_onnx": "package",
-    "export_search": "search",
-    "OnnxTransformer": "runtime",
-    "SearchModel": "search",
-}
-__all__ = ["export_onnx", "export_search", "OnnxTransformer", "SearchModel"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from mlx_transformer.system.version import __version__ as __version__
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    from .package import export_onnx as export_onnx
+    from .runtime import OnnxTransformer as OnnxTransformer
+    from .search import SearchModel as SearchModel
+    from .search import export_search as export_search
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "export_onnx": ".package",
+            "export_search": ".search",
+            "OnnxTransformer": ".runtime",
+            "SearchModel": ".search",
+            "__version__": "mlx_transformer.system.version",
+        },
+    )

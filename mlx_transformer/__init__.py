@@ -1,61 +1,59 @@
 """Train a Transformer with MLX. The names below are resolved on first use: importing the package loads no MLX.
 
-import mlx_transformer
-model, tokenizer = mlx_transformer.load("quickstart/model")
+import mlx_transformer as mt
+model, tokenizer = mt.load("quickstart/model")
+print(model.translate("May 3, 2024", beam=4))
 source_ids = tokenizer.encode_batch(["May 3, 2024"])
 ids = model.generate(source_ids, beam=4)
-print(tokenizer.decode_batch(ids))
 logits = model(source_ids, [[tokenizer.bos_id, *ids[0]]])  # (B, T, V); padded rows: a source mask, True on tokens
+mt.export_onnx("quickstart/model", "quickstart-onnx")
+print(mt.OnnxTransformer("quickstart-onnx").translate(["May 3, 2024"], beam=4))  # needs no MLX
 """
 
 from __future__ import annotations
 
-from .system.moved import find_old_names
+from .system.lazy import find_old_names, lazy
 
 find_old_names()
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
-    from typing import Any
+    from export import OnnxTransformer as OnnxTransformer
+    from export import SearchModel as SearchModel
+    from export import export_onnx as export_onnx
+    from export import export_search as export_search
+    from export.serve import serve as serve
+    from export.validate import compare as _compare_points
 
-    from .core.config import TransformerConfig
-    from .core.tokenizer import Tokenizer
-    from .nn import Transformer
-    from .nn.loading import load
-    from .system.errors import UserError
-    from .training import train
+    from .commands.models import compare as compare
+    from .commands.models import open_model as open_model
+    from .core.config import TransformerConfig as TransformerConfig
+    from .core.tokenizer import Tokenizer as Tokenizer
+    from .runtime.transformer import Transformer as Transformer
+    from .runtime.transformer import load as load
+    from .system.errors import UserError as UserError
+    from .system.version import __version__ as __version__
+    from .training.train import train as train
 
-    __version__: str
-
-_HOMES = {
-    "Transformer": "nn",
-    "load": "nn.loading",
-    "TransformerConfig": "core.config",
-    "Tokenizer": "core.tokenizer",
-    "UserError": "system.errors",
-    "train": "training",
-}
-__all__ = ["load", "train", "Transformer", "TransformerConfig", "Tokenizer", "UserError"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _version()
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, "__version__"])
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # a mail parser and what that needs, 3 MB
-
-    try:
-        return version("mlx-transformer")
-    except PackageNotFoundError:  # a source tree that was not installed
-        return "0+unknown"
+    validate = _compare_points
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "load": ".runtime.transformer",
+            "open_model": ".commands.models",
+            "train": ".training.train",
+            "export_onnx": "export.package",
+            "export_search": "export.search",
+            "validate": "export.validate:compare",
+            "compare": ".commands.models",
+            "serve": "export.serve",
+            "Transformer": ".runtime.transformer",
+            "OnnxTransformer": "export.runtime",
+            "SearchModel": "export.search",
+            "TransformerConfig": ".core.config",
+            "Tokenizer": ".core.tokenizer",
+            "UserError": ".system.errors",
+            "__version__": ".system.version",
+        },
+    )

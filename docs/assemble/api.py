@@ -23,23 +23,25 @@ def api_pages(root: Path) -> dict[str, str]:
 
 
 def _face(root: Path, package: str) -> str:
-    """The names that a package hands on, each where it is defined: read from its table of homes."""
+    """The names that a package hands on, each where it is defined: read from its call of `lazy`."""
     tree = ast.parse((root / package / "__init__.py").read_text(encoding="utf-8"))
-    homes = next(n for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "_HOMES")
-    table: dict[str, str] = ast.literal_eval(homes.value)
+    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "lazy")
+    homes: dict[str, str] = ast.literal_eval(next(calls).args[1])
     texts = [f"# {package}", f"What `import {package}` hands on."]
-    texts += [f"::: {package}.{_module_of(root, package, home, name)}.{name}" for name, home in table.items()]
+    texts += [f"::: {_definition(root, package, home, name)}" for name, home in homes.items() if name[0] != "_"]
     return "\n\n".join(texts)
 
 
-def _module_of(root: Path, package: str, home: str, name: str) -> str:
-    """The module below `home` that defines the name: a folder's face hands it on."""
-    folder = root / package / home.replace(".", "/")
+def _definition(root: Path, package: str, home: str, name: str) -> str:
+    """The dotted name of what `home` (see `lazy`) gives: a folder's face hands on what one of its modules defines."""
+    module, _, other = home.partition(":")
+    folder = root / (f"{package}{module}" if module.startswith(".") else module).replace(".", "/")
     files = [folder.with_suffix(".py")] if not folder.is_dir() else sorted(folder.glob("*.py"))
     for file in files:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-                return ".".join(file.relative_to(root / package).with_suffix("").parts)
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == (other or name):
+                parts = file.relative_to(root).with_suffix("").parts
+                return ".".join([*(part for part in parts if part != "__init__"), node.name])
     raise LookupError(f"{package}.{name}: no definition in {home}")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 
 INK, SOFT, LINE, PAPER = "#1c1f24", "#5f6773", "#d9d7d0", "#ffffff"
 SERIES = ("#2f6fb5", "#c4711a", "#6b4fa8", "#2b8a7e")
@@ -55,7 +56,7 @@ def style() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("figures need matplotlib: pip install -e '.[plots]' in the project's folder") from None
+        raise UserError(f"figures need matplotlib: {needs('plots')}") from None
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(settings):
         yield

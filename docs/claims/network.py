@@ -10,7 +10,7 @@ import numpy as np
 from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
+from mlx_transformer.runtime.transformer import Transformer
 
 from .measure import number
 

@@ -13,7 +13,7 @@ import numpy as np
 from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
+from mlx_transformer.runtime.transformer import Transformer
 
 from .drawing import LINE, canvas, heat_map
 from .measure import how_many, largest

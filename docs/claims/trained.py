@@ -15,9 +15,9 @@ import numpy as np
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention_weights
-from mlx_transformer.nn.loading import dense_weights, load
+from mlx_transformer.nn.parameters import dense_weights
+from mlx_transformer.runtime.transformer import Transformer, load
 from mlx_transformer.system.errors import UserError
 
 from .drawing import INK, LINE, SERIES, canvas, heat_map, label_cells

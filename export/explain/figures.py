@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 
 from .content import NAMES, SIDES
 from .sentence import ExplainedSentence
@@ -36,7 +37,7 @@ def check_figures(folder: Path, force: bool) -> None:
     """Raise `UserError` unless matplotlib is there, and figures may be written into `folder`: it is new or empty, or
     holds earlier ones, which `force` replaces."""
     if find_spec("matplotlib") is None:
-        raise UserError("--figures needs matplotlib, which is not installed: pip install 'mlx-transformer[plots]'")
+        raise UserError(f"--figures needs matplotlib, which is not installed: {needs('plots')}")
     check_free(folder, "set of figures", _holds_figures, force)
 
 

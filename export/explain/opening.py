@@ -18,7 +18,7 @@ from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
-from mlx_transformer.generation.fitting import USES, fitting_tokenizer
+from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_files
 

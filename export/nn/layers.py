@@ -63,11 +63,9 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
 
-    shows_weights = False
-    """Whether the weights of its attention to the encoder's output are tapped as well: cross_attention.weights."""
-
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
+        self.taps_weights = False
         self.pre_norm = config.norm_placement == "pre"
         self.self_attention = attention(config)
         self.self_attention_norm = make_norm(config)
@@ -103,6 +101,10 @@ class DecoderLayer(nn.Module):
         tap("", x)
         return x
 
+    def tap_weights(self) -> None:
+        """Tap the weights of the attention to the encoder's output as well, as cross_attention.weights."""
+        self.taps_weights = True
+
     def attend_self(
         self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap
     ) -> ir.Value:
@@ -121,7 +123,7 @@ class DecoderLayer(nn.Module):
         rows = op.Shape(mask, start=0, end=1)
         y = self.cross_attention.attend(op, x, k, v, mask, rows=rows)
         tap("cross_attention", y)
-        if self.shows_weights:
+        if self.taps_weights:
             tap("cross_attention.weights", self.cross_attention.weights(op, x, k, mask, rows=rows))
         return y
 

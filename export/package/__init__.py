@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from mlx_transformer.system.lazy import lazy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .write import export_onnx
-
-__all__ = ["export_onnx"]
-
-
-def __getattr__(name: str) -> Any:
-    """Loaded on first use."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.write"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .write import export_onnx as export_onnx
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, {"export_onnx": ".write"})

@@ -44,15 +44,15 @@ it. Without it the product takes in the Transpose and packs the matrix as it is 
 TRANSPOSING = (ENCODER, DECODER_FIRST, DECODER_NEXT, MODEL)
 """The graphs of this project that do so, in standard operators."""
 
-STEP_PATIENCE = 200
-"""Microseconds. Between two steps the search needs less: threads that wait for the next one save a tenth of a small
+SPIN_MICROSECONDS = 200
+"""Between two steps the search needs less: threads that wait for the next one save a tenth of a small
 model's time."""
 
 MOST_THREADS = max(16, 4 * usable_cores())
 """Most threads of one operator. More threads than cores are slower, and far more never end: 300 on two cores took forty
 times as long."""
 
-LOOK_UP = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two looks at whether anybody still waits for a run."""
 
 SMALL = 24e6
@@ -119,7 +119,7 @@ class Session(ort.InferenceSession):
         options, over = ort.RunOptions(), threading.Event()
 
         def watch() -> None:
-            while not over.wait(LOOK_UP):
+            while not over.wait(POLL_SECONDS):
                 if stopped():
                     options.terminate = True
                     return
@@ -232,7 +232,7 @@ class Opener:
         return sessions
 
     def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
-        patience = STEP_PATIENCE if name in (ENCODER_CPU, DECODER_CPU) else 0
+        patience = SPIN_MICROSECONDS if name in (ENCODER_CPU, DECODER_CPU) else 0
         options = session_options(threads, patience, self.folder.activations)
         if weights is not None and self.folder.weights is not None:
             share(options, self.folder.weights.name, weights)

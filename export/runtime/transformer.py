@@ -8,7 +8,8 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +25,8 @@ from export.targets.cpu.runtime import CpuModel
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.generation.likelihood import log_probabilities
 from mlx_transformer.generation.options import Hypothesis
-from mlx_transformer.generation.search import generate, search
+from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import usable_cores
 from mlx_transformer.system.page import table
@@ -37,13 +37,14 @@ from .sessions import Opener
 
 if TYPE_CHECKING:
     # Imported where text is handled: who has ids does without the tokenizer's 7 MB.
-    from mlx_transformer.generation.translate import Overlong, Translation, Translator
+    from mlx_transformer.core.tokenizer import Tokenizer
+    from mlx_transformer.generation.translate import Translator
 
 
 NO_ATTENTION = "returns no attention: export it with --attention"
 
 
-class OnnxTransformer:
+class OnnxTransformer(TextVerbs):
     """A folder that `export_onnx` or Optimum wrote, ready to run. `UserError` if it isn't one.
 
     Its methods may be called from several threads at once: what belongs to a call is nowhere but in that call.
@@ -64,7 +65,7 @@ class OnnxTransformer:
         multiplied with; default: what they were exported with. A package of standard operators exported with float32
         runs with either, any other as it is."""
         self.folder: OnnxFolder = open_folder(folder, precision).with_activations(activations)
-        self.config = self.folder.config
+        self.config, self.where = self.folder.config, str(self.folder.path)
         self._open = Opener(self.folder, providers, verify)
         self.sessions = self._open(threads)
         self.graphs = self._graphs(threads)
@@ -106,58 +107,40 @@ class OnnxTransformer:
         misplaced = self.config.architecture == "decoder" and self.config.positions == "relative"
         return chosen.depends_on_batch or misplaced
 
-    def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
-        """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
-        return generate(self.graphs, ids, prefix, **options)  # type: ignore[arg-type] - an encoder alone is refused there
+    def decoding(self) -> AbstractContextManager[Any]:
+        return nullcontext(self.graphs)
+
+    def token_logits(self, ids: list[list[int]]) -> NDArray[np.float32]:
+        return self.logits(ids)
 
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
-        """The n best outputs of each input with their scores. attention: and each with its own, for which it is read
-        once more; of folders exported with attention, and of ids."""
+        """Return the n best outputs of each input with their scores. attention: and each with its own, for which it is
+        read once more; for folders exported with attention, and for ids."""
         if attention:
             self._check_attention()
             if ids is None:
                 raise UserError("attention: is said of ids, not of inputs_embeds; leave it out")
-        found = search(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
+        found = super().search(ids, prefix, **options)
         return self._with_attention(ids, found) if attention and ids is not None else found
 
-    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
-        """One translation for each line, in order; an empty line stays empty. options: as for `generate`."""
-        return self.translator.translate(lines, overlong=overlong, **options)
-
-    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]:
-        """The `n_best` translations of each line with their scores."""
-        return self.translator.n_best(lines, **options)
-
-    def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
-        """The new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
-        from mlx_transformer.generation.stream import stream_ids
-
-        return stream_ids(self.graphs, ids, prefix, **options)  # type: ignore[arg-type]
-
-    def stream(self, line: str, *, overlong: Overlong = "error", **options: Any) -> Iterator[str]:
-        """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""
-        from mlx_transformer.generation.stream import stream
-
-        return stream(self.graphs, self.translator, line, overlong=overlong, **options)  # type: ignore[arg-type]
-
-    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
-        """Log p of every token of each target; see `generation.likelihood.log_probabilities`."""
-        return log_probabilities(self.graphs, ids, targets, **options)  # type: ignore[arg-type]
-
     @cached_property
-    def translator(self) -> Translator:
+    def tokenizer(self) -> Tokenizer | None:
         from mlx_transformer.core.tokenizer import Tokenizer
-        from mlx_transformer.generation.translate import Translator
 
-        if self.folder.request.inputs_embeds:
-            raise UserError(f"{self.folder.path}: its encoder reads vectors, inputs_embeds: it translates no text")
         path = self.folder.tokenizer_path
-        tokenizer = Tokenizer.load(path) if path else None
-        translator = Translator(self.config, tokenizer, self.search, str(self.folder.path), self.generate)
-        translator.shows_attention = self.folder.request.attention_layer is not None
-        return translator
+        return Tokenizer.load(path) if path else None
+
+    @property
+    def shows_attention(self) -> bool:
+        return self.folder.request.attention_layer is not None
+
+    @property
+    def translator(self) -> Translator:
+        if self.folder.request.inputs_embeds:
+            raise UserError(f"{self.where}: its encoder reads vectors, inputs_embeds: it translates no text")
+        return super().translator
 
     def encode(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
         """Encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a folder whose
@@ -178,10 +161,9 @@ class OnnxTransformer:
         return graphs.logits(source, _mask(mask, next(iter(source.values()))))
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
-        """How much of each source token (B, S) is read at each position of a target (B, T), from which the next token
-        is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. For folders exported with
-        attention.
-        """
+        """Return how much of each source token (B, S) is read at each position of a target (B, T), from which the next
+        token is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. `UserError` for a folder that
+        was exported without attention."""
         self._check_attention()
         source, target_ids = self._source(ids, {}), self._ids(target_ids, self.config.vocab_size)
         return self.graphs.attention(source, _mask(mask, next(iter(source.values()))), target_ids)
@@ -210,12 +192,12 @@ class OnnxTransformer:
         return [[replace(h, attention=next(each)) for h in hypotheses] for hypotheses in found]
 
     def _check_attention(self) -> None:
-        if self.folder.request.attention_layer is None:
-            raise UserError(f"{self.folder.path}: {NO_ATTENTION}")
+        if not self.shows_attention:
+            raise UserError(f"{self.where}: {NO_ATTENTION}")
 
     def _of(self, *kinds: type) -> Any:
         if not isinstance(self.graphs, kinds):
-            raise UserError(f"{self.folder.path}: architecture={self.config.architecture!r} has no such pass")
+            raise UserError(f"{self.where}: architecture={self.config.architecture!r} has no such pass")
         return self.graphs
 
     def _source(self, ids: Any, others: dict[str, Any]) -> dict[str, NDArray]:

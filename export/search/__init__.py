@@ -6,19 +6,11 @@ SearchModel("model.onnx")                    run it: .generate(list_of_id_lists)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from mlx_transformer.system.lazy import lazy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .runtime import SearchModel
-    from .write import export_search
-
-# Loaded on first use: building needs no ONNX Runtime, running no onnx.
-_HOMES = {"export_search": "write", "SearchModel": "runtime"}
-__all__ = ["export_search", "SearchModel"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .runtime import SearchModel as SearchModel
+    from .write import export_search as export_search
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, {"SearchModel": ".runtime", "export_search": ".write"})

@@ -5,7 +5,8 @@ Shapes: B sentences, S source, n = n_best, T longest output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,14 +32,17 @@ from mlx_transformer.generation.options import (
     expected_tokens,
     length_limits,
 )
-from mlx_transformer.generation.search import ALONE, Done, Share, batches, check_fits, reported
+from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
 from mlx_transformer.generation.steps import DEAD
+from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
 from .metadata import ACTIVATIONS, ATTENTION, CONFIG, PRECISION, TEXT_DOMAIN, TOKENIZER
 
 if TYPE_CHECKING:
+    from mlx_transformer.core.tokenizer import Tokenizer
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
 
 EXTENSIONS = "onnxruntime_extensions"
@@ -46,7 +50,7 @@ REPLACEMENT = "\ufffd"  # of a character that was cut
 OWN = ("max_new_tokens", "rows", "seed", "prefix")  # inputs that aren't simply an option's value
 
 
-class SearchModel:
+class SearchModel(TextVerbs):
     """One file written by `export_search`.
 
         model = SearchModel("model.onnx")
@@ -56,6 +60,8 @@ class SearchModel:
 
     Raises `UserError` for a file that isn't one, and for the arguments as `generation.search.search` does.
     """
+
+    has_steps = False
 
     def __init__(
         self,
@@ -67,7 +73,7 @@ class SearchModel:
     ):
         """threads: of one operator, default the machine's cores. providers: ONNX Runtime's, default the CPU. verify:
         compare the file with its digest where a manifest beside it has one."""
-        self.path = Path(path)
+        self.path, self.where = Path(path), str(path)
         if verify:
             verify_file(self.path)
         self.session = _opened(self.path, threads, providers)
@@ -81,19 +87,17 @@ class SearchModel:
         settings = self.session.get_overridable_initializers()  # inputs with a default
         sides = [*self.session.get_inputs(), *settings], self.session.get_outputs()
         names = [[entry.name for entry in side] for side in sides]
-        self.has_attention = ATTENTION in metadata
         try:
             self.config = TransformerConfig.from_json(metadata[CONFIG])
         except UserError as error:
             raise UserError(f"{path}: {error}; write it again with export --search") from error
-        layer = int(metadata[ATTENTION]) if self.has_attention else None
+        layer = int(metadata[ATTENTION]) if self.shows_attention else None
         of_text = Request(config=self.config, text=True)
         self.takes_text = GRAPHS[SEARCH](of_text).input_names["text"] in names[0]
         request = of_text if self.takes_text else Request(config=self.config, attention_layer=layer)
         self.ports = GRAPHS[SEARCH](request).among(*names)
 
-    def generate(self, ids: Ids, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
-        """New token ids of each input's best output; arguments as for `search`."""
+    def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         check_single(options, "generate", "search")
         return [hypotheses[0].ids for hypotheses in self.search(ids, prefix, **options)]
 
@@ -105,20 +109,22 @@ class SearchModel:
 
     def search(
         self,
-        ids: Ids,
+        ids: Ids | None = None,
         prefix: Ids | None = None,
         *,
         attention: bool = False,
-        done: Done | None = None,
-        share: Share = ALONE,
+        done: Progress | None = None,
+        share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Hypothesis]]:
-        """The `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none; one
-        that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
+        """Return the `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none;
+        one that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
         server's batches. options: the fields of `Options`."""
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
-        if attention and not self.has_attention:
+        if ids is None:
+            raise UserError(f"{self.path}: takes ids, no vectors; export a folder for those")
+        if attention and not self.shows_attention:
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
         sources = Sources.of(self.config, ids=ids)
@@ -141,57 +147,56 @@ class SearchModel:
             _check_finite(best, f"source row {i}")
         return results
 
-    def translate(self, lines: Sequence[str], **options: Any) -> list[str]:
-        """The best translation of each line; an empty line stays empty."""
-        check_single(options)
-        return [translations[0].text for translations in self.n_best(lines, **options)]
-
-    def n_best(
+    def _n_best(
         self,
-        lines: Sequence[str],
+        lines: str | Sequence[str],
         *,
         overlong: Overlong = "error",
         first_line: int = 1,
-        scored: bool = True,
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line with their scores; as `generation.translate.Translator` has it.
-
-        In a file exported with text the tokenizer is the graph's; else it is this process's.
-        """
+        """In a file exported with text the tokenizer is the graph's; else it is this process's."""
         from mlx_transformer.generation.translate import as_lines, join  # not at the top: see `..runtime`
 
         lines = as_lines(lines)
         if not self.takes_text:
-            given: dict[str, Any] = {"overlong": overlong, "first_line": first_line, "scored": scored}
-            return self.translator.n_best(lines, on_overlong=on_overlong, **given, **options)
+            return super()._n_best(lines, overlong=overlong, first_line=first_line, on_overlong=on_overlong, **options)
+        if options.pop("aligned", False):
+            raise UserError(f"{self.path}: gives text without alignments: export it without text")
+        options.pop("scored", None)
         owners, pieces = self.pieces(lines, overlong, first_line, on_overlong)
         results = self.translated(pieces, [first_line + owner for owner in owners], **options)
         return join(len(lines), owners, results)
 
-    def rows(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
-        """Check the lines: `UserError` for what can't be translated."""
+    def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
         if self.takes_text:
             self.pieces(lines, overlong, first_line)
         else:
-            self.translator.rows(lines, overlong, first_line)
+            super().check_lines(lines, overlong, first_line)
 
-    def stream(self, line: str, **options: Any) -> Iterator[str]:
+    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
+        raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
+
+    def decoding(self) -> AbstractContextManager[Any]:
         raise UserError(f"{self.path}: the search is in the file, which gives whole lines alone: leave out stream=True")
 
     @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        from mlx_transformer.core.tokenizer import Tokenizer
+
+        return Tokenizer(self.metadata[TOKENIZER]) if TOKENIZER in self.metadata else None
+
+    @property
+    def shows_attention(self) -> bool:
+        return ATTENTION in self.metadata
+
+    @property
     def translator(self) -> Translator:
         """For a file that takes ids; `UserError` where it has no tokenizer."""
-        from mlx_transformer.core.tokenizer import Tokenizer
-        from mlx_transformer.generation.translate import Translator
-
-        if TOKENIZER not in self.metadata:
+        if self.tokenizer is None:
             raise UserError(f"{self.path}: takes ids, and holds no tokenizer: call generate, or export the model again")
-        tokenizer = Tokenizer(self.metadata[TOKENIZER])
-        translator = Translator(self.config, tokenizer, self.search, str(self.path), self.generate)
-        translator.shows_attention = self.has_attention
-        return translator
+        return super().translator
 
     def pieces(
         self,
@@ -229,8 +234,8 @@ class SearchModel:
         lines: Sequence[str],
         numbers: Sequence[int],
         *,
-        done: Done | None = None,
-        share: Share = ALONE,
+        done: Progress | None = None,
+        share: SharedSearch = UNSHARED,
         **options: Any,
     ) -> list[list[Translation]]:
         """Translate `pieces`. `numbers`: their line numbers, for messages. `share`: how a server batches them."""
@@ -261,18 +266,18 @@ class SearchModel:
         check_beam(chosen, self.config)
         return chosen
 
-    def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: Share) -> list[Any]:
+    def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:
         names = [self.ports.output_names[value] for value in wanted]
         feeds = {name: values[value] for value, name in self.ports.input_names.items()}
         try:
-            if share is ALONE:
+            if share is UNSHARED:
                 return list(self.session.run(names, feeds))
             return self.session.run_until(share.stopped, names, feeds)
         except UserError as error:
             raise UserError(f"{error}; a sentence may be too long for it") from None
 
     def _run(
-        self, sources: Sources, settings: dict[str, np.ndarray], share: Share, attention: bool
+        self, sources: Sources, settings: dict[str, np.ndarray], share: SharedSearch, attention: bool
     ) -> list[list[Hypothesis]]:
         source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
         wanted = ["sequences", "lengths", "scores", *(["attention"] if attention else [])]
@@ -290,8 +295,8 @@ class SearchModel:
         return results
 
 
-def _places(share: Share, count: int) -> np.ndarray:
-    return np.arange(count) if share.places is None else np.asarray(share.places, np.int64)
+def _places(share: SharedSearch, count: int) -> np.ndarray:
+    return np.arange(count) if share.row_numbers is None else np.asarray(share.row_numbers, np.int64)
 
 
 def _opened(
@@ -306,7 +311,7 @@ def _opened(
     except Exception as error:  # onnxruntime's exceptions have no common base
         reason = str(error).splitlines()[0]
         if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
-            reason = "its text operators need: pip install -e '.[text]' in the project's folder"
+            reason = f"its text operators need: {needs('text')}"
         raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 
 OF_SITES = (
     *("host", "port", "max_connections", "verify", "access_log"),
@@ -47,5 +48,5 @@ def _server() -> Any:
         missing = (error.name or "").split(".")[0]
         if missing not in ("starlette", "uvicorn", "httptools", "prometheus_client"):
             raise
-        raise UserError(f"serve needs {missing}: pip install -e '.[serve]' in the project's folder") from None
+        raise UserError(f"serve needs {missing}: {needs('serve')}") from None
     return server

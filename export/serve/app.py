@@ -60,7 +60,7 @@ class App:
         """`load` runs in a thread once the event loop does; then `ready` is called, or `failed` with what it raised."""
         self.load, self.batcher, self.settings, self.ready, self.failed = load, batcher, settings, ready, failed
         self.metrics = Metrics()
-        batcher.on_batch = self.metrics.on_batch
+        batcher.report_to(self.metrics.on_batch)
         self.metrics.watch("waiting_sentences", "Sentences in the queue.", lambda: batcher.waiting)
         self.metrics.watch("running_sentences", "Sentences that are computed now.", lambda: batcher.running)
         self.metrics.watch("ready", "1 when the model is loaded.", lambda: float(self.service is not None))

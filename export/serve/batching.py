@@ -13,14 +13,14 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .turns import Item, Turns, Work
+from .turns import Item, Task, Turns
 
 LARGEST_SHARE = 0.75
-"""Of the queue, that one client may fill: there is always room for another."""
+"""The share of the queue that one client may fill: there is always room for another."""
 
 
 WIDE = 4
-"""Times as many hypotheses as sentences may be in a batch: wider ones take longer, and others wait for them."""
+"""The most hypotheses in a batch, as a multiple of its sentences: wider batches keep others waiting."""
 
 
 class OverloadError(Exception):
@@ -39,10 +39,9 @@ class Batcher:
     """A queue and the threads that empty it. All methods are for the event loop that it was started in.
 
     max_batch: most sentences of a call, fewer of those with many hypotheses. max_wait: most seconds that the first item
-    waits for company when a thread is idle; it waits for as many sentences as were about at the end of the last call,
-    so that a single client never waits.
+    waits for neighbours when a thread is idle: for as many sentences as were about at the end of the last call, so that
+    a single client never waits.
     max_queue: most sentences waiting. workers: calls that run at the same time.
-    on_batch(sentences, seconds): told of each call that ended.
     """
 
     def __init__(
@@ -51,19 +50,18 @@ class Batcher:
         max_wait: float,
         max_queue: int,
         workers: int = 1,
-        on_batch: Callable[[int, float], None] = lambda sentences, seconds: None,
     ):
         self.max_batch, self.max_wait, self.max_queue, self.workers = max_batch, max_wait, max_queue, workers
-        self.on_batch = on_batch
+        self._on_batch: Callable[[int, float], None] = lambda sentences, seconds: None
         self.share = math.ceil(LARGEST_SHARE * max_queue)  # of one client, in sentences
         self.turns = Turns()
         self.batches: list[list[Item]] = []  # that run
         self.running = 0  # sentences that a thread computes
-        self.company = 1  # sentences that were computed or waiting when the last call ended
+        self.neighbours = 1  # sentences that were computed or waiting when the last call ended
         self.rate = 0.0  # sentences a second, lately
         self.ending = False
         self.arrival = asyncio.Event()
-        self.collecting = asyncio.Lock()  # so that two idle threads don't wait for the same company
+        self.collecting = asyncio.Lock()  # so that two idle threads don't wait for the same neighbours
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="serve")
         self.tasks: list[asyncio.Task] = []
 
@@ -71,6 +69,10 @@ class Batcher:
     def waiting(self) -> int:
         """Sentences in the queue."""
         return self.turns.size
+
+    def report_to(self, on_batch: Callable[[int, float], None]) -> None:
+        """Call `on_batch(sentences, seconds)` at the end of each call, from now on."""
+        self._on_batch = on_batch
 
     def start(self) -> None:
         self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
@@ -95,7 +97,7 @@ class Batcher:
 
     def submit(
         self,
-        work: Work,
+        task: Task,
         payloads: Sequence[Any],
         lengths: Sequence[int],
         size: int = 1,
@@ -111,7 +113,7 @@ class Batcher:
             raise OverloadError(f"{self.waiting} sentences are waiting already", self.seconds_to_empty())
         if self.turns.waiting(client) + total > self.share:
             raise OverloadError(f"{self.turns.waiting(client)} of your sentences are waiting", self.seconds_to_empty())
-        items = self.turns.add(client, work, payloads, lengths, size, width)
+        items = self.turns.add(client, task, payloads, lengths, size, width)
         self.arrival.set()
         return items
 
@@ -144,12 +146,12 @@ class Batcher:
             finally:
                 self.turns.done(batch)
                 self.batches.remove(batch)
-                self.company = self.running + self.waiting
+                self.neighbours = self.running + self.waiting
                 self.running -= sentences
             seconds = time.monotonic() - began
             if not all(item.future.cancelled() for item in batch):  # a mean in which the last five or so count
                 self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
-            self.on_batch(sentences, seconds)
+            self._on_batch(sentences, seconds)
 
     async def _collect(self) -> list[Item]:
         """The item whose turn it is and those that may share its call, once they fill it or it has waited enough."""
@@ -161,8 +163,8 @@ class Batcher:
                 continue
             left = first.arrived + self.max_wait - time.monotonic()
             limit = max(1, min(self.max_batch, WIDE * self.max_batch // first.request.width))
-            wanted = min(limit, self.company - self.running)
-            if left > 0 and self.turns.like(first.request.work) < wanted:
+            wanted = min(limit, self.neighbours - self.running)
+            if left > 0 and self.turns.like(first.request.task) < wanted:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.arrival.wait(), left)
                 continue
@@ -170,7 +172,7 @@ class Batcher:
 
     async def _compute(self, batch: list[Item]) -> None:
         """Run one call, hand out its results. If it fails for several, each runs alone: one spoils no other."""
-        loop, work = asyncio.get_running_loop(), batch[0].request.work
+        loop, task = asyncio.get_running_loop(), batch[0].request.task
 
         def stopped() -> bool:  # asked in the thread; futures are only looked at
             return all(item.future.done() for item in batch)
@@ -178,7 +180,7 @@ class Batcher:
         if stopped():
             return
         try:
-            results = await loop.run_in_executor(self.pool, work, [item.payload for item in batch], stopped)
+            results = await loop.run_in_executor(self.pool, task, [item.payload for item in batch], stopped)
         except Exception as error:
             if len(batch) > 1:
                 for item in batch:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mlx_transformer.generation.options import Hypothesis
-from mlx_transformer.generation.search import Share
+from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.translate import Overlong, Translation, join
 
 from .requests import RequestError
@@ -43,10 +43,10 @@ class OneFile:
     def translator(self) -> Any:
         return Texts(self.model) if self.model.takes_text else self.model.translator
 
-    def search(self, rows: Sequence[Any], *, share: Share, **options: Any) -> Sequence[Sequence[Hypothesis]]:
+    def search(self, rows: Sequence[Any], *, share: SharedSearch, **options: Any) -> Sequence[Sequence[Hypothesis]]:
         if not self.model.takes_text:
             return self.model.search(rows, share=share, **options)
-        numbers = [1 + place for place in share.places or range(len(rows))]
+        numbers = [1 + place for place in share.row_numbers or range(len(rows))]
         found = self.model.translated(rows, numbers, share=share, **options)
         return [[Text([], best.score, best.text) for best in each] for each in found]
 
@@ -56,6 +56,8 @@ class OneFile:
 
 class Texts:
     """In place of a `Translator`: rows of text for a file that takes text."""
+
+    shows_attention = False
 
     def __init__(self, model: SearchModel):
         self.model, self.config = model, model.config

@@ -27,8 +27,7 @@ from mlx_transformer.system.process import drop_hung_up
 
 from .app import App
 from .batching import Batcher
-from .connection import Connection
-from .guard import Guard, allow_files
+from .connections import Connection, Guard, allow_files
 from .metrics import Metrics
 from .one_file import OneFile
 from .service import Model
@@ -36,7 +35,7 @@ from .site import SiteApp
 
 BACKLOG = 1024  # connections that wait to be accepted
 HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
-SOON = 0.5  # seconds, in which answers that say that there is none are out
+CLOSING_NOTICE_SECONDS = 0.5  # seconds, in which answers that say that there is none are out
 LAST_SECONDS = 5.0  # and in which clients have read them
 
 log = logging.getLogger("export.serve")
@@ -54,24 +53,26 @@ def run(model: Path, settings: ServeSettings) -> None:
         open_folder(model, settings.precision)
     batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers)
     load = partial(warmed, model, settings.threads, settings.precision, settings.verify)
-    _run(App(load, batcher, settings), model, settings, batcher.give_up)
+    _run(partial(App, load, batcher, settings), model, settings, batcher.give_up)
 
 
 def run_site(folder: Path, settings: ServeSettings) -> None:
     """The same for a site that `mlx-transformer web` wrote."""
-    _run(SiteApp(folder, settings.verify), folder, settings)
+    _run(lambda ready, failed: SiteApp(folder, settings.verify, ready), folder, settings)
 
 
 class Application(Protocol):
-    """Sets `ready` and `failed` to be told once it answers, or that it never will."""
+    """What is served, and counted."""
 
     asgi: Starlette
     metrics: Metrics
-    ready: Callable[[], None]
-    failed: Callable[[Exception], None]
 
 
-def _run(app: Application, what: Path, settings: ServeSettings, give_up: Callable[[], None] = lambda: None) -> None:
+Make = Callable[[Callable[[], None], Callable[[Exception], None]], Application]
+"""Makes the application from `ready`, which it calls once it answers, and `failed`, given why it never will."""
+
+
+def _run(make: Make, what: Path, settings: ServeSettings, give_up: Callable[[], None] = lambda: None) -> None:
     """Serve until a signal. give_up: called when running requests are not to be finished."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are of what strangers send
@@ -85,7 +86,7 @@ def _run(app: Application, what: Path, settings: ServeSettings, give_up: Callabl
         failures.append(error)
         server.should_exit = True
 
-    app.ready, app.failed = ready, failed
+    app = make(ready, failed)
     listener = listening(settings.host, settings.port)
     port = listener.getsockname()[1]
     began = time.perf_counter()
@@ -173,7 +174,9 @@ class Server(uvicorn.Server):
     def _give_up(self) -> None:
         """Nothing more is computed; what has not ended by itself soon, such as the reading of a body, is cancelled."""
         self.give_up()
-        asyncio.get_running_loop().call_later(SOON, lambda: [task.cancel() for task in self.server_state.tasks])
+        asyncio.get_running_loop().call_later(
+            CLOSING_NOTICE_SECONDS, lambda: [task.cancel() for task in self.server_state.tasks]
+        )
 
     def _part(self) -> None:
         """From clients that don't read. uvicorn's own `force_exit` would leave the application without its end."""

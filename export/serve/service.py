@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.options import Hypothesis, Options
-from mlx_transformer.generation.search import Share
+from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.generation.translate import Translation, Translator
 
@@ -29,9 +30,9 @@ class Model(Protocol):
     def translator(self) -> Translator: ...
     @property
     def depends_on_batch(self) -> bool: ...
-    def generate(self, ids: list[list[int]], *, share: Share, **options: Any) -> list[list[int]]: ...
+    def generate(self, ids: list[list[int]], *, share: SharedSearch, **options: Any) -> list[list[int]]: ...
     def search(
-        self, ids: list[list[int]], *, attention: bool = False, share: Share, **options: Any
+        self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
     ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
 
@@ -73,22 +74,27 @@ class Search:
     def __call__(self, payloads: list[Row], stopped: Callable[[], bool]) -> list[list[Hypothesis]]:
         if self.model.depends_on_batch and len(payloads) > 1:
             return [hypotheses for row in payloads for hypotheses in self([row], stopped)]
-        ids, share = [row.ids for row in payloads], Share(places=[row.place for row in payloads], stopped=stopped)
+        ids, share = (
+            [row.ids for row in payloads],
+            SharedSearch(row_numbers=[row.place for row in payloads], stopped=stopped),
+        )
         options = asdict(self.options)
         if self.aligned:
             found = self.model.search(ids, attention=True, share=share, **options)
-            return [[self._aligned(row, h) for h in best] for row, best in zip(ids, found, strict=True)]
+            tokenizer = self.model.translator.tokenizer
+            return [[_aligned(tokenizer, row, h) for h in best] for row, best in zip(ids, found, strict=True)]
         if self.scored:
             return self.model.search(ids, share=share, **options)
         return [[Hypothesis(best, 0.0)] for best in self.model.generate(ids, share=share, **options)]
 
-    def _aligned(self, source: list[int], h: Hypothesis) -> Hypothesis:
-        assert h.attention is not None
-        return Aligned(h.ids, h.score, alignment=align(self.model.translator.tokenizer, h.attention, source, h.ids))
+
+def _aligned(tokenizer: Tokenizer, source: list[int], h: Hypothesis) -> Hypothesis:
+    assert h.attention is not None
+    return Aligned(h.ids, h.score, alignment=align(tokenizer, h.attention, source, h.ids))
 
 
 @dataclass(eq=False)
-class Emit:
+class StreamTask:
     """Work on one stream of text: hands over each piece; its output is as bounded as a translation is."""
 
     give: Callable[[str], None]
@@ -112,7 +118,7 @@ class Service:
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
         """The n best of each line. Raises `UserError`, `RequestError`, `OverloadError`, `EndingError`."""
-        if request.wants_alignment and not getattr(self.translator, "shows_attention", False):
+        if request.wants_alignment and not self.translator.shows_attention:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
         scored = request.wants_n_best or self.always_scored
@@ -141,7 +147,7 @@ class Service:
         return owners, rows
 
     def _check(self, options: dict[str, Any]) -> None:
-        """What the model bounds; one without a table of positions would write on and on."""
+        """Refuse more new tokens than the model has positions: without a table it would never stop."""
         most = self.translator.config.max_positions
         for name in ("min_new_tokens", "max_new_tokens"):
             if (options.get(name) or 0) > most:
@@ -160,7 +166,7 @@ class Service:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         _, rows = await self._rows(request)
         pieces = await asyncio.to_thread(self.model.stream, line, overlong=request.overlong, **request.options)
-        work = Emit(lambda piece: _tell(loop, queue, piece))
+        work = StreamTask(lambda piece: _tell(loop, queue, piece))
         length, size = sum(map(len, rows)), max(1, len(rows))
         [item] = self.batcher.submit(work, [pieces], [length], size, client)
         item.future.add_done_callback(lambda _: queue.put_nowait(None))

@@ -41,11 +41,10 @@ class SiteApp:
     """The files that a site lists, and no others. `UserError` for a folder that is no site or, with `verify`, a damaged
     one."""
 
-    def __init__(self, folder: Path, verify: bool = True):
-        self.folder, self.digests = folder, site_files(folder, verify)
+    def __init__(self, folder: Path, verify: bool = True, ready: Callable[[], None] = lambda: None):
+        """`ready` is called once the event loop runs."""
+        self.folder, self.digests, self.ready = folder, site_files(folder, verify), ready
         self.metrics = Metrics()
-        self.ready: Callable[[], None] = lambda: None
-        self.failed: Callable[[Exception], None] = lambda error: None
         self.asgi = Starlette(routes=[Route("/{path:path}", self.file)], lifespan=self.lifespan)
 
     @contextlib.asynccontextmanager

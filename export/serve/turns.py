@@ -18,8 +18,8 @@ batch are level for ever, so that the rest of what they want would wait without 
 capacity, 8 clients and 7 kinds of work: at most 14 s, instead of 41.)"""
 
 
-class Work(Protocol):
-    """What is done with items; items of equal works may share a call."""
+class Task(Protocol):
+    """What is done with items; items of equal tasks may share a call."""
 
     def __call__(self, payloads: list[Any], stopped: Any) -> list[Any]:
         """One result for each payload, in order. Runs in a thread; `stopped()` is true once nobody waits for them."""
@@ -27,7 +27,7 @@ class Work(Protocol):
 
 
 @dataclass
-class Turn:
+class QueuePlace:
     """The place in a row: who waits for longest is first, and who is computed for now comes after all others. What
     arrives while a batch runs is therefore in the next one, even if who is in the running one has more."""
 
@@ -43,7 +43,7 @@ class Client:
     """Somebody who sends requests. size: sentences that wait."""
 
     name: Hashable
-    turn: Turn
+    place: QueuePlace
     requests: dict[Request, None] = field(default_factory=dict)
     size: int = 0
 
@@ -54,9 +54,9 @@ class Request:
     behind: the batches that were taken before it came."""
 
     client: Client
-    work: Work
+    task: Task
     width: int
-    turn: Turn
+    place: QueuePlace
     behind: int
     items: dict[Item, None] = field(default_factory=dict)  # those that wait, the oldest first
 
@@ -90,12 +90,12 @@ class Turns:
         return self.clients[name].size if name in self.clients else 0
 
     def add(
-        self, name: Hashable, work: Work, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
+        self, name: Hashable, task: Task, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
     ) -> list[Item]:
         """A request of the client: payloads of `size` sentences each, whose results are the items' futures."""
         now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
-        client = self.clients.setdefault(name, Client(name, Turn(since)))
-        request = Request(client, work, width, Turn(since), self._taken)
+        client = self.clients.setdefault(name, Client(name, QueuePlace(since)))
+        request = Request(client, task, width, QueuePlace(since), self._taken)
         items = [
             Item(request, payload, length, size, now, loop.create_future())
             for payload, length in zip(payloads, lengths, strict=True)
@@ -117,14 +117,14 @@ class Turns:
             )
             if self._taken - oldest.behind > PASSED:
                 return next(iter(oldest.items))
-        requests = min(waiting, key=lambda client: client.turn.key()).requests
-        request = min((one for one in requests if one.items), key=lambda one: one.turn.key())
+        requests = min(waiting, key=lambda client: client.place.key()).requests
+        request = min((one for one in requests if one.items), key=lambda one: one.place.key())
         return next(iter(request.items))
 
-    def like(self, work: Work) -> int:
+    def like(self, task: Task) -> int:
         """Sentences that wait for equal work."""
         requests = [request for client in self.clients.values() for request in client.requests]
-        return sum(item.size for request in requests if request.work == work for item in request.items)
+        return sum(item.size for request in requests if request.task == task for item in request.items)
 
     def take(self, first: Item, limit: int) -> list[Item]:
         """`first` and others for equal work, at most `limit` sentences: one of each client in turn, up to
@@ -140,17 +140,17 @@ class Turns:
         for item in batch:
             del item.request.items[item]
             self._count(item.request.client, -item.size)
-        for turn in _turns(batch):
-            turn.running += 1
+        for place in _places(batch):
+            place.running += 1
         self._taken += 1
         return batch
 
     def done(self, batch: list[Item]) -> None:
         """A batch that was taken has been computed: those it was for are behind all who wait."""
         since = next(self._next)
-        for turn in _turns(batch):
-            turn.running -= 1
-            turn.since = since
+        for place in _places(batch):
+            place.running -= 1
+            place.since = since
         for item in batch:
             self._forget(item.request)
 
@@ -166,12 +166,12 @@ class Turns:
         """All items for equal work, that of `first` in the first round."""
 
         def of_client(client: Client) -> Iterator[Item]:
-            same = [one for one in client.requests if one.items and one.work == first.request.work]
-            same.sort(key=lambda one: one.turn.key())
+            same = [one for one in client.requests if one.items and one.task == first.request.task]
+            same.sort(key=lambda one: one.place.key())
             near = lambda item: (item is not first, abs(item.length - first.length))  # noqa: E731
             return _round_robin([iter(sorted(one.items, key=near)) for one in same], AT_ONCE)
 
-        waiting = sorted((one for one in self.clients.values() if one.size), key=lambda one: one.turn.key())
+        waiting = sorted((one for one in self.clients.values() if one.size), key=lambda one: one.place.key())
         return _round_robin([of_client(client) for client in waiting])
 
     def _count(self, client: Client, size: int) -> None:
@@ -180,16 +180,16 @@ class Turns:
 
     def _forget(self, request: Request) -> None:
         client = request.client
-        if not request.items and not request.turn.running:
+        if not request.items and not request.place.running:
             client.requests.pop(request, None)
         if not client.requests:
             self.clients.pop(client.name, None)
 
 
-def _turns(batch: list[Item]) -> list[Turn]:
+def _places(batch: list[Item]) -> list[QueuePlace]:
     requests = {id(item.request): item.request for item in batch}.values()
     clients = {id(request.client): request.client for request in requests}.values()
-    return [*(request.turn for request in requests), *(client.turn for client in clients)]
+    return [*(request.place for request in requests), *(client.place for client in clients)]
 
 
 def _round_robin(sources: list[Iterator[Item]], at_once: int = 1) -> Iterator[Item]:

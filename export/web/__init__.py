@@ -5,17 +5,10 @@ write_site("onnx-folder", out="site")        write one
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from mlx_transformer.system.lazy import lazy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .write import write_site
-
-__all__ = ["write_site"]
-
-
-def __getattr__(name: str) -> Any:
-    """Loaded on first use."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.write"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .write import write_site as write_site
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, {"write_site": ".write"})

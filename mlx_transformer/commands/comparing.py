@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +13,8 @@ from export.settings import PrecisionName
 from mlx_transformer.generation.options import Options, Overlong
 from mlx_transformer.system.errors import UserError
 
-from .models import open_translator
-from .settings import RuntimeSettings, Shown
+from .models import opener, runs_onnx
+from .settings import Shown
 from .text import BEST, chosen
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def compare(
         raise UserError(f"batch={settings.batch} must be at least 1")
     _check_out(out, json, [path for path in (source, reference, a, b) if path is not None])
     first, second = _given(a, "a", settings), _given(b, "b", settings)
-    if settings.threads is not None and not any(_runs_onnx(model) for model in (a, b)):
+    if settings.threads is not None and not any(runs_onnx(model) for model in (a, b)):
         raise UserError("--threads is for ONNX Runtime, and both are checkpoints: leave it out")
     wanted = None
     if reference is None:
@@ -114,63 +113,11 @@ def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
                     raise UserError(f"{path}: holds no {kind}: choose another name")
 
 
-def _runs_onnx(model: Path) -> bool:
-    from mlx_transformer.core.folders import is_onnx_folder
-
-    return model.is_file() or is_onnx_folder(model)
-
-
 def _given(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Callable[[], Served]]:
     precision = getattr(settings, f"precision_{letter}")
-    if precision is not None and (model.is_file() or not _runs_onnx(model)):
+    if precision is not None and (model.is_file() or not runs_onnx(model)):
         raise UserError(f"{model}: --precision-{letter} chooses one of an ONNX folder's precisions: leave it out")
-    return opener(model, precision, settings.threads if _runs_onnx(model) else None, settings.verify)
-
-
-def opener(
-    model: str | Path, precision: PrecisionName | None = None, threads: int | None = None, verify: bool = True
-) -> tuple[str, Callable[[], Served]]:
-    """What `compare.run.compare` takes for a model: its name, and what opens it. precision and threads: of ONNX."""
-    model = Path(model)
-    runtime = RuntimeSettings(threads=threads, precision=precision, verify=verify)
-    return (str(model) if precision is None else f"{model}, {precision}"), partial(_opened, model, runtime)
-
-
-def _opened(model: Path, runtime: RuntimeSettings) -> Served:
-    """In the process that runs it."""
-    from mlx_transformer.report.worker import Served
-
-    translator = open_translator(model, runtime)
-    return Served(translator, *_described(model, translator))
-
-
-def _described(model: Path, translator: Any) -> tuple[dict[str, str], int, Any]:
-    """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
-    from mlx_transformer.core.parameters import parameter_count
-    from mlx_transformer.system.machine import versions
-
-    packages = versions()
-    facts = {"model": str(model), "parameters": f"{parameter_count(translator.config):,}"}
-    if _runs_onnx(model):
-        facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
-        if model.is_file():
-            from export.search.metadata import PRECISION
-
-            files = [model, model.with_name(f"{model.name}_data")]
-            facts["precision"] = translator.metadata.get(PRECISION, "float32")
-        else:
-            files, facts["precision"] = translator.folder.files, translator.folder.precision
-            _ = translator.translator  # which refuses what can't translate
-        return facts, sum(file.stat().st_size for file in files if file.is_file()), None
-    import mlx.core as mx
-
-    from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
-    from mlx_transformer.device import device_record
-
-    opened = open_checkpoint(model, verify=False)
-    facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
-    facts["precision"] = "integers, see info" if opened.quantization else "float32"
-    return facts, (opened.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
+    return opener(model, precision, settings.threads if runs_onnx(model) else None, settings.verify)
 
 
 def _print(found: Comparison) -> None:

@@ -45,8 +45,8 @@ def quantize(
     force: Force = False,
 ) -> None:
     """Store a checkpoint's matrices as small integers, as MLX does; every other command takes the result."""
+    from mlx_transformer.convert.quantize import quantize_checkpoint
     from mlx_transformer.core.quantization import Scheme
-    from mlx_transformer.nn.loading import quantize_checkpoint
     from mlx_transformer.system.progress import quiet_progress
 
     with quiet_progress("quantize") as watch:

@@ -12,7 +12,7 @@ import typer
 from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 
-from .models import open_model
+from .models import open_folder
 from .settings import Folder, RuntimeSettings, Shown
 from .text import chosen
 
@@ -31,21 +31,18 @@ def generate(
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Go on from a prompt, with a decoder alone; the text is written as it is decided."""
-    opened = open_model(model, runtime)
-    from mlx_transformer.generation.complete import Completer
-
-    completer = Completer(opened.config, opened.tokenizer, opened.generate, opened.stream_ids, str(model))
-    options = chosen(search, SEARCH)
+    options = chosen(search, SEARCH)  # checked before the model is read
+    opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
     if json:
-        for given, text in zip(prompts, completer.complete(prompts, stop=stop or (), **options), strict=True):
+        for given, text in zip(prompts, opened.complete(prompts, stop=stop or (), **options), strict=True):
             print(to_json.dumps({"prompt": given, "text": text}, ensure_ascii=False), flush=True)
     elif len(prompts) == 1 and options["beam"] == 1:
-        for piece in completer.stream(prompts[0], stop=stop or (), **options):
+        for piece in opened.stream(prompts[0], stop=stop or (), **options):
             print(piece, end="", flush=True)
         print()
     else:
-        print("\n".join(completer.complete(prompts, stop=stop or (), **options)))
+        print("\n".join(opened.complete(prompts, stop=stop or (), **options)))
 
 
 def fill(
@@ -59,12 +56,9 @@ def fill(
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Find hidden words, with an encoder: for each <mask> its likeliest tokens, with their probabilities."""
-    opened = open_model(model, runtime)
-    from mlx_transformer.generation.fill import Filler
-
-    filler = Filler(opened.config, opened.tokenizer, opened.logits, str(model))
+    opened = open_folder(model, **vars(runtime))
     lines = text or _standard_input("the text").split("\n")
-    for line, masks in zip(lines, filler.fill(lines, top_k), strict=True):
+    for line, masks in zip(lines, opened.fill(lines, top_k), strict=True):
         if json:
             masked = [[asdict(guess) for guess in guesses] for guesses in masks]
             print(to_json.dumps({"text": line, "masks": masked}, ensure_ascii=False), flush=True)

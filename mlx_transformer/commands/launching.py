@@ -23,7 +23,7 @@ from mlx_transformer.system.machine import usable_cores
 BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
 """Seconds that the others have to end after one has failed, and then after they were told to: MLX's ring may wait for
 ever for a process that is gone."""
-LOOK = 0.05  # seconds
+POLL_SECONDS = 0.05  # seconds
 MOST = max(16, 4 * usable_cores())
 """Processes on one machine: each has a model, its gradients and moments of its own."""
 
@@ -112,7 +112,7 @@ def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
                 if rank.poll() is None:
                     rank.kill() if told else rank.terminate()
             told, deadline = True, time.monotonic() + ONCE_TOLD
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     return failed if failed is not None else next((i for i, rank in enumerate(ranks) if rank.returncode), None)
 
 

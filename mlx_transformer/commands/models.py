@@ -1,104 +1,156 @@
-"""What a command's MODEL is: a checkpoint, run by MLX, or an ONNX folder, run by ONNX Runtime."""
+"""A model in whatever form it is kept: a checkpoint, run by MLX, or an ONNX folder or file, run by ONNX Runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_transformer.system.errors import UserError
 
-from .settings import RuntimeSettings
-
 if TYPE_CHECKING:
-    from mlx_transformer.core.config import TransformerConfig
-    from mlx_transformer.core.tokenizer import Tokenizer
+    from export import OnnxTransformer, SearchModel
+    from mlx_transformer import Transformer
+    from mlx_transformer.generation.verbs import TextVerbs
+    from mlx_transformer.report.result import Comparison
+    from mlx_transformer.report.worker import Served
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A model of either runtime."""
+def open_model(
+    path: str | Path,
+    *,
+    runtime: Literal["mlx", "onnx"] | None = None,
+    threads: int | None = None,
+    precision: str | None = None,
+    verify: bool = True,
+) -> Transformer | OnnxTransformer | SearchModel:
+    """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
+    `generation.verbs.TextVerbs`.
 
-    config: TransformerConfig
-    tokenizer: Tokenizer | None
-    generate: Callable[..., Any]
-    stream_ids: Callable[..., Any]
-    logits: Callable[..., Any]
+    runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has them.
+    verify: compare the files with the digests in their manifest. `UserError` for anything else, and for damage.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _search_model(path, runtime, threads, precision, verify)
+    if _is_onnx(path, runtime, threads, precision):
+        from export import OnnxTransformer
+
+        return OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
+    return _checkpoint(path, verify)
 
 
-def is_onnx(model: Path, runtime: RuntimeSettings) -> bool:
-    """Which runtime a folder is for; `UserError` if the options ask for the other."""
+def open_folder(path: Path, **options: Any) -> TextVerbs:
+    """Open a folder of any architecture; `UserError` for a file, whose search has no steps."""
+    if path.is_file():
+        raise UserError(f"{path}: is a file; give a checkpoint folder or an ONNX folder")
+    return open_model(path, **options)
+
+
+def compare(
+    a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
+) -> Comparison:
+    """Compare two models of any form on the same lines: scores and whether they differ by chance, the lines that
+    differ, speed, memory; see `report.comparing.compare` for the options.
+
+    Each runs in a process of its own, which imports the caller's main module: a script keeps the call under
+    `if __name__ == "__main__"`.
+    """
+    from mlx_transformer.report.comparing import compare
+
+    return compare(opener(a), opener(b), source, reference, **options)
+
+
+def opener(
+    model: str | Path, precision: str | None = None, threads: int | None = None, verify: bool = True
+) -> tuple[str, Callable[[], Served]]:
+    """Make what `report.comparing.compare` takes for a model: its name, and what opens it. precision and threads: for
+    ONNX models."""
+    options = {"threads": threads, "precision": precision, "verify": verify}
+    name = str(model) if precision is None else f"{model}, {precision}"
+    return name, partial(_opened, Path(model), options)
+
+
+def _opened(model: Path, options: dict[str, Any]) -> Served:
+    """In the process that runs it."""
+    from mlx_transformer.report.worker import Served
+
+    opened = open_model(model, **options)
+    return Served(opened, *_described(model, opened))
+
+
+def _described(model: Path, opened: Any) -> tuple[dict[str, str], int, Any]:
+    """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
+    from mlx_transformer.core.parameters import parameter_count
+    from mlx_transformer.system.machine import versions
+
+    packages = versions()
+    facts = {"model": str(model), "parameters": f"{parameter_count(opened.config):,}"}
+    if runs_onnx(model):
+        facts["runs on"] = f"ONNX Runtime {packages.get('onnxruntime') or packages.get('onnxruntime-gpu')}, CPU"
+        if model.is_file():
+            from export.search.metadata import PRECISION
+
+            files = [model, model.with_name(f"{model.name}_data")]
+            facts["precision"] = opened.metadata.get(PRECISION, "float32")
+        else:
+            files, facts["precision"] = opened.folder.files, opened.folder.precision
+            _ = opened.translator  # which refuses what can't translate
+        return facts, sum(file.stat().st_size for file in files if file.is_file()), None
+    import mlx.core as mx
+
+    from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
+    from mlx_transformer.device import device_record
+
+    _ = opened.translator
+    checkpoint = open_checkpoint(model, verify=False)
+    facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
+    facts["precision"] = "integers, see info" if checkpoint.quantization else "float32"
+    return facts, (checkpoint.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
+
+
+def runs_onnx(model: Path) -> bool:
+    """Return whether ONNX Runtime runs a model; `UserError` if it is none."""
+    from mlx_transformer.core.folders import is_onnx_folder
+
+    return model.is_file() or is_onnx_folder(model)
+
+
+def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:
+    """Return which runtime a folder is for; `UserError` if the options ask for the other."""
     from mlx_transformer.core.folders import is_onnx_folder
 
     onnx = is_onnx_folder(model)
-    if runtime.runtime == "onnx" and not onnx:
+    if runtime == "onnx" and not onnx:
         raise UserError(f"{model}: not an ONNX folder; write one with: mlx-transformer export {model} OUT")
-    if runtime.runtime == "mlx" and onnx:
+    if runtime == "mlx" and onnx:
         raise UserError(f"{model}: an ONNX folder runs with --runtime onnx; MLX needs the checkpoint folder")
     if not onnx:
-        for name, value in (("threads", runtime.threads), ("precision", runtime.precision)):
+        for name, value in (("threads", threads), ("precision", precision)):
             if value is not None:
                 raise UserError(f"{model}: is a checkpoint; --{name} is for ONNX folders")
     return onnx
 
 
-def load_checkpoint(model: Path, runtime: RuntimeSettings) -> tuple[Any, Tokenizer | None]:
-    """The network in MLX and its tokenizer."""
+def _checkpoint(model: Path, verify: bool) -> Transformer:
     try:
-        from mlx_transformer.nn.loading import load
+        from mlx_transformer.runtime.transformer import load
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "mlx":
             raise
         build = f"python -m export build {model} OUT"
         raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
-    return load(model, runtime.verify)
+    return load(model, verify)[0]
 
 
-def open_translator(model: Path, runtime: RuntimeSettings) -> Any:
-    """Something with `.translate(lines, **options)` for a checkpoint (MLX) or an ONNX folder (ONNX Runtime)."""
-    if model.is_file():
-        return _search_model(model, runtime)
-    if is_onnx(model, runtime):
-        from export import OnnxTransformer
-
-        return OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
-    loaded = load_checkpoint(model, runtime)
-    from mlx_transformer.runtime.decoding import MlxTranslator
-
-    return MlxTranslator(*loaded, str(model))
-
-
-def open_model(model: Path, runtime: RuntimeSettings) -> Opened:
-    """A folder of any architecture."""
-    if model.is_file():
-        raise UserError(f"{model}: is a file; give a checkpoint folder or an ONNX folder")
-    if is_onnx(model, runtime):
-        from export import OnnxTransformer
-        from mlx_transformer.core.tokenizer import Tokenizer
-
-        opened = OnnxTransformer(model, threads=runtime.threads, precision=runtime.precision, verify=runtime.verify)
-        path = opened.folder.tokenizer_path
-        tokenizer = Tokenizer.load(path) if path else None
-        return Opened(opened.config, tokenizer, opened.generate, opened.stream_ids, opened.logits)
-    network, tokenizer = load_checkpoint(model, runtime)
-    from mlx_transformer.runtime import decoding as with_mlx
-
-    return Opened(
-        network.config,
-        tokenizer,
-        partial(with_mlx.generate, network),
-        partial(with_mlx.stream_ids, network),
-        network,
-    )
-
-
-def _search_model(file: Path, runtime: RuntimeSettings) -> Any:
+def _search_model(
+    file: Path, runtime: str | None, threads: int | None, precision: str | None, verify: bool
+) -> SearchModel:
     from export import SearchModel
     from export.search.metadata import check_file
 
-    check_file(file, runtime.precision)
-    if runtime.runtime == "mlx":
+    check_file(file, precision)
+    if runtime == "mlx":
         raise UserError(f"{file}: runs with --runtime onnx; MLX needs the checkpoint folder")
-    return SearchModel(file, threads=runtime.threads, verify=runtime.verify)
+    return SearchModel(file, threads=threads, verify=verify)

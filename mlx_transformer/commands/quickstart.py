@@ -34,8 +34,7 @@ def run(out: Path, minutes: float, seed: int) -> int:
     from export import OnnxTransformer, export_onnx
     from export.validate import validate_command
     from mlx_transformer.device import set_tf32
-    from mlx_transformer.nn.loading import load
-    from mlx_transformer.runtime.decoding import MlxTranslator
+    from mlx_transformer.runtime.transformer import load
     from mlx_transformer.training.data import load_data
     from mlx_transformer.training.recipe import load_recipe
     from mlx_transformer.training.trainer import Trainer
@@ -61,8 +60,8 @@ def run(out: Path, minutes: float, seed: int) -> int:
         return 128 + result.interrupted
     held_out = data.held_out
     with _stage("evaluate", seconds):
-        mlx = MlxTranslator(*load(result.model))
-        translations = mlx.translate(held_out.source)
+        model, _ = load(result.model)
+        translations = model.translate(held_out.source)
         scores = score(translations, held_out.target)
         by_kind = _by_kind(held_out, translations)
         _say(f"held-out phrases: exact match {scores['exact_match']:.1f} %, BLEU {scores['bleu']:.1f}")

@@ -12,7 +12,7 @@ from export.settings import ServeSettings
 from mlx_transformer.generation.options import Options, OverlongPair, TextSettings
 from mlx_transformer.system.errors import UserError
 
-from .models import open_model, open_translator
+from .models import open_folder, open_model
 from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown
 
 BEST = "beam length_penalty penalty_form max_new_tokens"
@@ -48,17 +48,17 @@ def translate(
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
         return {"model": fingerprint(model), **runs, **versions()}
 
-    translator = open_translator(model, runtime)
-    if settings.alignment:
-        inner = getattr(translator, "translator", translator)
-        if not inner.shows_attention:
-            if model.is_file():
-                raise UserError(f"{model}: returns no attention; export it with --search --attention")
-            from export.explain.opening import cross_weights
+    opened, weights = open_model(model, **vars(runtime)), None
+    if settings.alignment and not opened.shows_attention:
+        if model.is_file():
+            raise UserError(f"{model}: returns no attention; export it with --search --attention")
+        from export.explain.opening import cross_weights
 
-            inner.cross_weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
+        weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     options = chosen(search, SEARCH)
-    translate_stream(translator, input, out, settings, text=text or (), model_facts=model_facts, **options)
+    translate_stream(
+        opened, input, out, settings, text=text or (), cross_weights=weights, model_facts=model_facts, **options
+    )
 
 
 def chosen(search: Options, names: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def evaluate(
                 raise UserError(f"{out}: is read as well: choose another output")
     long: list[int] = []
     with quiet_progress("evaluate") as report:
-        found = open_translator(model, runtime).n_best(
+        found = open_model(model, **vars(runtime)).n_best(
             pairs.source,
             overlong=overlong,
             scored=False,
@@ -121,15 +121,12 @@ def evaluate(
 
 def _evaluate_text(model: Path, text: str, runtime: RuntimeSettings) -> None:
     from mlx_transformer.data.documents import read_documents
-    from mlx_transformer.generation.perplexity import perplexity
     from mlx_transformer.system.progress import quiet_progress
 
     documents, _ = read_documents(text)
-    opened = open_model(model, runtime)
+    opened = open_folder(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
-        found = perplexity(
-            opened.config, opened.tokenizer, opened.logits, documents.texts, str(model), lambda share: report(share, "")
-        )
+        found = opened.perplexity(documents.texts, lambda share: report(share, ""))
     print(json.dumps({"model": str(model), **found}, indent=2, ensure_ascii=False))
 
 
@@ -150,9 +147,8 @@ def score(
 
     if model.is_file():
         raise UserError(f"{model}: gives whole translations, not the probability of given ones; score needs a folder")
-    scorer = open_translator(model, runtime)
-    translator = getattr(scorer, "translator", scorer)
-    score_pairs(scorer, translator.tokenizer, source, reference, out, json=json, overlong=overlong)
+    scorer = open_model(model, **vars(runtime))
+    score_pairs(scorer, scorer.translator.tokenizer, source, reference, out, json=json, overlong=overlong)
 
 
 def serve(

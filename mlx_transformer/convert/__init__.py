@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from mlx_transformer.system.lazy import lazy
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from mlx_transformer.families.conversion import import_huggingface, to_huggingface
-
-__all__ = ["import_huggingface", "to_huggingface"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from mlx_transformer.families import conversion
-
-        return getattr(conversion, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mlx_transformer.families.conversion import import_huggingface as import_huggingface
+    from mlx_transformer.families.conversion import to_huggingface as to_huggingface
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "import_huggingface": "mlx_transformer.families.conversion",
+            "to_huggingface": "mlx_transformer.families.conversion",
+        },
+    )

@@ -23,7 +23,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.nn import Transformer
+from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import write_manifest
@@ -42,7 +42,7 @@ class Rounding:
     error: float
     """Root mean square of the rounding errors, over that of the merged weights."""
     change: float
-    """Of what the adapter had changed, over the same."""
+    """The rms of the adapter's change, over that of the merged weights."""
     logits: float
     """The largest difference of a logit on `ROWS` random sequences."""
     spread: float

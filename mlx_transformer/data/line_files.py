@@ -16,6 +16,7 @@ from typing import Any
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
+from mlx_transformer.system.lazy import needs
 
 PACKED = (".gz", ".zst")
 BLOCK = 1 << 20  # bytes
@@ -60,9 +61,9 @@ def unpacked_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
-def needs(package: str, what: str) -> UserError:
-    """Return the error of an extra that isn't installed."""
-    return UserError(f"{what} needs {package}: pip install -e '.[data]' in the project's folder")
+def missing(package: str, what: str) -> UserError:
+    """Return the error for a package of the extra `data` that isn't installed."""
+    return UserError(f"{what} needs {package}: {needs('data')}")
 
 
 def _with_end(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
@@ -146,7 +147,7 @@ def _package(path: str | Path) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise needs("zstandard", f"{path}: a .zst file") from None
+        raise missing("zstandard", f"{path}: a .zst file") from None
     return zstandard
 
 

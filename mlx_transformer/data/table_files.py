@@ -14,7 +14,7 @@ from typing import Any
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
 
-from .line_files import PACKED, line_blocks, needs
+from .line_files import PACKED, line_blocks, missing
 
 Columns = tuple[str, str]
 Part = tuple[list[str], list[str]]
@@ -186,5 +186,5 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise needs("pyarrow", f"{path}: a Parquet or Arrow file") from None
+        raise missing("pyarrow", f"{path}: a Parquet or Arrow file") from None
     return pyarrow, pyarrow.parquet

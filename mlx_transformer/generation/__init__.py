@@ -1,1 +1,3 @@
-"""Token ids in, token ids out: greedy, beam and sampling over a step function. Only `with_mlx` loads MLX."""
+"""Token ids in, token ids out: greedy, beam and sampling over a step function. `verbs` puts them on a model.
+Nothing here loads MLX; `runtime.decoding` does.
+"""

@@ -43,7 +43,7 @@ class Alignment:
     target_words: int
 
     def __add__(self, other: Alignment) -> Alignment:
-        """Of two pieces of one line, one after the other."""
+        """Join the alignments of two pieces of one line, one after the other."""
         later = [(source + self.source_words, target + self.target_words) for source, target in other.links]
         return Alignment(
             [*self.links, *later], self.source_words + other.source_words, self.target_words + other.target_words
@@ -83,13 +83,13 @@ def cross_weights_by(attention: CrossAttention, config: TransformerConfig) -> Cr
 
 
 def alignment_layer(config: TransformerConfig) -> int:
-    """The decoder's layer whose cross-attention tells most: the last but one (Garg et al. 2019), of few the last. (Of
-    the quickstart's two the last is right about 92 % of copied digits, the first about 84 %.)"""
+    """Choose the decoder's layer whose cross-attention tells most: the last but one (Garg et al. 2019), or the last of
+    up to three. (The last of the quickstart's two is right about 92 % of copied digits, the first about 84 %.)"""
     return config.decoder_layers - (2 if config.decoder_layers > 3 else 1)
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | None]:
-    """Of each token the number of the word that it is part of, words being what white space separates; None for special
+    """Number the word that each token is part of, words being what white space separates; None for special
     tokens and for white space alone."""
     words: list[int | None] = []
     word, inside = -1, False

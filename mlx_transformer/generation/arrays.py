@@ -1,4 +1,4 @@
-"""The few array operations a search needs, once for NumPy (ONNX Runtime) and once for MLX (`with_mlx.py`).
+"""The few array operations a search needs, once for NumPy (ONNX Runtime) and once for MLX (`runtime/decoding.py`).
 
 Names and meanings are NumPy's; both libraries round alike, so that a search takes the same decisions on both.
 """
@@ -14,7 +14,8 @@ Array = Any  # numpy.ndarray or mlx.core.array: both have shape, reshape, operat
 
 BLOCK = 64
 MOST_ROUNDS = 64
-"""Of argmax over all that is left. Their time grows with the square of the beam: 255 took a minute for three lines."""
+"""The most rounds of argmax over all that is left: their time grows with the square of the beam, 255 took a minute for
+three lines."""
 
 
 class Arrays(Protocol):

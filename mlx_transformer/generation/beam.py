@@ -3,7 +3,7 @@
 Shapes: B sentences, K = beam, V vocabulary, C = 2K candidates a step.
 
 A step's candidates are the 2K best extensions of a sentence's K live hypotheses: at most K of them end with eos, so K
-live ones always remain. Of the K best candidates those that end (or have reached the length limit) move to the finished
+live ones always remain. Those of the K best candidates that end (or have reached the length limit) move to the finished
 set, which keeps the K best by log p / lp(length). An ending candidate behind the K best is dropped, as in fairseq and
 transformers. A sentence stops when no live hypothesis can beat the worst finished one any more, or with
 `early_stopping` once K are finished.

@@ -13,10 +13,9 @@ from mlx_transformer.core.inputs import Ids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .fitting import fitting_tokenizer
 from .options import check_single
 from .stream import pieces
-from .translate import as_lines
+from .translate import as_lines, fitting_tokenizer
 
 
 class Completer:
@@ -34,10 +33,10 @@ class Completer:
         tokenizer = fitting_tokenizer(config, tokenizer, where, "decoder", "generate")
         self.config, self.tokenizer, self.generate, self.stream_ids = config, tokenizer, generate, stream_ids
 
-    def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]:
+    def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]:
         """What follows each prompt, which may be empty; it ends before the first of the words `stop`. options: the
         fields of `Options`. `UserError` for a prompt that the model has no room for, and for wrong options."""
-        check_single(options)
+        check_single(options, "complete", "search")
         _check_stop(stop)
         found = self.generate(self.ids(prompts), **options)
         return ["".join(until([text], stop)) for text in self.tokenizer.decode_batch(found)]
@@ -48,7 +47,7 @@ class Completer:
         new = self.stream_ids(self.ids([prompt])[0], **options)
         return until(pieces(self.tokenizer.decode, new), stop)
 
-    def ids(self, prompts: Sequence[str]) -> Ids:
+    def ids(self, prompts: str | Sequence[str]) -> Ids:
         """What is searched: the start token, then the prompt's tokens."""
         return [[self.config.bos_id, *ids[:-1]] for ids in self.tokenizer.encode_batch(as_lines(prompts))]
 

@@ -20,9 +20,11 @@ from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_re
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
+from .alignment import CrossWeights
 from .lines import PART_LINES, Layout, LineReader, one_line
 from .options import Overlong, TextSettings
 from .output import Writer, writer
+from .verbs import TextVerbs
 
 BLOCK = 1 << 20  # bytes
 DONE_WITH = {
@@ -33,12 +35,13 @@ DONE_WITH = {
 
 
 def translate_stream(
-    translator: Any,
+    model: TextVerbs,
     input: Path | None = None,
     output: Path | None = None,
     settings: TextSettings = TextSettings(overlong="error"),
     *,
     text: Sequence[str] = (),
+    cross_weights: CrossWeights | None = None,
     model_facts: Callable[[], Mapping[str, str]] = dict,
     **changes: Any,
 ) -> None:
@@ -50,10 +53,10 @@ def translate_stream(
     at all, and an interrupted one is continued by `resume` (`output.py`), with the same bytes in the end. How many
     lines were too long for the model is said on standard error, as is, for a file, how far it is.
 
-    translator: anything with `n_best` as `Translator` has it, and with `stream` to stream. changes: by their names,
-    fields of `TextSettings` that differ from `settings`, and the options of the search. model_facts: what must not
-    change between an interrupted translation and the one that continues it, by name, beside input and options.
-    `UserError` for what can't be read, written or continued.
+    changes: by their names, fields of `TextSettings` that differ from `settings`, and the options of the search.
+    cross_weights: what aligns, for a model whose search shows no attention. model_facts: what must not change between
+    an interrupted translation and the one that continues it, by name, beside input and options. `UserError` for what
+    can't be read, written or continued.
     """
     s, options = changed(settings, changes)
     if s.stream and (s.scores or s.json or s.resume or s.alignment):
@@ -67,7 +70,7 @@ def translate_stream(
         raise UserError(f"{output}: is the input as well: choose another output")
     with ExitStack() as stack:
         source, name = _source(stack, input, text)
-        known = _checked(input, translator, s.overlong) if input is not None and input.is_file() else None
+        known = _checked(input, model, s.overlong) if input is not None and input.is_file() else None
 
         def facts() -> Mapping[str, str]:
             assert known is not None
@@ -79,7 +82,8 @@ def translate_stream(
         stack.callback(target.close)
         aside = output is not None or not sys.stdout.isatty()
         lines = known.lines if known and aside else None
-        _Job(translator, source, name, target, layout, s.overlong, lines, options).run(s.stream)
+        aligned = s.alignment and (cross_weights or True)
+        _Job(model, source, name, target, layout, s.overlong, lines, aligned, options).run(s.stream)
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,15 @@ class _Input:
 
 @dataclass
 class _Job:
-    translator: Any
+    model: TextVerbs
     source: BinaryIO
     name: str
     target: Writer
     layout: Layout
     overlong: Overlong
     lines: int | None
-    """Lines of the input, where that is known and progress is shown."""
+    """The lines of the input, where they are known and progress is shown."""
+    aligned: bool | CrossWeights
     options: Mapping[str, Any]
 
     def run(self, stream: bool) -> None:
@@ -122,13 +127,13 @@ class _Job:
             for lines in reader.parts(size):
                 if self.progress.lines:
                     self.target.save(replace(self.progress))
-                found = self.translator.n_best(
+                found = self.model.n_best(
                     lines,
                     overlong=self.overlong,
                     first_line=self.progress.lines + 1,
                     scored=self.layout.scored,
                     on_overlong=self._count,
-                    **({"aligned": True} if self.layout.alignment else {}),
+                    aligned=self.aligned,
                     **self._watched(len(lines), report),
                     **self.options,
                 )
@@ -140,7 +145,7 @@ class _Job:
 
     def _stream(self, reader: LineReader) -> None:
         for line in reader:
-            pieces = self.translator.stream(
+            pieces = self.model.stream(
                 line, overlong=self.overlong, line_number=reader.number, on_overlong=self._count, **self.options
             )
             for piece in pieces:
@@ -182,7 +187,7 @@ def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[
     return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
-def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
+def _checked(path: Path, model: TextVerbs, overlong: Overlong) -> _Input:
     """The lines and the SHA-256 of a file; `UserError` for a line that would end its translation."""
     digest, lines, last, line = hashlib.sha256(), 0, b"\n", 0
     with open_regular(path) as file:
@@ -200,9 +205,8 @@ def _checked(path: Path, translator: Any, overlong: Overlong) -> _Input:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
         if overlong == "error":
-            rows = getattr(translator, "rows", None) or translator.translator.rows
             reader, first = LineReader(file, str(path), quiet=True), 1
             for part in reader.parts():
-                rows(part, overlong, first)
+                model.check_lines(part, overlong, first)
                 first += len(part)
     return _Input(lines + (last != b"\n"), digest.hexdigest())

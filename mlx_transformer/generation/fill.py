@@ -13,8 +13,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
 from mlx_transformer.system.errors import UserError
 
-from .fitting import fitting_tokenizer
-from .translate import as_lines
+from .translate import as_lines, fitting_tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Filler:
             raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
         self.config, self.tokenizer, self.logits, self.mask_id = config, tokenizer, logits, tokenizer.mask_id
 
-    def fill(self, lines: Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]:
+    def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]:
         """For each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it.
 
         `UserError` for a line without <mask>, or longer than the model takes, and for a wrong `top_k`.

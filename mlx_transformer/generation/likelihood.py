@@ -1,21 +1,34 @@
-"""How likely a model finds given outputs: log p of every token of each, by the steps that a search takes.
+"""How likely a model finds given outputs, by the steps that a search takes, and how well it predicts a text.
 
-Shapes: B sentences, V vocabulary.
+Shapes: B sentences, L tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources, check_ids
 from mlx_transformer.system.errors import UserError
 
 from .options import Options
-from .search import Done, batches, reported
+from .search import Progress, batches, reported
 from .steps import Model
 
+if TYPE_CHECKING:
+    from mlx_transformer.core.tokenizer import Tokenizer
 
-def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Done | None = None) -> list[np.ndarray]:
+BATCH_TOKENS = 4096
+LARGEST_EXPONENT = 700.0
+"""The largest that e is raised to: more is infinite in float64."""
+
+
+def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: Progress | None = None) -> list[np.ndarray]:
     """For each input the log-probabilities of its target's tokens, float32, each given the input and the tokens before.
 
     ids: as for `search`. targets: outputs without start token, with eos where its probability is to be counted. done:
@@ -66,3 +79,63 @@ def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndar
         if t + 1 < tokens.shape[1]:
             logits = decoder.step(token)
     return xp.numpy(xp.stack(values, axis=1))
+
+
+def perplexity(
+    config: TransformerConfig,
+    tokenizer: Tokenizer | None,
+    logits: Callable[[list[list[int]]], Any],
+    texts: Sequence[str],
+    where: str = "model",
+    done: Callable[[float], None] = lambda share: None,
+) -> dict[str, Any]:
+    """Measure documents: how many tokens they have (each one's end counted), e to the mean negative log-probability of
+    a token, and the bits a byte of text takes, which doesn't depend on the vocabulary.
+
+    logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut, and each piece predicted by itself
+    from the token before it, as in training. done: told the share that is finished. `UserError` for a model that isn't
+    a decoder alone.
+    """
+    from .translate import fitting_tokenizer  # not at the top: log p of ids needs no tokenizer
+
+    tokenizer = fitting_tokenizer(config, tokenizer, where, "decoder", "a text's perplexity")
+    rows = [row for ids in tokenizer.encode_batch(texts) for row in _pieces([config.bos_id, *ids], config)]
+    total, tokens, finished = 0.0, sum(len(row) - 1 for row in rows), 0
+    for batch in _batches(rows):
+        found = np.asarray(logits(batch[:, :-1].tolist()), np.float32).astype(np.float64)
+        top = found.max(axis=-1, keepdims=True)
+        normaliser = top[..., 0] + np.log(np.exp(found - top).sum(axis=-1))
+        total += float((normaliser - np.take_along_axis(found, batch[:, 1:, None], axis=-1)[..., 0]).sum())
+        finished += batch[:, 1:].size
+        done(finished / tokens)
+    if not math.isfinite(total):
+        raise UserError("the model's logits are not finite; check its weights")
+    return {
+        "documents": len(texts),
+        "tokens": tokens,
+        "perplexity": round(perplexity_of(total / tokens), 4),
+        "bits_per_byte": round(total / math.log(2) / sum(len(text.encode()) for text in texts), 4),
+    }
+
+
+def perplexity_of(nats: float) -> float:
+    """e to the mean negative log-probability of a token; finite, however bad the model is."""
+    return math.exp(min(nats, LARGEST_EXPONENT))
+
+
+def _pieces(ids: list[int], config: TransformerConfig) -> Iterator[list[int]]:
+    for start in range(0, len(ids) - 1, config.max_positions):
+        yield ids[start : start + config.max_positions + 1]
+
+
+def _batches(rows: list[list[int]]) -> Iterator[NDArray[np.int64]]:
+    """Rows of one length together, so that nothing is padded."""
+    rows = sorted(rows, key=len)
+    start = 0
+    while start < len(rows):
+        length = len(rows[start])
+        most = max(1, BATCH_TOKENS // length)
+        stop = next((i for i in range(start, min(start + most, len(rows))) if len(rows[i]) != length), None)
+        stop = min(start + most, len(rows)) if stop is None else stop
+        yield np.array(rows[start:stop], np.int64)
+        start = stop

@@ -119,6 +119,12 @@ class TextSettings:
     """Continue what was interrupted on its way to OUT."""
 
 
+def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
+    """Raise `UserError` if several outputs of an input are asked for where `verb` returns one."""
+    if options.get("n_best", 1) != 1:
+        raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
+
+
 def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
     """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
     import numpy as np
@@ -192,10 +198,3 @@ def expected_tokens(
 
     least = np.array([len(row) for row in prefix]) if len(prefix) else np.zeros_like(lengths)
     return np.minimum(np.maximum(lengths, np.maximum(least, options.min_new_tokens)), limits)
-
-
-def check_single(options: Mapping[str, Any], name: str = "translate", several: str = "n_best") -> None:
-    """`UserError` if several outputs of an input are asked for where `name` returns one; those are what `several`
-    returns."""
-    if options.get("n_best", 1) != 1:
-        raise UserError(f"n_best={options['n_best']!r:.60}: {name} returns the best alone; {several} returns several")

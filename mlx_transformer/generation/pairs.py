@@ -19,10 +19,11 @@ from mlx_transformer.system.progress import quiet_progress
 from .lines import PART_LINES
 from .options import OverlongPair
 from .output import writer
+from .verbs import TextVerbs
 
 
 def score_pairs(
-    model: Any,
+    model: TextVerbs,
     tokenizer: Tokenizer,
     source: Path,
     target: Path,
@@ -37,7 +38,7 @@ def score_pairs(
     A line holds the sum, and after a tab the tokens' log p, separated by spaces, the end token's last. As JSON it is
     {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
 
-    model: anything with `log_probabilities` and `config`. overlong: a pair that is longer than the model takes is an
+    overlong: a pair that is longer than the model takes is an
     error, before the first is computed, or has a line without numbers (JSON: null), counted on standard error. Raises
     `UserError` as `read_parallel` does too.
     """

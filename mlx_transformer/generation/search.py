@@ -29,11 +29,11 @@ from .options import (
 )
 from .steps import Batch, Model, Strategy, run
 
-Done = Callable[[float], None]
+Progress = Callable[[float], None]
 T = TypeVar("T")
 
 
-def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: Done | None) -> Iterator[T]:
+def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: Progress | None) -> Iterator[T]:
     """The batches; `done` is told the share of `total` inputs that is finished whenever the next one is asked for."""
     finished = 0
     for batch in batches:
@@ -44,18 +44,18 @@ def reported(batches: Iterable[T], size: Callable[[T], int], total: int, done: D
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """What a caller says who searches for several others at once.
+class SharedSearch:
+    """How one search serves several callers: the place of each input, and when to stop.
 
-    places: on which the drawn tokens of each input depend, as they do on its place in the list by default; so inputs of
-    different lists may be searched together. stopped: asked between steps; once it is true, `search` raises `Stopped`.
+    row_numbers: what the drawn tokens of each input depend on, by default its place in the list; so inputs of different
+    lists may be searched together. stopped: asked between steps; once it is true, `search` raises `Stopped`.
     """
 
-    places: Sequence[int] | None = None
+    row_numbers: Sequence[int] | None = None
     stopped: Callable[[], bool] = lambda: False
 
 
-ALONE = Share()
+UNSHARED = SharedSearch()
 
 
 def generate(
@@ -63,11 +63,12 @@ def generate(
     ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
-    done: Done | None = None,
-    share: Share = ALONE,
+    done: Progress | None = None,
+    share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[int]]:
-    """The best output of each input: new token ids without start token and closing eos. Arguments as for `search`."""
+    """Return the best output of each input: new token ids without start token and closing eos. Arguments as for
+    `search`, whose `n_best` is refused."""
     check_single(options, "generate", "search")
     found = _search(model, *_parted(ids, options), prefix, share, done, False)
     return [hypotheses[0].ids for hypotheses in found]
@@ -78,8 +79,8 @@ def search(
     ids: Ids | None = None,
     prefix: Ids | None = None,
     *,
-    done: Done | None = None,
-    share: Share = ALONE,
+    done: Progress | None = None,
+    share: SharedSearch = UNSHARED,
     **options: Any,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best outputs of each input, best first, in the order of the inputs.
@@ -133,13 +134,13 @@ def _search(
     given: dict[str, Any],
     chosen: Options,
     prefix: Ids | None,
-    share: Share,
-    done: Done | None,
+    share: SharedSearch,
+    done: Progress | None,
     scored: bool,
 ) -> list[list[Hypothesis]]:
     config = model.config
     sources, forced, limits = checked(model, given, prefix, chosen)
-    places = np.arange(len(sources)) if share.places is None else np.asarray(share.places, int)
+    places = np.arange(len(sources)) if share.row_numbers is None else np.asarray(share.row_numbers, int)
     results: list[list[Hypothesis]] = [[] for _ in sources]
     shared = None if model.extends_positions or config.has_encoder else config.max_positions
     lengths = sources.lengths
@@ -159,8 +160,7 @@ def _search(
 def run_all(
     model: Model, work: Sequence[Batch], options: Options, scored: bool, stopped: Callable[[], bool]
 ) -> Iterable[tuple[Batch, list[list[Hypothesis]]]]:
-    """Each batch with its outputs, in any order; several at the same time on a model that has a way,
-    `search_in_parallel`."""
+    """Search each batch, in any order; several at the same time on a model that can (`search_in_parallel`)."""
 
     def search_on(model: Model, batch: Batch) -> tuple[Batch, list[list[Hypothesis]]]:
         return batch, run(model, batch, strategy_of(model, batch, options, scored), stopped)

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import Architecture, TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .alignment import Alignment, CrossWeights, align
-from .fitting import fitting_tokenizer
-from .options import Hypothesis, Overlong, check_single
+from .options import Hypothesis, Overlong
+
+USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
+"""The command that a model of each architecture is for."""
 
 _SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
 _SPACE = re.compile(r"\s+")
@@ -42,47 +44,44 @@ class Translator:
         search: Callable[..., list[list[Hypothesis]]],
         where: str = "model",
         generate: Callable[..., list[list[int]]] | None = None,
+        *,
+        shows_attention: bool = False,
     ):
         """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
-        matter. `UserError` if it cannot translate text."""
+        matter. shows_attention: `search(ids, attention=True)` gives the attention of its hypotheses. `UserError` if the
+        model can't translate text."""
         tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
-        self.shows_attention = False
-        """Whether `search(ids, attention=True)` gives the attention of its hypotheses."""
-        self.cross_weights: CrossWeights | None = None
-        """What aligns where it doesn't; set by who wants alignments."""
-
-    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]:
-        """The best translation of each line; an empty line stays empty. options: the fields of `Options`."""
-        check_single(options)
-        return [found[0].text for found in self.n_best(lines, overlong=overlong, scored=False, **options)]
+        self.shows_attention = shows_attention
 
     def n_best(
         self,
-        lines: Sequence[str],
+        lines: str | Sequence[str],
         *,
         overlong: Overlong = "error",
         first_line: int = 1,
         scored: bool = True,
-        aligned: bool = False,
+        aligned: bool | CrossWeights = False,
         on_overlong: Callable[[int], None] | None = None,
         **options: Any,
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, best first; not `scored`: only the order of the scores is right.
-        `aligned`: each with its alignment.
+        """Return the `n_best` translations of each line, best first; not `scored`: only the order of the scores is
+        right. `aligned`: each with its alignment, from what aligns, or for True from the search.
 
         `first_line` is the number of the first line in messages, `on_overlong` is told the numbers of those that are
         too long. Raises `UserError` for such a line under the policy "error", and for wrong options.
         """
         lines = as_lines(lines)
         owners, rows = self.rows(lines, overlong, first_line, on_overlong)
-        if aligned and self.shows_attention:
+        if aligned is True:
+            if not self.shows_attention:
+                raise UserError("alignments need the weights of cross-attention: see `export.explain.aligning`")
             found = self.search(rows, attention=True, **options)
         elif scored or self.generate is None or options.get("n_best", 1) != 1:
             found = self.search(rows, **options)
         else:
             found = [[Hypothesis(ids, 0.0)] for ids in self.generate(rows, **options)]
-        return self.texts(len(lines), owners, found, self._alignments(rows, found) if aligned else None)
+        return self.texts(len(lines), owners, found, self._alignments(rows, found, aligned) if aligned else None)
 
     def rows(
         self,
@@ -122,15 +121,15 @@ class Translator:
         ]
         return join(lines, owners, pieces)
 
-    def _alignments(self, rows: Sequence[list[int]], found: list[list[Hypothesis]]) -> list[list[Alignment]]:
+    def _alignments(
+        self, rows: Sequence[list[int]], found: list[list[Hypothesis]], aligned: bool | CrossWeights
+    ) -> list[list[Alignment]]:
         sources = [row for row, hypotheses in zip(rows, found, strict=True) for _ in hypotheses]
         outputs = [h for hypotheses in found for h in hypotheses]
-        shown = [h.attention for h in outputs if h.attention is not None]
-        if len(shown) < len(outputs):
-            if self.cross_weights is None:
-                raise UserError("alignments need the weights of cross-attention: see `export.explain.opening`")
-            shown = self.cross_weights(sources, [h.ids for h in outputs])
-        weights = iter(shown)
+        if isinstance(aligned, bool):
+            weights = iter([h.attention for h in outputs if h.attention is not None])
+        else:
+            weights = iter(aligned(sources, [h.ids for h in outputs]))
         return [
             [align(self.tokenizer, next(weights), row, h.ids) for h in hypotheses]
             for row, hypotheses in zip(rows, found, strict=True)
@@ -175,16 +174,30 @@ class Translator:
                 yield from self._pieces(half, half_ids)
 
 
-def as_lines(lines: Iterable[str]) -> list[str]:
-    """What is to be translated as a list; `UserError` for one string, and for what isn't text."""
-    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
-        kind = "string" if isinstance(lines, str | bytes) else type(lines).__name__
-        raise UserError(f"translate takes a list of lines, not one {kind}")
-    found = list(lines)
-    for number, line in enumerate(found, start=1):
+def fitting_tokenizer(
+    config: TransformerConfig, tokenizer: Tokenizer | None, where: str, needed: Architecture, what: str
+) -> Tokenizer:
+    """Return the tokenizer. `UserError`, which names the model by `where`, unless its architecture is `needed` for
+    `what`, and its tokenizer is there and fits it."""
+    if config.architecture != needed:
+        article = "a" if needed == "decoder" else "an"
+        use = f"architecture={config.architecture!r} is for {USES[config.architecture]}"
+        raise UserError(f"{where}: {what} needs {article} {needed}; {use}")
+    if tokenizer is None:
+        raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
+    tokenizer.check_fits(config, where)
+    return tokenizer
+
+
+def as_lines(lines: str | Iterable[str]) -> list[str]:
+    """List the lines, one string being one of them; `UserError` for what isn't text."""
+    if isinstance(lines, bytes) or not isinstance(lines, Iterable):
+        raise UserError(f"expected text, or a list of lines, not {type(lines).__name__}")
+    listed = [lines] if isinstance(lines, str) else list(lines)
+    for number, line in enumerate(listed, start=1):
         if not isinstance(line, str):
             raise UserError(f"line {number}: must be text, not {type(line).__name__}")
-    return found
+    return listed
 
 
 def join(lines: int, owners: Sequence[int], pieces: Sequence[list[Translation]]) -> list[list[Translation]]:

@@ -9,24 +9,19 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import (
-    check_parameters,
     output_weight_name,
     parameter_count,
     source_embedding_name,
     target_embedding_name,
 )
-from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.page import table
 
@@ -34,12 +29,11 @@ from .attention import Attention, MakeAttention
 from .cache import Cache
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
 from .layers import Decoder, Encoder
-from .lora import keep_adapter
 from .masks import Mask, causal_padding_mask, padding_mask
 from .packing import document_mask, positions_in_documents
-from .parameters import for_numpy, initialise, named_parameters
+from .parameters import initialise, stored_weights
 from .positions import positions_after, positions_of
-from .quantize import matrix, use_quantized_layers
+from .quantize import matrix
 from .taps import Tap, no_tap, within
 
 
@@ -256,59 +250,9 @@ class Transformer(nn.Module):
         """The module whose weight is the output matrix; its name is `output_weight_name(config)`."""
         return self[output_weight_name(self.config).removesuffix(".weight")]
 
-    def generate(self, ids: list[list[int]] | None = None, **options: Any) -> list[list[int]]:
-        """Greedy, beam or sampled token ids of each row; see `mlx_transformer.generation`."""
-        from mlx_transformer.runtime.decoding import generate
-
-        return generate(self, ids, **options)
-
-    def search(self, ids: list[list[int]] | None = None, **options: Any) -> list[list[Any]]:
-        """As `generate`, but all n-best hypotheses with their scores."""
-        from mlx_transformer.runtime.decoding import search
-
-        return search(self, ids, **options)
-
     def weights(self) -> dict[str, np.ndarray]:
         """Every stored parameter by name, ready for `save_checkpoint`; bfloat16, which NumPy lacks, as float32."""
-        return {name: np.array(for_numpy(value)) for name, value in named_parameters(self)}
-
-    @classmethod
-    def from_weights(
-        cls, config: TransformerConfig, weights: Mapping[str, np.ndarray], quantization: Quantization | None = None
-    ) -> Transformer:
-        """A model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ.
-
-        `quantization`: the schemes of the matrices that `weights` holds as integers, scales and biases.
-        """
-        shapes = {name: tuple(array.shape) for name, array in weights.items()}
-        check_parameters(config, shapes, "weights", quantization)
-        return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
-
-    @classmethod
-    def load(cls, folder: str | Path, verify: bool = True) -> Transformer:
-        """The model of a checkpoint folder, in evaluation mode, read strictly; `UserError` if damaged. verify: see
-        `open_checkpoint`.
-
-        Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if the folder
-        has one.
-        """
-        checkpoint = open_checkpoint(folder, verify)
-        weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
-        model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
-        keep_adapter(model, checkpoint)
-        return model
-
-    @classmethod
-    def _filled(
-        cls, config: TransformerConfig, weights: list[tuple[str, mx.array]], quantization: Quantization | None
-    ) -> Transformer:
-        model = cls(config)  # its own first weights are never computed: MLX is lazy
-        if quantization:
-            use_quantized_layers(model, quantization)
-        model.load_weights(weights, strict=True)
-        model.eval()
-        mx.eval(model.parameters())
-        return model
+        return stored_weights(self)
 
     def _needs(self, part: str, method: str) -> None:
         if not getattr(self.config, part):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import cast
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import added_table_names, embedding_names
+
+from .lora import delta_of
+from .quantize import Quantized, matrix
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
@@ -33,3 +37,22 @@ def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
 def for_numpy(value: mx.array) -> mx.array:
     """bfloat16, which NumPy lacks, as float32."""
     return value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
+
+
+def stored_weights(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return every parameter by name as NumPy has it: words, scales and biases of a quantised matrix each by itself."""
+    return {name: np.array(for_numpy(value)) for name, value in named_parameters(model)}
+
+
+def dense_weights(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return the same with quantised matrices as float32 in the table's shapes, their adapters merged."""
+    quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
+    weights = {}
+    for name, array in stored_weights(model).items():
+        path, _, part = name.rpartition(".")
+        if path not in quantized or part == "bias":
+            weights[name] = array
+        elif part == "weight":
+            weight, change = np.array(matrix(quantized[path]).astype(mx.float32)), delta_of(quantized[path])
+            weights[name] = weight if change is None else change.of(weight).astype(np.float32)
+    return weights

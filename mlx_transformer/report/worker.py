@@ -27,7 +27,7 @@ class Served:
     """A model as it was opened. facts: what it is and what runs it. size: bytes of its files."""
 
     translator: Any
-    """`n_best`, and `log_probabilities` where the runtime has it."""
+    """The model: `generation.verbs.TextVerbs`."""
     facts: dict[str, str] = field(default_factory=dict)
     size: int = 0
     array_memory: Callable[[], int] | None = None
@@ -114,11 +114,10 @@ def describe(served: Served) -> tuple[dict[str, str], int]:
 def check(served: Served, lines: Sequence[str], overlong: str) -> list[int]:
     """Return the numbers of the lines that are too long for the model; `UserError` for the first under "error"."""
     long: list[int] = []
-    rows = getattr(served.translator, "rows", None) or served.translator.translator.rows
-    rows(lines, overlong)
-    tokenizer = _tokenizer(served)
+    served.translator.check_lines(lines, overlong)
+    tokenizer = served.translator.tokenizer
     if tokenizer is not None:
-        most = _translator(served).config.max_positions
+        most = served.translator.config.max_positions
         long = [
             i
             for i, ids in enumerate(tokenizer.source.encode_batch(lines), 1)
@@ -133,7 +132,7 @@ def translate(served: Served, lines: Sequence[str], **options: Any) -> tuple[lis
     found = served.translator.n_best(lines, scored=False, **options)
     seconds = time.perf_counter() - begin
     texts = [best[0].text for best in found]
-    tokenizer = _tokenizer(served)
+    tokenizer = served.translator.tokenizer
     return texts, seconds, None if tokenizer is None else [len(ids) for ids in tokenizer.encode_batch(texts)]
 
 
@@ -142,9 +141,9 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
 
     It is None for all where the runtime computes no probabilities of outputs.
     """
-    if not hasattr(served.translator, "log_probabilities"):
+    if not served.translator.has_steps:
         return None
-    tokenizer, most = _translator(served).tokenizer, _translator(served).config.max_positions
+    tokenizer, most = served.translator.translator.tokenizer, served.translator.config.max_positions
     pairs = list(zip(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target), strict=True))
     fits = [i for i, pair in enumerate(pairs) if source[i].strip() and max(map(len, pair)) <= most]
     values = served.translator.log_probabilities([pairs[i][0] for i in fits], [pairs[i][1] for i in fits])
@@ -173,15 +172,3 @@ def peak_memory() -> int | None:
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _translator(served: Served) -> Any:
-    return getattr(served.translator, "translator", served.translator)
-
-
-def _tokenizer(served: Served) -> Any:
-    """Return the model's tokenizer; None for a file that takes text and holds none."""
-    try:
-        return _translator(served).tokenizer
-    except UserError:
-        return None

@@ -1,59 +1,24 @@
-"""The search on MLX: its array operations, and a network in MLX as a model of it. The only file here that loads MLX.
+"""The search on MLX: its array operations, and a network in MLX as a model of it.
 
 Shapes: B sentences, R rows (hypotheses), L prompt, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import SOURCE_IDS, Ids, Sources
+from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.device import choices
-from mlx_transformer.generation import likelihood
-from mlx_transformer.generation import search as shared
 from mlx_transformer.generation.arrays import Arrays
-from mlx_transformer.generation.options import Hypothesis
-from mlx_transformer.generation.stream import stream
-from mlx_transformer.generation.stream import stream_ids as shared_stream_ids
-from mlx_transformer.generation.translate import Translator
-
-T = TypeVar("T")
-
-
-class Cache(Protocol):
-    """Keys and values of the rows that are decoded."""
-
-    def repeat(self, times: int) -> None: ...
-    def reorder(self, rows: mx.array) -> None: ...
-    def keep(self, rows: mx.array) -> None: ...
-
-
-class Network(Protocol):
-    """What the search asks of a network: `nn.Transformer` is one."""
-
-    config: TransformerConfig
-
-    @property
-    def training(self) -> bool: ...
-    def train(self, mode: bool = True) -> Any: ...
-    @property
-    def encode(self) -> Callable[..., mx.array]: ...
-    def start(
-        self,
-        memory: mx.array | None = None,
-        source_mask: np.ndarray | None = None,
-        *,
-        prompt_mask: np.ndarray | None = None,
-    ) -> Any: ...
-    def step(self, ids: mx.array, cache: Any, *, last: bool = False) -> mx.array: ...
+from mlx_transformer.generation.steps import Model
+from mlx_transformer.generation.verbs import TextVerbs
+from mlx_transformer.nn import Cache, Transformer
 
 
 class MlxArrays:
@@ -98,7 +63,7 @@ class MlxArrays:
 class MlxModel:
     """A network as `steps.Model`."""
 
-    def __init__(self, model: Network):
+    def __init__(self, model: Transformer):
         self.model, self.config = model, model.config
         self.arrays = cast(Arrays, MlxArrays())  # MLX's functions name their arguments otherwise
         self.extends_positions = model.config.positions != "learned"
@@ -108,7 +73,9 @@ class MlxModel:
         c = self.config
         arrays, mask = sources.padded(left=not c.has_encoder)
         tokens = None if mask.all() else mask.astype(bool)
-        given = {name: mx.array(x.astype(np.int32) if x.dtype == np.int64 else x) for name, x in arrays.items()}
+        given: dict[str, Any] = {
+            name: mx.array(x.astype(np.int32) if x.dtype == np.int64 else x) for name, x in arrays.items()
+        }
         if c.has_encoder:
             cache = self.model.start(self.model.encode(source_mask=tokens, **given), tokens)
             ids = mx.full((len(sources), 1), c.bos_id, mx.int32)
@@ -120,7 +87,7 @@ class MlxModel:
 class MlxDecoder:
     """One batch in decoding, as `steps.Decoder`."""
 
-    def __init__(self, model: Network, cache: Cache):
+    def __init__(self, model: Transformer, cache: Cache):
         self.model, self.cache = model, cache
 
     def step(self, ids: mx.array) -> mx.array:
@@ -136,27 +103,9 @@ class MlxDecoder:
         self.cache.keep(rows)
 
 
-def generate(model: Network, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
-    """New token ids of each input's best output; see `generation.search.search` for the arguments and errors."""
-    with evaluating(model):
-        return shared.generate(MlxModel(model), ids, prefix, **options)
-
-
-def search(model: Network, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
-    """The n best outputs of each input with their scores; see `generation.search.search`."""
-    with evaluating(model):
-        return shared.search(MlxModel(model), ids, prefix, **options)
-
-
-def log_probabilities(model: Network, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
-    """Log p of every token of each target; see `generation.likelihood.log_probabilities`."""
-    with evaluating(model):
-        return likelihood.log_probabilities(MlxModel(model), ids, targets, **options)
-
-
 @contextmanager
-def evaluating(model: Network) -> Iterator[None]:
-    """Without dropout; afterwards the model is in the mode it was in."""
+def evaluating(model: Transformer) -> Iterator[None]:
+    """Leave out dropout; afterwards the model is in the mode it was in."""
     training = model.training
     model.train(False)
     try:
@@ -165,27 +114,16 @@ def evaluating(model: Network) -> Iterator[None]:
         model.train(training)
 
 
-def stream_ids(model: Network, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
-    """New token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
-    return _while_evaluating(model, shared_stream_ids(MlxModel(model), ids, prefix, **options))
+class MlxTranslator(TextVerbs):
+    """The verbs for a network and a tokenizer that are held apart, as documents showed them up to version 0.1."""
 
+    tokenizer: Tokenizer | None = None
 
-def _while_evaluating(model: Network, items: Iterator[T]) -> Iterator[T]:
-    with evaluating(model):
-        yield from items
+    def __init__(self, model: Transformer, tokenizer: Tokenizer | None, where: str = "model"):
+        self.model, self.config, self.tokenizer, self.where = model, model.config, tokenizer, where
+        _ = self.translator  # which refuses what translates no text
 
-
-class MlxTranslator(Translator):
-    """`translate(lines, beam=..., ...)` with a network and its tokenizer."""
-
-    def __init__(self, model: Network, tokenizer: Tokenizer | None, where: str = "model"):
-        super().__init__(model.config, tokenizer, partial(search, model), where, partial(generate, model))
-        self.model = model
-
-    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
-        """Log p of every token of each target; see `generation.likelihood.log_probabilities`."""
-        return log_probabilities(self.model, ids, targets, **options)
-
-    def stream(self, line: str, **options: Any) -> Iterator[str]:
-        """The translation of one line in pieces, as they are decided; see `generation.stream.stream`."""
-        return _while_evaluating(self.model, stream(MlxModel(self.model), self, line, **options))
+    @contextmanager
+    def decoding(self) -> Iterator[Model]:
+        with evaluating(self.model):
+            yield MlxModel(self.model)

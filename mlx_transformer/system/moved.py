@@ -1,15 +1,16 @@
-"""Old names of modules that documents showed up to version 0.1: importing one gives the module that it became."""
+"""Old names of modules that documents showed up to version 0.1: importing one gives the module that it became.
+
+Imported when a name is asked for that no file has (`lazy.find_old_names`).
+"""
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 PACKAGES = ("spec", "compare")  # which are no more
@@ -28,15 +29,16 @@ MODULES |= {
 }
 
 
-class OldNames:
-    """The last finder of `sys.meta_path`: it is asked for what no file is named. As its own loader it hands on the
-    module that a name became, which stays what it is."""
+def find_moved(name: str) -> ModuleSpec | None:
+    """Find a module by the name that it had, "mlx_transformer.spec.config"; None if there never was one."""
+    old = name.partition(".")[2]
+    if not (old in PACKAGES or old in MODULES):
+        return None
+    return ModuleSpec(name, Loader(), is_package=old in PACKAGES)  # type: ignore[arg-type]
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        package, _, old = name.partition(".")
-        if package != PACKAGE or not (old in PACKAGES or old in MODULES):
-            return None
-        return ModuleSpec(name, self, is_package=old in PACKAGES)  # type: ignore[arg-type]
+
+class Loader:
+    """Hand on the module that a name became, which stays what it is."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         new = MODULES.get(spec.name.partition(".")[2])
@@ -50,9 +52,3 @@ class OldNames:
         spec = module.__spec__
         if spec is not None and spec.loader_state is not None:
             module.__spec__ = spec.loader_state
-
-
-def find_old_names() -> None:
-    """Find modules by their old names too, from now on."""
-    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(OldNames())  # type: ignore[arg-type]

@@ -43,8 +43,8 @@ PLAIN = {"✓": "+", "✗": "x", "…": "~"}
 """What stands for our marks where the terminal's encoding lacks them; "?" for any other character."""
 
 DIGITS_OF_WIDTH = 4
-NAP = 0.02  # seconds between two looks whether an import that Ctrl-C has met is done
-PATIENCE = 5.0  # seconds: after these Ctrl-C ends an import too
+POLL_SECONDS = 0.02  # seconds between two looks whether an import that Ctrl-C has met is done
+KILL_AFTER_SECONDS = 5.0  # seconds: after these Ctrl-C ends an import too
 
 
 def run(name: str, command: Callable[[], int | None], whole: bool = True) -> int:
@@ -235,7 +235,7 @@ class _Interrupts:
             signal.signal(signal.SIGINT, ended if self._whole else signal.default_int_handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._naps * NAP < PATIENCE and _importing(frame):
+        if self._naps * POLL_SECONDS < KILL_AFTER_SECONDS and _importing(frame):
             self._naps += 1
             self._later()
             return
@@ -254,7 +254,7 @@ class _Interrupts:
         _thread.start_new_thread(self._again, ())
 
     def _again(self) -> None:
-        time.sleep(NAP)
+        time.sleep(POLL_SECONDS)
         if hasattr(signal, "pthread_kill"):  # which also ends a wait of that thread
             signal.pthread_kill(self._thread, signal.SIGINT)
         else:

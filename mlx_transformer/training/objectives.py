@@ -20,9 +20,9 @@ from mlx_transformer.data.examples import Examples
 from mlx_transformer.data.packed import PackedBatches
 from mlx_transformer.data.training_text import TrainingText, examples_of
 from mlx_transformer.device import choices
-from mlx_transformer.generation.perplexity import perplexity_of
+from mlx_transformer.generation.likelihood import perplexity_of
 from mlx_transformer.generation.scoring import score
-from mlx_transformer.runtime.decoding import MlxTranslator, evaluating
+from mlx_transformer.runtime.decoding import evaluating
 from mlx_transformer.system.errors import UserError
 
 from .options import DataOptions
@@ -130,7 +130,6 @@ def validation_scores(
     step: TrainStep,
     batches: BatchesByEpoch,
     text: ParallelText | Documents,
-    tokenizer: Tokenizer,
     sentences: int,
     stopped: Callable[[], bool],
 ) -> tuple[dict[str, float], list[dict[str, str]]]:
@@ -152,7 +151,7 @@ def validation_scores(
         values["perplexity"] = perplexity_of(plain / max(1, tokens))
         count = min(sentences, len(text))
         if count and isinstance(text, ParallelText):
-            translated = MlxTranslator(step.model, tokenizer).translate(text.source[:count], overlong="truncate")
+            translated = step.model.translate(text.source[:count], overlong="truncate")
             scores = score(translated, text.target[:count])
             values |= {name: scores[name] for name in ("bleu", "chrf", "exact_match")}
             few = zip(text.source, translated, text.target, strict=False)

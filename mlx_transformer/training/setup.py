@@ -23,9 +23,9 @@ from mlx_transformer.core.checkpoint import Checkpoint, digests, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE, Tokenizer
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
+from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import is_within, previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
@@ -66,8 +66,11 @@ class Start:
         """Make the model with its first weights, in float32 (but integers under an adapter); MLX's random state decides
         fresh ones."""
         if self.checkpoint is not None and self.adapter is not None:
-            return adapted_model(open_checkpoint(self.checkpoint), self.config, self.adapter)
+            model = adapted_model(open_checkpoint(self.checkpoint), self.config, self.adapter)
+            model.tokenizer = self.tokenizer
+            return model
         model = Transformer(self.config)
+        model.tokenizer = self.tokenizer
         if self.checkpoint is not None:
             weights = open_checkpoint(self.checkpoint).tensors()
             arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])

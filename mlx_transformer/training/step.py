@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.blas import set_blas_threads
 from mlx_transformer.data.epochs import TrainingBatch
-from mlx_transformer.nn import Transformer
+from mlx_transformer.runtime.transformer import Transformer
 
 from .group import ALONE, Group
 from .loss import label_smoothed_loss, losses

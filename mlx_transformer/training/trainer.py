@@ -249,7 +249,7 @@ class Trainer:
             self.state.validated_step = self.state.step
             return {}
         sentences, asked = self.options.valid_sentences, self.stop.asked
-        values, samples = validation_scores(self.step, self.valid, self.data.valid, self.tokenizer, sentences, asked)
+        values, samples = validation_scores(self.step, self.valid, self.data.valid, sentences, asked)
         if not values:
             return {}
         self.state.validated_step = self.state.step

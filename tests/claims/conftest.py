@@ -4,10 +4,10 @@ import mlx.core as mx
 import pytest
 from claims import trained
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.nn import Transformer
 
 TEXT = [f" {word} {word}" for words in trained.KINDS.values() for word in words] * 3
 

@@ -9,8 +9,8 @@ from claims import worked_table
 from claims.table import claimed
 from mlx.utils import tree_flatten
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention, attention, attention_weights, merge_heads, split_heads
 from mlx_transformer.nn.masks import as_array, causal_mask, causal_padding_mask, padding_mask
 

@@ -7,8 +7,8 @@ from claims import feedforward, norms, stacks
 from claims.table import ROWS, claimed
 from mlx import nn
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.feedforward import FeedForward
 from mlx_transformer.nn.norms import LayerNorm, RMSNorm
 

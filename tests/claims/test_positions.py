@@ -11,9 +11,10 @@ from claims import rejected
 from claims.table import claimed
 from mlx.utils import tree_flatten
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, sinusoids
-from mlx_transformer.nn import Transformer, positions
+from mlx_transformer.nn import positions
 from mlx_transformer.nn.positions import Positions, positions_of
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import meanings_of

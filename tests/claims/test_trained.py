@@ -9,9 +9,9 @@ from claims import trained
 from claims.table import ROWS, computed
 from small_models import write_text_model
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 

@@ -18,14 +18,13 @@ from tiny_run import write_pairs, write_recipe
 from web_package import write_web_package
 
 from export import export_onnx, export_search
-from mlx_transformer import cli
+from mlx_transformer import Transformer, cli
 from mlx_transformer.convert import to_huggingface
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.training.trainer import Trainer
 
 TEXT = "one two three\n\nfour. five, six!\nseven\n"

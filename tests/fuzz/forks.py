@@ -98,7 +98,12 @@ def import_all() -> None:
     """What any command imports, so that no fork does; nothing of it begins a thread that a fork would miss."""
     for name in (
         *("mlx_transformer.commands.app", "mlx_transformer.commands.quickstart", "mlx_transformer.commands.info"),
-        *("mlx_transformer.training.trainer", "mlx_transformer.nn.loading", "mlx_transformer.convert", "sacrebleu"),
+        *(
+            "mlx_transformer.training.trainer",
+            "mlx_transformer.runtime.transformer",
+            "mlx_transformer.convert",
+            "sacrebleu",
+        ),
         *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
         *("export.package.write", "export.package.facts", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
         *("export.validate.engines.mlx_engine", "export.validate.engines.search_engine", "export.web.site"),

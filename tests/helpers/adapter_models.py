@@ -9,10 +9,10 @@ from quantized_models import wide
 from random_models import random_weights
 
 from mlx_transformer.convert.merge import keep_adapter
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import Adapter, AdapterConfig, linear_maps
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 
 
 def made(base, kind="lora", targets=None, size=0.1, **options):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.device import deciding_as
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer
 

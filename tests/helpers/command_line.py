@@ -11,11 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from export import export_onnx
-from mlx_transformer import cli
+from mlx_transformer import Transformer, cli
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.nn import Transformer
 
 LINES = ["one two", "", "three. four", "  ", "seven"]
 TEXT = "".join(f"{line}\n" for line in LINES)

@@ -17,7 +17,7 @@ from options import Factors, Values, covering, factors_of, merged
 from random_models import random_weights
 
 from export.precision.table import IN_BLOCKS
-from mlx_transformer.nn.loading import quantize_checkpoint
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.spec.checkpoint import CONFIG, save_checkpoint
 from mlx_transformer.spec.config import TransformerConfig
 from mlx_transformer.spec.manifest import MANIFEST

@@ -5,9 +5,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 
 SIZES = dict(vocab_size=40, d_model=32, heads=4, d_ff=48, encoder_layers=2, decoder_layers=2, max_positions=70)
 POST_NORM = dict(tie_embeddings="none", output_bias=True)

@@ -2,10 +2,10 @@
 
 from small_models import random_weights
 
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import BITS, GROUP_SIZES, Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 
 SCHEMES = [Scheme(group, bits) for bits in BITS for group in GROUP_SIZES]
 NAMES = [f"{s.bits} bits, groups of {s.group_size}" for s in SCHEMES]

@@ -35,7 +35,7 @@ def write_model(
     checkpoint = folder / "model"
     save_checkpoint(checkpoint, config, random_weights(config, seed))
     if scheme is not None:
-        from mlx_transformer.nn.loading import quantize_checkpoint  # not at the top: most models need no MLX
+        from mlx_transformer.convert.quantize import quantize_checkpoint  # not at the top: most models need no MLX
 
         quantize_checkpoint(checkpoint, folder / "quantised", scheme)
         checkpoint = folder / "quantised"

@@ -3,9 +3,9 @@
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
-from mlx_transformer.nn import Transformer
 from mlx_transformer.training.optimizers import Optimizer
 from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.step import Arithmetic, TrainStep

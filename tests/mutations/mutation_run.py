@@ -56,7 +56,7 @@ def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:
     if mutation.edit is not None:
         report = compare(checkpoint, mutated(exported, mutation, folder), ["onnxruntime"], SEED, threads=1)
     else:
-        from mlx_transformer.nn import Transformer
+        from mlx_transformer import Transformer
 
         model = Transformer.load(checkpoint)
         assert mutation.change is not None

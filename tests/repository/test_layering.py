@@ -27,10 +27,6 @@ ONNX_SIDE += ["search", "web", "serve", "validate", "explain"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings",)
-# (from, to): imports against the order that are there, inside functions, and why.
-BACK = {
-    ("mlx_transformer.nn.model", "mlx_transformer.runtime"),  # generate and search, the two convenience methods
-}
 # Rooms, or modules of them, that may load a package of others'; those of LAZILY inside functions alone.
 OWNERS = {
     MLX: (
@@ -102,8 +98,6 @@ def _forbidden(module: str, entry: Import) -> str:
         return "" if entry.lazy or eager else "a package's face imports inside functions only"
     if other in JOINTS:
         return "nobody imports the command line"
-    if any(under(module, (a,)) and under(entry.target, (b,)) for a, b in BACK):
-        return "" if entry.lazy else "this way back is inside functions only"
     if package == "mlx_transformer":
         order = MLX_SIDE
         if other_package == "export":
@@ -152,7 +146,7 @@ def test_every_room_has_its_place() -> None:
         ("mlx_transformer.nn.model", "import onnx"),
         ("mlx_transformer.nn.model", "import importlib\nimportlib.import_module('export.nn.model')"),
         ("mlx_transformer.nn.model", "from ..training import trainer"),
-        ("mlx_transformer.nn.model", "from ..runtime.decoding import generate"),
+        ("mlx_transformer.nn.model", "def f():\n    from ..runtime.decoding import MlxModel"),
         ("mlx_transformer.training.trainer", "def f():\n    import export"),
         ("mlx_transformer.training.trainer", "from onnxruntime import InferenceSession"),
         ("mlx_transformer.training.trainer", "from ..report import runs"),
@@ -189,7 +183,6 @@ def test_forbidden_import_is_seen(module: str, line: str) -> None:
         ("mlx_transformer.core.config", "from mlx_transformer.system.errors import UserError\nimport numpy"),
         ("mlx_transformer.data.batches", "from ..core import tokenizer"),
         ("mlx_transformer.runtime.decoding", "import mlx.core as mx\nfrom ..generation.search import beam"),
-        ("mlx_transformer.nn.model", "def f():\n    from ..runtime.decoding import generate"),
         ("mlx_transformer.training.trainer", "from .. import nn, data\nimport mlx.optimizers"),
         ("mlx_transformer.__init__", "def __getattr__(name):\n    from .nn import model"),
         ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    from .nn import model"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from small_models import encoder_decoder, random_weights
 from without_mlx import WITHOUT_MLX
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.nn import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,8 @@ LONGEST = 400  # lines: a file above holds two things
 FACE = 60  # lines of an __init__ that only hands names on
 ROOMS = 11  # folders of export/
 PARAMETERS = 8  # of a function: more of them are a settings object
-ONLY_MLX = {"inputs": "ids are checked on the host", "loading": "graphs are filled as they are written"} | {
+ONLY_MLX = {
+    "inputs": "ids are checked on the host",
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
     "packing": "graphs don't train",

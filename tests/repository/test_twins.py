@@ -13,8 +13,8 @@ from small_models import configs
 
 from export.interface import Request
 from export.targets.table import target_of
+from mlx_transformer import Transformer
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.nn.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "taps")
@@ -32,7 +32,6 @@ ONLY_MLX = {
     "masks.as_array": "a graph's masks are arrays always",
     "masks.as_numbers": "a graph's masks are numbers always",
     "model.Transformer._embedded": "ids and vectors are checked on the host in MLX",
-    "model.Transformer._filled": "a graph's parameters are filled as it is written",
     "model.Transformer._hidden_decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_decoder": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_encoder_decoder": "two graphs",
@@ -40,13 +39,9 @@ ONLY_MLX = {
     "model.Transformer.decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._repr_html_": "for display",
     "model.Transformer.__call__": "graphs call `encode`, `step` and `logits`",
-    "model.Transformer.from_weights": "a graph's parameters are filled as it is written",
-    "model.Transformer.generate": "search is outside the graph",
     "model.Transformer.hidden": "training",
-    "model.Transformer.load": "a graph's parameters are filled as it is written",
     "model.Transformer.output_bias": "training",
     "model.Transformer.output_matrix": "training",
-    "model.Transformer.search": "search is outside the graph",
     "model.Transformer.start": "a graph's cache is its inputs",
     "model.Transformer.weights": "training",
     "positions._buckets": "a graph's table has max_positions rows",
@@ -58,6 +53,7 @@ ONLY_ONNX = {
     "attention.over_shared_heads": "see share_heads",
     "cache.Cache.position_ids": "a runner's caches know their positions each in a way of their own",
     "cache.LayerCache.held": "what becomes the graph's outputs",
+    "layers.DecoderLayer.tap_weights": "a graph's weights are an output",
     "layers.DecoderLayer.cross_keys_values": "opens the scope of its nodes' names",
     "masks.additive": "masks are added to the scores",
     "masks.as_boolean": "masks come in as integers",
@@ -90,6 +86,7 @@ BODIES = {
     "cache.LayerCache.__init__": "a graph's cache is its inputs",
     "cache.LayerCache.extend": "buffers in place, against Concat",
     "layers.Decoder.cross_keys_values": "see DecoderLayer.cross_keys_values",
+    "layers.DecoderLayer.__init__": "a graph's weights are an output, of a layer that is asked for them",
     "layers.DecoderLayer.attend_cross": "a graph's weights are an output; MLX's are computed beside a pass",
     "masks.causal_mask": "masks are added to the scores",
     "masks.causal_padding_mask": "masks are added to the scores; no row is empty in MLX, -1e9 allows it",

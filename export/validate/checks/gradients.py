@@ -124,7 +124,7 @@ def _mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batc
     from mlx import nn
     from mlx.utils import tree_flatten
 
-    from mlx_transformer.nn import Transformer
+    from mlx_transformer.runtime.transformer import Transformer
     from mlx_transformer.training.loss import label_smoothed_loss
 
     model = Transformer.from_weights(config, weights)

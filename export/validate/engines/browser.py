@@ -61,7 +61,7 @@ STARTING = 90  # seconds until the page speaks
 ANSWERING = 600  # seconds for one request: opening a model, or one run of it
 POLL = 20  # seconds that the page waits for a request before it asks again
 ENDING = 5  # seconds for the browser to end by itself
-POLL_SECONDS = 0.1  # between two looks whether it still runs
+POLL_SECONDS = 0.1  # seconds between two looks whether it still runs
 
 
 def find_browser() -> str:

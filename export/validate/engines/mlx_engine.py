@@ -48,7 +48,7 @@ class MlxEngine(Engine):
             raise UserError(f"mlx:{device}:{precision}: choose {', '.join(known)}")
         self.precision = precision
         self._open(device)
-        from mlx_transformer.nn import Transformer
+        from mlx_transformer.runtime.transformer import Transformer
 
         if checkpoint.quantization and precision in ("float16", "bfloat16"):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
@@ -108,7 +108,7 @@ class MlxEngine(Engine):
         return Placement(self.name, self.device, tf32, "MLX's own", libraries)
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
-        from mlx_transformer.nn.loading import dense_weights
+        from mlx_transformer.nn.parameters import dense_weights
 
         for name, array in dense_weights(self.model).items():
             yield "model in memory", name, array

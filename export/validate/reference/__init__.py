@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from mlx_transformer.system.lazy import lazy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .network import Cache, Reference, Tap
-
-__all__ = ["Reference", "Cache", "Tap"]
-
-
-def __getattr__(name: str) -> Any:
-    """Loaded on first use."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.network"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .network import Cache as Cache
+    from .network import Reference as Reference
+    from .network import Tap as Tap
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__, {"Cache": ".network", "Reference": ".network", "Tap": ".network"})

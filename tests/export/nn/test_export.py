@@ -11,9 +11,9 @@ from small_models import CHOICES, SIZES, alone, configs, encoder_decoder, random
 
 from export.graph.protos import add_taps
 from export.package import export_onnx
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn.model import Transformer
 
 CLOSE = dict(rtol=0, atol=2e-5)  # logits are of size 1 to 5; float32 differs by about 1e-6
 

@@ -20,10 +20,10 @@ from export.validate import compare
 from export.validate.engines import open_engine
 from export.validate.reference import Reference
 from export.validate.rule import UNIT
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 PAPER = encoder_decoder("paper")

@@ -17,10 +17,10 @@ from export.validate import compare
 from export.validate.checks.weights import check_weights
 from export.validate.engines.mlx_engine import MlxEngine
 from export.validate.engines.stored import merged_in_float64
+from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.files import read_json
 
 pytestmark = pytest.mark.gpu_path

@@ -12,11 +12,12 @@ from small_models import random_weights
 from export import OnnxTransformer, export_onnx
 from export.precision.packed import check_integers
 from export.validate import compare
+from mlx_transformer import Transformer
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import BITS, Scheme
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import dense_weights, quantize_checkpoint
+from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path

@@ -17,9 +17,9 @@ from export import export_onnx
 from export.precision.packed import from_bytes, in_bytes
 from export.validate import compare
 from export.validate.engines.stored import matrix_of
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 
 
 def written(folder: Path, scheme: Scheme, target: str, precision="packed", **changes) -> tuple[Path, Path]:

@@ -15,8 +15,8 @@ from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import load
 from mlx_transformer.commands.info import describe
 from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 LINES = ["one two", "four"]
@@ -131,7 +131,7 @@ def test_a_single_file_whose_metadata_is_none_of_ours(metadata, folder):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_is_translated_is_a_list_of_text(kind, folder):
+def test_what_is_translated_is_text(kind, folder):
     if kind == "folder":
         model = OnnxTransformer(folder / "onnx")
     else:
@@ -139,9 +139,9 @@ def test_what_is_translated_is_a_list_of_text(kind, folder):
         model = SearchModel(export_search(folder / "model", folder / "text.onnx", text=True))
     assert model.translate(line for line in LINES) == model.translate(LINES)
     assert model.translate([]) == []
+    assert model.translate(LINES[0]) == model.translate(LINES)[0]
     for lines, message in [
-        ("abc", "not one string"),
-        (5, "not one int"),
+        (5, "expected text, or a list of lines, not int"),
         (["a", None], "line 2: must be text, not None"),
     ]:
         with pytest.raises(UserError, match=message):

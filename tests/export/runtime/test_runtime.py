@@ -16,7 +16,6 @@ import pytest
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.runtime.decoding import MlxTranslator
 from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train(["one two three. four five six! " * 3], vocab_size=280)
@@ -138,20 +137,20 @@ def test_an_encoder_alone(tmp_path):
 def test_text(translating):
     model, folder = translating
     onnx = OnnxTransformer(folder, threads=1)
-    mlx = MlxTranslator(model, TOKENIZER)
+    model.tokenizer = TOKENIZER
     for options in ({"min_new_tokens": 6}, {"beam": 3, "min_new_tokens": 6}, {"beam": 3, "batch_tokens": 24}):
         translations = onnx.translate(LINES, **options)
-        assert translations == mlx.translate(LINES, **options)
+        assert translations == model.translate(LINES, **options)
         assert translations[1] == ""
         assert any(translations) or "min_new_tokens" not in options
     assert [t.text for t in onnx.n_best(LINES[:1], beam=3, n_best=3, min_new_tokens=4)[0]] == [
-        t.text for t in mlx.n_best(LINES[:1], beam=3, n_best=3, min_new_tokens=4)[0]
+        t.text for t in model.n_best(LINES[:1], beam=3, n_best=3, min_new_tokens=4)[0]
     ]
     long = ["one", "two three. " * 60]
     with pytest.raises(UserError, match=r"line 2: .* the model takes at most 70"):
         onnx.translate(long)
     for overlong in ("truncate", "split"):
-        assert onnx.translate(long, overlong=overlong) == mlx.translate(long, overlong=overlong)
+        assert onnx.translate(long, overlong=overlong) == model.translate(long, overlong=overlong)
 
 
 def test_the_command_without_mlx(translating, tmp_path):

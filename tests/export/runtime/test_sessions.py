@@ -11,8 +11,8 @@ from ending_models import POST_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
 from export.runtime import sessions as opening
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 

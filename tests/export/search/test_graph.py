@@ -11,10 +11,10 @@ from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
 from export.search import SearchModel, export_search
+from mlx_transformer import Transformer
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 CONFIGS = {"post-norm": POST_NORM, "pre-norm": PRE_NORM}

@@ -222,7 +222,7 @@ def test_long_lines_as_on_the_host(model, tokenizer, tmp_path, text):
         assert [[t.text for t in row] for row in found] == [[t.text for t in row] for row in others]
         assert told == expected == [8, 10]
     with pytest.raises(UserError, match="line 8: "):
-        graph.rows(lines, "error", 7)
+        graph.check_lines(lines, "error", 7)
 
 
 def test_errors(model, tokenizer, tmp_path, monkeypatch):
@@ -234,15 +234,16 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
         graph.generate([[4, 2]])
     with pytest.raises(UserError, match=r"line 2: .* the model takes at most"):
         graph.translate(["a", "1 " * 150])
-    with pytest.raises(UserError, match="takes a list of lines"):
-        graph.translate("one")
+    with pytest.raises(UserError, match="expected text, or a list of lines, not int"):
+        graph.translate(3)
+    assert graph.translate("a") == graph.translate(["a"])[0]
     assert graph.translate(line for line in ["a", "b"]) == graph.translate(["a", "b"])
     del graph.metadata[TOKENIZER]  # a file of an earlier version
     with pytest.raises(UserError, match="a sentence may be too long"):
         graph.translate(["1 " * 150])
     monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
     monkeypatch.setattr("export.search.runtime.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[text\]'"):
+    with pytest.raises(UserError, match=r"pip install 'mlx-transformer\[text\]'"):
         SearchModel(tmp_path / "text.onnx")
 
 

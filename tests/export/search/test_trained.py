@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export import SearchModel, export_search
-from mlx_transformer.nn.loading import load
+from mlx_transformer import load
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.recipe import load_recipe
 from mlx_transformer.training.trainer import Trainer

@@ -21,10 +21,10 @@ from export.search.metadata import CONFIG
 from export.search.runtime import SearchModel
 from export.validate import compare
 from export.validate.report.html import page
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 SEARCHES = {"greedy", "sampling", "beam 4"}

@@ -120,7 +120,7 @@ def test_batches():
     asyncio.run(asyncio.wait_for(scene(), PATIENCE))
 
 
-def test_waiting_for_company():
+def test_waiting_for_neighbours():
     """After two together one waits for a second, max_wait at most; after one alone it waits for nobody."""
     calls = []
 

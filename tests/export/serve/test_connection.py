@@ -13,8 +13,7 @@ import pytest
 from serving import Held
 from waiting import PATIENCE, until
 
-from export.serve import connection as connection_module
-from export.serve import guard as guard_module
+from export.serve import connections
 from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.server import Server, configured, listening
@@ -201,7 +200,7 @@ def test_idle_connections_give_way(text_model):
 
 def test_what_is_held_for_all_is_bounded(text_model, monkeypatch):
     """Many send large bodies and don't end: the oldest are told that there is no room."""
-    monkeypatch.setattr(guard_module, "HELD", 400_000)
+    monkeypatch.setattr(connections, "HELD", 400_000)
     start = HEAD + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000
     with served(text_model) as (port, _), contextlib.ExitStack() as stack:
         links = [stack.enter_context(opened(port, start)) for _ in range(8)]
@@ -212,8 +211,8 @@ def test_what_is_held_for_all_is_bounded(text_model, monkeypatch):
 
 
 def test_who_does_not_read_is_dropped(text_model, monkeypatch):
-    monkeypatch.setattr(connection_module, "WRITE_SECONDS", 0.3)
-    monkeypatch.setattr(connection_module, "MAX_PIPELINE", 1 << 30)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "MAX_PIPELINE", 1 << 30)
     with served(text_model) as (port, app), socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.settimeout(PATIENCE)

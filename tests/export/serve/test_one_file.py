@@ -14,7 +14,7 @@ from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.one_file import OneFile
 from export.serve.server import warmed
-from mlx_transformer.generation.search import Share
+from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.steps import Stopped
 
 
@@ -70,7 +70,7 @@ def test_limits_are_those_of_a_folder(model):
 
 def test_who_leaves_is_not_computed_for(model, monkeypatch):
     """A run ends in the midst of its loop."""
-    monkeypatch.setattr(sessions, "LOOK_UP", 0.001)
+    monkeypatch.setattr(sessions, "POLL_SECONDS", 0.001)
     looks = []
 
     def stopped():
@@ -79,12 +79,12 @@ def test_who_leaves_is_not_computed_for(model, monkeypatch):
 
     rows = ["one two three"] * 8 if model.takes_text else [[5] * 20] * 8
     with pytest.raises(Stopped):
-        OneFile(model).search(rows, share=Share(stopped=stopped), beam=8, min_new_tokens=50)
+        OneFile(model).search(rows, share=SharedSearch(stopped=stopped), beam=8, min_new_tokens=50)
     assert model.translate(["one"]), "others go on"
 
 
 def test_a_request_that_is_left_frees_the_server(model, monkeypatch):
-    monkeypatch.setattr(sessions, "LOOK_UP", 0.001)
+    monkeypatch.setattr(sessions, "POLL_SECONDS", 0.001)
 
     async def scene():
         app = App(lambda: OneFile(model), Batcher(8, 0.0, 64))

@@ -66,7 +66,7 @@ def test_a_later_request_is_in_the_batch_after_the_running_one(second):
     assert "x" in equal[1]
 
 
-def test_no_request_waits_for_ever_behind_company():
+def test_no_request_waits_for_ever_behind_neighbours():
     """Both clients ask for the same again and again, so both are in each batch, and neither waits longer."""
 
     async def scene():
@@ -177,7 +177,7 @@ def test_a_batch_ends_when_all_its_clients_have_left(text_model):
 
     async def play(app):
         gone = [asyncio.Event(), asyncio.Event()]
-        app.batcher.company = 2  # so that the first waits for the second
+        app.batcher.neighbours = 2  # so that the first waits for the second
         leaving = [asyncio.create_task(call(app.asgi, "/translate", {"text": "one"}, event)) for event in gone]
         await becomes(lambda: app.batcher.running == 2)
         gone[0].set()

@@ -12,10 +12,10 @@ from waiting import PATIENCE
 import export.runtime.sessions
 from export import OnnxTransformer, export_onnx
 from export.targets.cpu.runtime import POSITIONS, CpuDecoder
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 # Sentences end at different steps: a bias on eos, and weights of the classifier that leave it a chance.

@@ -6,9 +6,9 @@ import pytest
 from tiny_run import COMMAND
 
 from export import OnnxTransformer, export_onnx
+from mlx_transformer import Transformer
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import cldr
-from mlx_transformer.nn import Transformer
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from export import OnnxTransformer
 from export.validate import compare
 from export.validate.reference import Reference
 from export.web.models import read_models
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 SHAPE = {"coreml": "2x40"}

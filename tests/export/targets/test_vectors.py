@@ -15,10 +15,10 @@ from export.runtime.folder import open_folder
 from export.validate import compare
 from export.validate.rule import budget_for
 from export.web.models import read_models
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 

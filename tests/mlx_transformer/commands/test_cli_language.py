@@ -9,8 +9,8 @@ import pytest
 from command_line import caller, refused
 from tiny_text import train, write_text
 
+from mlx_transformer import load
 from mlx_transformer.cli import main
-from mlx_transformer.nn.loading import load
 
 call = pytest.fixture(caller)
 

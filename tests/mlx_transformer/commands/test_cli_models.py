@@ -12,9 +12,8 @@ from waiting import PATIENCE, until
 
 from export import OnnxTransformer
 from export.package.facts import describe_graphs
+from mlx_transformer import load
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.nn.loading import load
-from mlx_transformer.runtime.decoding import MlxTranslator
 from mlx_transformer.system.errors import UserError
 
 made = pytest.fixture(scope="module")(both_models)
@@ -22,7 +21,7 @@ call = pytest.fixture(caller)
 
 
 def test_translate_line_by_line_from_standard_input(call, made):
-    translator = MlxTranslator(*load(made / "model"))
+    translator = load(made / "model")[0]
     expected = translator.translate(LINES)
     assert any(expected)
     status, out, said = call("translate", made / "model", stdin=TEXT)
@@ -230,9 +229,7 @@ def test_export_writes_what_it_says(call, made, tmp_path):
     assert (status, said) == (0, "")
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert out.startswith(f"{tmp_path / 'out'}: {len(files)} files, ")
-    assert OnnxTransformer(tmp_path / "out").translate(["one"]) == MlxTranslator(*load(made / "model")).translate(
-        ["one"]
-    )
+    assert OnnxTransformer(tmp_path / "out").translate(["one"]) == load(made / "model")[0].translate(["one"])
 
 
 def test_info_of_every_kind_of_folder(call, made):

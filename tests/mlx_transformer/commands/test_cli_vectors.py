@@ -5,7 +5,7 @@ import pytest
 from command_line import both_models, caller
 
 from export import OnnxTransformer
-from mlx_transformer.nn.loading import load
+from mlx_transformer import load
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)

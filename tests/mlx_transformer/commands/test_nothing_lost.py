@@ -16,9 +16,9 @@ from export import OnnxTransformer, export_search
 from export.__main__ import main as export_main
 from export.package.quality import LIMITS, Limits
 from mlx_transformer.convert import to_huggingface
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.durable import replace_files, write_text
 from mlx_transformer.system.errors import UserError
 

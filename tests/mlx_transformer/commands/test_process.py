@@ -170,7 +170,7 @@ def test_interrupted_in_an_import_after_which_nothing_is_left_to_do():
     code = (
         "import os, signal, sys, types\n"
         "from mlx_transformer.system import process\n"
-        "process.NAP = 60\n"
+        "process.POLL_SECONDS = 60\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'colorsys':\n"

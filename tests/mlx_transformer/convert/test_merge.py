@@ -9,13 +9,13 @@ from adapter_models import made
 from quantized_models import wide
 from small_models import configs, random_weights
 
+from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.convert.merge import keep_adapter, merge_adapter
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.core.quantization import Scheme, tensors_of
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 
 KINDS = ["lora", "dora"]

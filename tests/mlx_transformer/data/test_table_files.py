@@ -187,7 +187,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        UserError, match=r"p.parquet: a Parquet or Arrow file needs pyarrow: pip install -e '.\[data\]'"
+        UserError, match=r"p.parquet: a Parquet or Arrow file needs pyarrow: pip install 'mlx-transformer\[data\]'"
     ):
         read(tmp_path / "p.parquet")
 

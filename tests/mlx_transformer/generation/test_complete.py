@@ -53,8 +53,8 @@ def test_refused():
             made.complete(["x"], stop=stop)
     with pytest.raises(UserError, match="n_best=2"):
         made.complete(["x"], n_best=2)
-    with pytest.raises(UserError, match="takes a list of lines"):
-        made.complete("x")
+    with pytest.raises(UserError, match="expected text, or a list of lines, not int"):
+        made.complete(3)
     with pytest.raises(
         UserError, match=r"here: generate needs a decoder; architecture='encoder-decoder' is for transl"
     ):

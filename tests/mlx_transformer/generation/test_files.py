@@ -10,7 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from upper_case import TOKENIZER, translator
+from upper_case import TOKENIZER, UpperCase
 
 from mlx_transformer.generation import files, lines, output
 from mlx_transformer.generation.files import translate_stream
@@ -32,17 +32,17 @@ def names(folder) -> set[str]:
 def test_a_file_keeps_its_lines(tmp_path, capsys):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\x85\xffthree\nfour\rfive")
-    translate_stream(translator(), source, target)
+    translate_stream(UpperCase(), source, target)
     assert target.read_bytes() == "ONE\n\nTWO\ufffd\ufffdTHREE\nFOUR\rFIVE\n".encode()
     assert "line 3: not UTF-8" in capsys.readouterr().err
-    translate_stream(translator(), source, target, n_best=2)
+    translate_stream(UpperCase(), source, target, n_best=2)
     assert target.read_bytes().split(b"\n")[:2] == [b"ONE\tONE!", b"\t"]
     with pytest.raises(UserError, match="is the input as well"):
-        translate_stream(translator(), source, source)
+        translate_stream(UpperCase(), source, source)
     with pytest.raises(UserError, match="cannot be read"):
-        translate_stream(translator(), tmp_path / "none", target)
+        translate_stream(UpperCase(), tmp_path / "none", target)
     with pytest.raises(UserError, match="cannot be written"):
-        translate_stream(translator(), source, tmp_path / "none" / "out")
+        translate_stream(UpperCase(), source, tmp_path / "none" / "out")
     assert names(tmp_path) == {"in", "out"}
 
 
@@ -50,7 +50,7 @@ def test_standard_streams_and_newlines_in_outputs(monkeypatch):
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one\ntwo\n")))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out, isatty=lambda: False))
-    model = translator()
+    model = UpperCase()
     model.search = lambda rows, **options: [[Hypothesis(TOKENIZER.encode("a\nb")[:-1], 0.0)] for _ in rows]
     translate_stream(model)
     assert out.getvalue() == b"a b\na b\n"
@@ -64,10 +64,10 @@ def test_another_encoding_is_named_with_the_remedy(tmp_path, monkeypatch, encodi
     (tmp_path / "in").write_bytes(data.encode(encoding))
     name = encoding[:6].upper()
     with pytest.raises(UserError, match=f"in: is {name}; convert it: iconv -f {name} -t UTF-8"):
-        translate_stream(translator(), tmp_path / "in", tmp_path / "out")
+        translate_stream(UpperCase(), tmp_path / "in", tmp_path / "out")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO((tmp_path / "in").read_bytes())))
     with pytest.raises(UserError, match=f"standard input: is {name}"):
-        translate_stream(translator(), None, tmp_path / "out")
+        translate_stream(UpperCase(), None, tmp_path / "out")
     assert names(tmp_path) == {"in"}
 
 
@@ -76,14 +76,14 @@ def test_a_bad_line_is_found_before_the_first_batch(tmp_path, small_parts):
     source.write_text("one\n" * 7 + "xyz" * 40 + "\n")
     target.write_text("of yesterday")
     with pytest.raises(UserError, match="line 8: "):
-        translate_stream(translator(calls=calls), source, target, overlong="error")
+        translate_stream(UpperCase(calls=calls), source, target, overlong="error")
     assert (calls, target.read_text(encoding="utf-8"), names(tmp_path)) == ([], "of yesterday", {"in", "out"})
 
 
 @pytest.mark.parametrize(("overlong", "done"), [("split", "in pieces"), ("truncate", "as far"), ("skip", "left empty")])
 def test_long_lines_are_counted_in_a_last_line(tmp_path, capsys, small_parts, overlong, done):
     (tmp_path / "in").write_text("one\n" * 4 + "xyz " * 40 + "\ntwo\n" + "xyz" * 40 + "\n")
-    translate_stream(translator(), tmp_path / "in", tmp_path / "out", overlong=overlong)
+    translate_stream(UpperCase(), tmp_path / "in", tmp_path / "out", overlong=overlong)
     found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
     assert (len(found), found[4] == "", found[5]) == (8, overlong == "skip", "TWO")
     (said,) = capsys.readouterr().err.splitlines()
@@ -119,7 +119,7 @@ class StoppedError(Exception):
 
 def stopping(after: int, error: BaseException | None = None):
     """A translator that fails after so many calls."""
-    model = translator()
+    model = UpperCase()
     whole, left = model.search, [after]
 
     def search(rows, **options):
@@ -138,7 +138,7 @@ TEXT = "".join(f"{word}\n" for word in "one two three four five six one two thre
 def test_an_interrupted_file_is_continued_with_the_same_bytes(tmp_path, small_parts, capsys):
     source, target, expected = tmp_path / "in", tmp_path / "out", tmp_path / "expected"
     source.write_text(TEXT + "xyz" * 40 + "\n" + TEXT)
-    translate_stream(translator(), source, expected, overlong="split")
+    translate_stream(UpperCase(), source, expected, overlong="split")
     told = capsys.readouterr().err.replace("expected", "out")
     target.write_text("of yesterday")
     for round in range(1, 4):
@@ -164,28 +164,28 @@ def test_what_was_interrupted_is_neither_lost_nor_mixed(tmp_path, small_parts):
         translate_stream(stopping(1, KeyboardInterrupt()), source, target, n_best=2, resume=True)
     kept = (tmp_path / "out.partial").read_bytes(), (tmp_path / "out.partial.json").read_bytes()
     with pytest.raises(UserError, match=r"out\.partial: holds what an interrupted translation has done; go on with"):
-        translate_stream(translator(), source, target, n_best=2)
+        translate_stream(UpperCase(), source, target, n_best=2)
     with pytest.raises(UserError, match=r"out\.partial: n_best=2 before, now 3; scores=False before, now True; give"):
-        translate_stream(translator(), source, target, n_best=3, scores=True, resume=True)
+        translate_stream(UpperCase(), source, target, n_best=3, scores=True, resume=True)
     facts = {"model": "0" * 64, "onnxruntime": "1.2"}
     with pytest.raises(UserError, match=r"model is another than before; onnxruntime=None before, now 1\.2; give"):
-        translate_stream(translator(), source, target, n_best=2, resume=True, model_facts=lambda: facts)
+        translate_stream(UpperCase(), source, target, n_best=2, resume=True, model_facts=lambda: facts)
     source.write_text(TEXT + "one\n")
     with pytest.raises(UserError, match="input is another than before"):
-        translate_stream(translator(), source, target, n_best=2, resume=True)
+        translate_stream(UpperCase(), source, target, n_best=2, resume=True)
     assert kept == ((tmp_path / "out.partial").read_bytes(), (tmp_path / "out.partial.json").read_bytes())
     (tmp_path / "out.partial.json").write_text('{"format": 1}')
     with pytest.raises(UserError, match=r"out\.partial\.json: damaged; remove it"):
-        translate_stream(translator(), source, target, n_best=2, resume=True)
+        translate_stream(UpperCase(), source, target, n_best=2, resume=True)
 
 
 def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text(TEXT)
-    translate_stream(translator(), source, target, resume=True)
+    translate_stream(UpperCase(), source, target, resume=True)
     assert target.read_text(encoding="utf-8") == TEXT.upper()
     (tmp_path / "out.partial.json").write_text("{}")  # killed between the last two steps
-    translate_stream(translator(), source, target, resume=True)
+    translate_stream(UpperCase(), source, target, resume=True)
     assert (target.read_text(encoding="utf-8"), names(tmp_path)) == (TEXT.upper(), {"in", "out"})
     for wrong, said in (
         ({"stream": True, "output": target}, "stream=True writes bare text"),
@@ -196,7 +196,7 @@ def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
         if wrong["output"] == tmp_path / "fifo":
             os.mkfifo(tmp_path / "fifo")
         with pytest.raises(UserError, match=said):
-            translate_stream(translator(), source, resume=True, **wrong)
+            translate_stream(UpperCase(), source, resume=True, **wrong)
 
 
 def test_a_disk_that_refuses_is_told_of_and_left_as_it_was(tmp_path, monkeypatch, small_parts):
@@ -209,11 +209,11 @@ def test_a_disk_that_refuses_is_told_of_and_left_as_it_was(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", refuse)
         with pytest.raises(UserError, match=r"out: could not be written \(no room\)"):
-            translate_stream(translator(), source, target)
+            translate_stream(UpperCase(), source, target)
     assert names(tmp_path) == {"in"}
     monkeypatch.setattr(output, "open", lambda handle, *_, **__: _Full(os.fdopen(handle, "r+b")), raising=False)
     with pytest.raises(UserError, match=r"out: cannot be written \(no room\)"):
-        translate_stream(translator(), source, target)
+        translate_stream(UpperCase(), source, target)
     assert names(tmp_path) == {"in"}
 
 
@@ -231,7 +231,7 @@ def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "in").write_text(TEXT)
     (tmp_path / "place").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "place" / "file")
-    translate_stream(translator(), tmp_path / "in", tmp_path / "out")
+    translate_stream(UpperCase(), tmp_path / "in", tmp_path / "out")
     assert (tmp_path / "out").is_symlink()
     assert (tmp_path / "place" / "file").read_text(encoding="utf-8") == TEXT.upper()
 
@@ -239,7 +239,7 @@ def test_a_link_stays_a_link(tmp_path):
 def test_progress_in_a_log(tmp_path, capsys, monkeypatch, small_parts):
     """Nothing is said of short work."""
     (tmp_path / "in").write_text(TEXT)
-    model = translator()
+    model = UpperCase()
     whole = model.search
 
     def search(rows, done, **options):
@@ -272,4 +272,4 @@ def test_only_what_has_an_end_is_read(tmp_path):
         ("sparse", "line 1: more than 16 MB in one line; is it text"),
     ]:
         with pytest.raises(UserError, match=f"{name}[:,] {said}"):
-            translate_stream(translator(), tmp_path / name, tmp_path / "out")
+            translate_stream(UpperCase(), tmp_path / name, tmp_path / "out")

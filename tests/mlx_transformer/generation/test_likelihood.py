@@ -7,10 +7,8 @@ from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer
 from export.validate.reference import Reference
+from mlx_transformer import Transformer, load
 from mlx_transformer.generation.likelihood import log_probabilities
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import load
-from mlx_transformer.runtime.decoding import log_probabilities as with_mlx
 from mlx_transformer.system.errors import UserError
 
 ROWS = [[5, 6, 2], [7, 2], [*range(20, 30), 2], [40, 31, 12, 6, 2]]
@@ -46,7 +44,7 @@ def test_both_runtimes_find_the_reference_s(name, target, tmp_path):
     checkpoint, folder = write_model(config, tmp_path, target=target)
     model, _ = load(checkpoint)
     weights = model.weights()
-    near(with_mlx(model, ROWS, TARGETS), config, weights)
+    near(model.log_probabilities(ROWS, TARGETS), config, weights)
     onnx, shares = OnnxTransformer(folder, threads=1), []
     near(onnx.log_probabilities(ROWS, TARGETS, done=shares.append), config, weights)
     assert shares[-1] == 1
@@ -55,7 +53,7 @@ def test_both_runtimes_find_the_reference_s(name, target, tmp_path):
 def test_a_decoder_alone():
     config = alone("paper", "decoder")
     weights = random_weights(config)
-    near(with_mlx(Transformer.from_weights(config, weights), ROWS, TARGETS), config, weights)
+    near(Transformer.from_weights(config, weights).log_probabilities(ROWS, TARGETS), config, weights)
 
 
 def test_the_sum_is_the_score_of_a_search(tmp_path):

@@ -15,12 +15,11 @@ from toy_model import Toy
 
 from export import OnnxTransformer, export_onnx
 from export.__main__ import main
+from mlx_transformer import load
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.search import generate
 from mlx_transformer.generation.stream import pieces, stream_ids
-from mlx_transformer.nn.loading import load
-from mlx_transformer.runtime.decoding import MlxArrays, MlxTranslator
-from mlx_transformer.runtime.decoding import stream_ids as mlx_stream_ids
+from mlx_transformer.runtime.decoding import MlxArrays
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
@@ -42,7 +41,7 @@ def cpu(text_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mlx(text_folder):
-    return MlxTranslator(*load(text_folder / "model"))
+    return load(text_folder / "model")[0]
 
 
 @pytest.mark.parametrize("arrays", [None, MlxArrays()], ids=["numpy", "mlx"])
@@ -109,13 +108,13 @@ def test_errors_come_at_the_call(text_model, mlx):
 
 
 def test_mlx_model_returns_to_its_mode(mlx):
-    mlx.model.train()
-    ids = mlx_stream_ids(mlx.model, [5, 2], min_new_tokens=3, max_new_tokens=4)
+    mlx.train()
+    ids = mlx.stream_ids([5, 2], min_new_tokens=3, max_new_tokens=4)
     next(ids)
-    assert not mlx.model.training
+    assert not mlx.training
     ids.close()
-    assert mlx.model.training
-    mlx.model.eval()
+    assert mlx.training
+    mlx.eval()
 
 
 def test_pieces_are_whole_characters():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from upper_case import translator
+from upper_case import UpperCase
 
 from mlx_transformer.generation import files
 from mlx_transformer.generation.files import translate_stream
@@ -30,11 +30,11 @@ def test_one_output_has_one_writer(tmp_path, monkeypatch):
     def search(rows, **options):
         for place, resume in ((target, False), (target, True), (tmp_path / "link", False)):
             with pytest.raises(UserError, match=busy):
-                translate_stream(translator(), source, place, resume=resume)
+                translate_stream(UpperCase(), source, place, resume=resume)
             refused.append(place)
-        return translator().search(rows, **options)
+        return UpperCase().search(rows, **options)
 
-    first = translator()
+    first = UpperCase()
     first.search = search
     translate_stream(first, source, target)
     assert len(refused) >= 9
@@ -56,7 +56,7 @@ def test_who_opened_what_the_first_has_just_finished_begins_anew(tmp_path, monke
         return lock(handle)
 
     monkeypatch.setattr(locks, "lock", late)
-    translate_stream(translator(), source, target)
+    translate_stream(UpperCase(), source, target)
     assert (tmp_path / "kept").read_bytes() == b"the first one's text"
     assert target.read_text(encoding="utf-8") == "ONE\n"
     assert names(tmp_path) == {"in", "out", "kept"}

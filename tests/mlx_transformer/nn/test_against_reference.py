@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from options import OPTIONS
 
 from export.validate.reference import Reference
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.attention import Attention
 from mlx_transformer.nn.inputs import as_tokens
 from mlx_transformer.nn.masks import padding_mask

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from options import OPTIONS
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.cache import room_for
 from mlx_transformer.system.errors import UserError
 

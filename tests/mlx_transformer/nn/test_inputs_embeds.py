@@ -10,9 +10,9 @@ from export.validate import compare_engines
 from export.validate.cases import grid, with_vectors
 from export.validate.engines.mlx_engine import MlxEngine
 from export.validate.reference import Reference
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 pytestmark = both_choices

@@ -11,11 +11,11 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from quantized_models import wide
 
+from mlx_transformer import Transformer
+from mlx_transformer.convert.quantize import quantize
 from mlx_transformer.core.adapter import AdapterConfig, linear_maps
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.device import deciding_as
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import quantize
 from mlx_transformer.nn.lora import add_adapter
 from mlx_transformer.nn.quantize import matrix
 

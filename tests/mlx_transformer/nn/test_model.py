@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from mlx.utils import tree_flatten, tree_map
 from options import OPTIONS
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, parameter_count, parameter_shapes
 from mlx_transformer.device import gradient_device
-from mlx_transformer.nn import Transformer
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path

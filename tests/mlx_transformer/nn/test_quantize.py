@@ -18,12 +18,13 @@ from small_models import configs, random_weights
 
 from export import export_onnx
 from export.precision.mlx_integers import PARTS, planes
+from mlx_transformer import Transformer
 from mlx_transformer.cli import main
+from mlx_transformer.convert.quantize import quantize, quantize_checkpoint
 from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes, quantizable_shapes
 from mlx_transformer.core.quantization import Packed, Scheme, from_config, stored_shapes, to_config
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import dense_weights, quantize, quantize_checkpoint
+from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.nn.quantize import quantization_of
 from mlx_transformer.system import progress
 from mlx_transformer.system.errors import UserError

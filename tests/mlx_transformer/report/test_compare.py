@@ -15,12 +15,11 @@ from standalone_page import read
 from waiting import PATIENCE
 
 from export import OnnxTransformer, export_onnx, export_search
+from mlx_transformer import load
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.generation.scoring import score
-from mlx_transformer.nn.loading import load
 from mlx_transformer.report.comparison_page import SHOWN, page
 from mlx_transformer.report.result import Comparison, Sentence, Side, sentence_of
-from mlx_transformer.runtime.decoding import MlxTranslator
 
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
@@ -50,7 +49,7 @@ def test_two_runtimes_agree_and_are_scored(call, files, tmp_path):
     assert said.startswith("All 7 outputs are the same.")
     assert said.endswith(f"{out}: 0 of 7 lines differ\n")
     found = json.loads(data.read_text(encoding="utf-8"))
-    expected = MlxTranslator(*load(files / "model")).translate(LINES, beam=2)
+    expected = load(files / "model")[0].translate(LINES, beam=2)
     scores = score(expected, REFERENCES)
     for name in ("bleu", "chrf", "exact_match"):
         assert round(found["scores"][name]["a"], 2) == scores[name]
@@ -82,7 +81,7 @@ def test_two_models_differ_on_the_page(call, files, tmp_path):
     assert status == 0
     found = json.loads(data.read_text(encoding="utf-8"))
     outputs = [
-        MlxTranslator(*load(files / "model")).translate(LINES),
+        load(files / "model")[0].translate(LINES),
         OnnxTransformer(files / "two", precision="float32").translate(LINES),
     ]
     differ = [i for i, (a, b) in enumerate(zip(*outputs, strict=True), 1) if a != b]

@@ -9,11 +9,11 @@ from combined import thinned
 from mlx.utils import tree_map
 from toy_model import Toy
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.device import deciding_as
 from mlx_transformer.generation.arrays import NumpyArrays, top_k
 from mlx_transformer.generation.search import search
-from mlx_transformer.nn import Transformer
 from mlx_transformer.runtime.decoding import MlxArrays, MlxModel
 
 pytestmark = pytest.mark.gpu_path

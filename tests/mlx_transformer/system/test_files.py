@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from export import OnnxTransformer
+from mlx_transformer import load
 from mlx_transformer.core.folders import is_onnx_folder
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import line_files
 from mlx_transformer.data.corpus import read_lines
-from mlx_transformer.nn.loading import load
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import DEEPEST, LARGEST, open_regular, parse_json, read_json, read_protobuf, read_text
 from mlx_transformer.system.manifest import sha256

@@ -7,9 +7,9 @@ from choices import both_choices
 from mlx.utils import tree_flatten
 from tiny_step import BETAS, V, batch, model, run, step_with
 
+from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data.batches import Batch
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.checkpointing import checkpoint_layers, checkpointed
 from mlx_transformer.nn.dropout import Dropout
 from mlx_transformer.nn.layers import EncoderLayer

@@ -1,7 +1,6 @@
 """Decoders, encoders and encoder-decoders trained on plain text."""
 
 import math
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -12,14 +11,11 @@ from tiny_run import metrics, write_pairs
 from tiny_text import LAYERS, recipe, train
 
 from export import OnnxTransformer, export_onnx
+from mlx_transformer import Transformer, load
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.packed import PackedBatch, PackedBatches
-from mlx_transformer.generation.complete import Completer
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import load
-from mlx_transformer.runtime.decoding import generate, stream_ids
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.optimizers import Optimizer
@@ -171,13 +167,12 @@ def test_perplexity_is_that_of_the_model(tmp_path):
 def test_a_decoder_learns_to_count_and_goes_on_in_both_runtimes(tmp_path):
     sizes = {"dropout": 0.0, "d_model": 32, "heads": 2, "d_ff": 64}
     result = train(tmp_path, "language-model", steps=300, model=sizes, learning_rate=3e-3)
-    model, tokenizer = load(result.model)
-    completer = Completer(model.config, tokenizer, partial(generate, model), partial(stream_ids, model))
-    found = completer.complete(["3 4 5", "7 8"], max_new_tokens=4)
+    model, _ = load(result.model)
+    found = model.complete(["3 4 5", "7 8"], max_new_tokens=4)
     assert found[0].startswith(" 6")
     assert found[1].startswith(" 9")
-    assert "".join(completer.stream("3 4 5", max_new_tokens=4)) == found[0]
+    assert "".join(model.stream("3 4 5", max_new_tokens=4)) == found[0]
     export_onnx(result.model, tmp_path / "onnx")
     onnx = OnnxTransformer(tmp_path / "onnx")
-    other = Completer(onnx.config, tokenizer, onnx.generate, onnx.stream_ids)
-    assert other.complete(["3 4 5", "7 8"], max_new_tokens=4) == found
+    assert onnx.complete(["3 4 5", "7 8"], max_new_tokens=4) == found
+    assert onnx.complete("3 4 5", max_new_tokens=4) == "".join(onnx.stream("3 4 5", max_new_tokens=4)) == found[0]

@@ -8,11 +8,11 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe
 
+from mlx_transformer import Transformer
 from mlx_transformer.convert.average import average_checkpoints
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.nn import Transformer
-from mlx_transformer.nn.loading import quantize_checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.progress import State

@@ -1,40 +1,26 @@
-"""From a checkpoint folder to a model and its tokenizer, or to a quantised copy of both."""
+"""A checkpoint's quantised copy: its matrices as integers with a scale and a bias a group."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
-from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
-from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.nn import Transformer as Network
+from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
+from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.watch import Watch, unwatched
-
-from .lora import delta_of
-from .model import Transformer
-from .quantize import Quantized, matrix, quantization_of, use_quantized_layers
 
 READ, ROUNDED = 0.3, 0.7
 """About the shares of the time after which a checkpoint is read, and is quantised."""
 
 
-def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenizer | None]:
-    """The model of a checkpoint folder (or a run's folder), in evaluation mode, and its tokenizer, if it has one.
-
-    Files are compared with their digests (`verify`) and the weights with the config; `UserError` says what is damaged.
-    """
-    folder = resolve(folder)
-    path = tokenizer_path(folder)
-    return Transformer.load(folder, verify), None if path is None else Tokenizer.load(path)
-
-
-def quantize(model: Transformer, scheme: Scheme) -> None:
+def quantize(model: Network, scheme: Scheme) -> None:
     """Quantise in place every linear map and embedding whose width is a multiple of the group; others stay as they are.
 
     Raises `UserError` if nothing can be quantised, or something is already.
@@ -47,20 +33,6 @@ def quantize(model: Transformer, scheme: Scheme) -> None:
         widths = ", ".join(map(str, sorted({width for _, width in shapes.values()})))
         raise UserError(f"no matrix (widths {widths}) has groups of {scheme.group_size}: choose a smaller group size")
     use_quantized_layers(model, chosen)
-
-
-def dense_weights(model: Transformer) -> dict[str, np.ndarray]:
-    """As `model.weights()`, with the values of quantised matrices in the table's shapes, adapters merged."""
-    quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
-    weights = {}
-    for name, array in model.weights().items():
-        path, _, part = name.rpartition(".")
-        if path not in quantized or part == "bias":
-            weights[name] = array
-        elif part == "weight":
-            weight, change = np.array(matrix(quantized[path]).astype(mx.float32)), delta_of(quantized[path])
-            weights[name] = weight if change is None else change.of(weight).astype(np.float32)
-    return weights
 
 
 def quantize_checkpoint(

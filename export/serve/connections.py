@@ -1,4 +1,5 @@
-"""One HTTP connection: uvicorn's, with bounds on what a stranger may send, and on the time that it may take.
+"""HTTP connections: uvicorn's, with bounds on what a stranger may send and on the time that it may take, and what they
+share: how many there are, the bytes that are held for them, and whose place a new one takes.
 
     idle ----> head ----> body ----> answered ----> idle           closed after:
     idle_seconds, header_seconds, (app.py: body_seconds), WRITE_SECONDS without a reader
@@ -10,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from .guard import Guard
 
 MAX_HEAD = 64 * 1024  # bytes of a request that are not its body
 PIECE = 4 * 1024  # bytes that are parsed at once: so much more a head may have
@@ -25,6 +25,12 @@ WRITE_SECONDS = 30.0  # for a client that does not read
 LINGER_SECONDS = 2.0  # in which what a client still sends is read, so that it sees why it was refused
 LINGER_BYTES = 4 << 20
 CODINGS = (b"transfer-encoding", b"content-encoding")
+
+HELD = 64 << 20
+"""Bytes of requests that are read or answered now, all together."""
+
+SPARE_FILES = 128
+"""Files that the process has open beside its connections."""
 
 
 def coded(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] | None:
@@ -219,7 +225,7 @@ class Connection(HttpToolsProtocol):
         self._wait(self.idle_seconds)
 
     def _wait(self, seconds: float) -> None:
-        """For as long: then it is closed."""
+        """Close the connection after `seconds` without a request."""
         self._cancel()
         self.deadline = self.loop.call_later(seconds, self._expired)
 
@@ -253,3 +259,63 @@ class Connection(HttpToolsProtocol):
     def _abort_later(self) -> None:
         if self.write_deadline is None:
             self.write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+
+class Guard:
+    """Counts work, not sockets: connections that only wait or send give way to new ones, the oldest first.
+
+    refused: told the status of each answer that a connection gives by itself.
+    """
+
+    def __init__(self, max_connections: int, refused: Callable[[int], None] = lambda status: None):
+        self.max_connections = max_connections
+        self.refused = refused
+        self.held = 0
+        self.connections: dict[Connection, None] = {}  # who has waited for longest is first
+
+    def add(self, connection: Connection) -> None:
+        self.connections[connection] = None
+        if len(self.connections) > self.max_connections:  # several at once, as finding them takes as long as one
+            waiting = [one for one in self.connections if not one.stays]
+            for one in waiting[: max(1, self.max_connections // 16)]:
+                one.give_way()
+
+    def waits(self, connection: Connection) -> None:
+        """From now on: it is behind all who wait already."""
+        if self.connections.pop(connection, self) is None:
+            self.connections[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        self.connections.pop(connection, None)
+
+    def hold(self, connection: Connection, size: int) -> None:
+        """`size` more bytes are kept for it."""
+        connection.held += size
+        self.held += size
+        if self.held > HELD:
+            for one in [one for one in self.connections if one.held and not one.stays]:
+                one.give_way()
+                if self.held <= HELD * 3 // 4:
+                    break
+
+    def release(self, connection: Connection) -> None:
+        self.held -= connection.held
+        connection.held = 0
+
+
+def allow_files(count: int) -> int:
+    """Let the process open so many files beside a few of its own, as far as the system permits; how many it may."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return count
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):  # macOS: an infinite limit is not meant so
+        most = soft
+    return max(8, most - SPARE_FILES)

@@ -1,0 +1,175 @@
+"""What a model does with ids and text, each verb written once for every runtime.
+
+Whoever has ids needs no tokenizer: what a search does without is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+
+from . import search as searches
+from .options import Hypothesis, Ids, check_single
+from .steps import Model
+
+if TYPE_CHECKING:
+    from mlx_transformer.core.tokenizer import Tokenizer
+
+    from .complete import Completer
+    from .fill import Filling
+    from .translate import Overlong, Translation, Translator
+
+T = TypeVar("T")
+
+
+class TextVerbs:
+    """The verbs of a model that has a config, a tokenizer and a way to decode; a runtime gives these three.
+
+    Ids are lists of lists, text is one string or a list of them, and what comes back has the same form. options: the
+    fields of `generation.options.Options`. What is wrong with either is a `UserError`.
+    """
+
+    config: TransformerConfig
+    where: str = "model"
+    """The name of the model in messages."""
+    has_steps: bool = True
+    """Whether tokens can be had one by one, and the probability of given ones; a search inside a graph has neither."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, read when it is first asked for; None if there is none."""
+        raise NotImplementedError
+
+    @property
+    def shows_attention(self) -> bool:
+        """Whether `search(ids, attention=True)` gives the attention of its hypotheses."""
+        return False
+
+    def decoding(self) -> AbstractContextManager[Model]:
+        """Give the model to a search, ready while the context lasts."""
+        raise NotImplementedError
+
+    def token_logits(self, ids: list[list[int]]) -> Any:
+        """Compute the logits (B, L, V) of rows (B, L) of one length, by a decoder or an encoder alone."""
+        raise NotImplementedError
+
+    def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
+        """Return new token ids of each input's best output; arguments as `generation.search.search` has them."""
+        with self.decoding() as model:
+            return searches.generate(model, ids, prefix, **options)
+
+    def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
+        """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
+        with self.decoding() as model:
+            return searches.search(model, ids, prefix, **options)
+
+    def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
+        """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
+        from .likelihood import log_probabilities
+
+        with self.decoding() as model:
+            return log_probabilities(model, ids, targets, **options)
+
+    def stream_ids(self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Any) -> Iterator[int]:
+        """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
+        from .stream import stream_ids
+
+        return self._streamed(lambda model: stream_ids(model, ids, prefix, **options))
+
+    @overload
+    def translate(self, lines: str, *, overlong: Overlong = "error", **options: Any) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def translate(self, lines: Sequence[str], *, overlong: Overlong = "error", **options: Any) -> list[str]: ...
+    def translate(self, lines: str | Sequence[str], *, overlong: Overlong = "error", **options: Any) -> str | list[str]:
+        """Translate a line, or each of several, in order; an empty line stays empty.
+
+        overlong: what becomes of a line with more tokens than the model takes (`generation.translate.Overlong`).
+        """
+        check_single(options, "translate", "n_best")
+        found = [best[0].text for best in self._n_best(lines, overlong=overlong, scored=False, **options)]
+        return found[0] if isinstance(lines, str) else found
+
+    @overload
+    def n_best(self, lines: str, **options: Any) -> list[Translation]: ...  # type: ignore[overload-overlap]
+    @overload
+    def n_best(self, lines: Sequence[str], **options: Any) -> list[list[Translation]]: ...
+    def n_best(self, lines: str | Sequence[str], **options: Any) -> list[Translation] | list[list[Translation]]:
+        """Return the `n_best` translations of a line, or of each of several, with their scores, best first; arguments
+        as `generation.translate.Translator.n_best` has them."""
+        found = self._n_best(lines, **options)
+        return found[0] if isinstance(lines, str) else found
+
+    def stream(self, text: str, *, stop: Sequence[str] | None = None, **options: Any) -> Iterator[str]:
+        """Give the translation of one line, or what a decoder alone writes after one prompt, in pieces, as they are
+        decided.
+
+        stop: as `complete` has it. options: also those of `generation.stream.stream`.
+        """
+        if stop is not None or self.config.architecture != "encoder-decoder":
+            return self._completer().stream(text, stop=stop or (), **options)
+        from .stream import stream
+
+        return self._streamed(lambda model: stream(model, self.translator, text, **options))
+
+    @overload
+    def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]: ...
+    def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
+        """Return what a decoder alone writes after a prompt, or each of several, up to the first word of `stop`."""
+        found = self._completer().complete(prompts, stop=stop, **options)
+        return found[0] if isinstance(prompts, str) else found
+
+    @overload
+    def fill(self, lines: str, top_k: int = 5) -> list[list[Filling]]: ...  # type: ignore[overload-overlap]
+    @overload
+    def fill(self, lines: Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]: ...
+    def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[Filling]] | list[list[list[Filling]]]:
+        """Return the `top_k` likeliest tokens for each <mask> of a line, or of each of several, by an encoder alone."""
+        from .fill import Filler
+
+        found = Filler(self.config, self.tokenizer, self.token_logits, self.where).fill(lines, top_k)
+        return found[0] if isinstance(lines, str) else found
+
+    def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
+        """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
+        from .likelihood import perplexity
+
+        return perplexity(self.config, self.tokenizer, self.token_logits, texts, self.where, done)
+
+    def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
+        """Raise `UserError` for the first line that can't be translated; first_line: its number in messages."""
+        self.translator.rows(lines, overlong, first_line)
+
+    @property
+    def translator(self) -> Translator:
+        """What goes from text to rows of ids and back; `UserError` for a model that translates no text."""
+        from .translate import Translator
+
+        return Translator(
+            self.config, self.tokenizer, self.search, self.where, self.generate, shows_attention=self.shows_attention
+        )
+
+    def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
+        return self.translator.n_best(lines, **options)
+
+    def _completer(self) -> Completer:
+        from .complete import Completer
+
+        return Completer(self.config, self.tokenizer, self.generate, self.stream_ids, self.where)
+
+    def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
+        """Begin at once, so that what is wrong is said at the call; the rest while the caller reads."""
+        with self.decoding() as model:
+            items = begin(model)
+        return self._while_decoding(items)
+
+    def _while_decoding(self, items: Iterator[T]) -> Iterator[T]:
+        with self.decoding():
+            yield from items

@@ -1,0 +1,116 @@
+"""A checkpoint opened and run by MLX: the network with its tokenizer, and the verbs that every runtime has.
+
+model, tokenizer = load("runs/mine")
+model.translate("A man is riding a bicycle.", beam=4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_transformer import nn
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import check_parameters
+from mlx_transformer.core.quantization import Quantization
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.generation.steps import Model
+from mlx_transformer.generation.verbs import TextVerbs
+from mlx_transformer.nn.attention import Attention, MakeAttention
+from mlx_transformer.nn.lora import delta_of, keep_adapter
+from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
+from mlx_transformer.system.errors import UserError
+
+from .decoding import MlxModel, evaluating
+
+
+class Transformer(nn.Transformer, TextVerbs):
+    """The network, as `nn.Transformer` documents it, with text in and text out where it has a tokenizer."""
+
+    def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
+        super().__init__(config, attention)
+        self._folder: Path | None = None
+
+    @classmethod
+    def from_weights(
+        cls, config: TransformerConfig, weights: Mapping[str, np.ndarray], quantization: Quantization | None = None
+    ) -> Transformer:
+        """Make a model in evaluation mode with exactly these parameters; `UserError` if names or shapes differ.
+
+        `quantization`: the schemes of the matrices that `weights` holds as integers, scales and biases.
+        """
+        shapes = {name: tuple(array.shape) for name, array in weights.items()}
+        check_parameters(config, shapes, "weights", quantization)
+        return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
+
+    @classmethod
+    def load(cls, folder: str | Path, verify: bool = True) -> Transformer:
+        """Open the model of a checkpoint folder (or a run's folder), in evaluation mode; `UserError` if it is damaged.
+
+        Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if the folder
+        has one. verify: compare the files with the digests in their manifest.
+        """
+        checkpoint = open_checkpoint(folder, verify)
+        weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
+        model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
+        keep_adapter(model, checkpoint)
+        model._folder, model.where = checkpoint.folder, str(folder)
+        return model
+
+    @classmethod
+    def _filled(
+        cls, config: TransformerConfig, weights: list[tuple[str, mx.array]], quantization: Quantization | None
+    ) -> Transformer:
+        model = cls(config)  # its own first weights are never computed: MLX is lazy
+        if quantization:
+            use_quantized_layers(model, quantization)
+        model.load_weights(weights, strict=True)
+        model.eval()
+        mx.eval(model.parameters())
+        return model
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a checkpoint folder with weights and tokenizer, and return its path: integers as they are, other
+        numbers in float32.
+
+        An earlier checkpoint of that name is replaced once the new one is complete. `UserError` for a folder that holds
+        something else, and for a model with an adapter beside its weights.
+        """
+        if any(delta_of(layer) is not None for layer in self.modules()):
+            raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
+        weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
+        text = None if self.tokenizer is None else self.tokenizer.to_json()
+        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
+        path = None if self._folder is None else tokenizer_path(self._folder)
+        return None if path is None else Tokenizer.load(path)
+
+    @contextmanager
+    def decoding(self) -> Iterator[Model]:
+        """Give the model to a search, without dropout while the context lasts."""
+        with evaluating(self):
+            yield MlxModel(self)
+
+    def token_logits(self, ids: list[list[int]]) -> Any:
+        with evaluating(self):
+            return self(ids)
+
+
+def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenizer | None]:
+    """Open the model of a checkpoint folder (or a run's folder), in evaluation mode, and its tokenizer, if it has one.
+
+    Files are compared with their digests (`verify`) and the weights with the config; `UserError` says what is damaged.
+    """
+    model = Transformer.load(folder, verify)
+    return model, model.tokenizer

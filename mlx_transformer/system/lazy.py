@@ -1,0 +1,51 @@
+"""Names that a package hands on are imported on first use; and what a message says where they need an extra."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+
+def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make `__getattr__`, `__dir__` and `__all__` of a package whose names live elsewhere.
+
+    homes: {name: module, as `import_module` takes it: ".transformer" is one inside the package}; "module:other" where
+    the name is called otherwise there. For type checkers the package imports the names itself, under TYPE_CHECKING.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        module, _, other = homes[name].partition(":")
+        return getattr(import_module(module, package), other or name)
+
+    return get, lambda: sorted(homes), list(homes)
+
+
+def needs(extra: str) -> str:
+    """Say how to install what an extra of the distribution brings."""
+    return f"pip install 'mlx-transformer[{extra}]'"
+
+
+class OldNames:
+    """The last finder of `sys.meta_path`: it is asked for what no file is named."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not name.startswith("mlx_transformer."):
+            return None
+        from .moved import find_moved
+
+        return find_moved(name)
+
+
+def find_old_names() -> None:
+    """Find modules by their old names too, from now on."""
+    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
+        sys.meta_path.append(OldNames())  # type: ignore[arg-type]
