@@ -90,7 +90,8 @@ def test_searches(models, name, options):
     expected = three.portable.search(three.rows(), **options)
     same(three.cpu.search(three.rows(), **options), expected)
     same(three.mlx.search(three.rows(), **options), expected)
-    assert three.cpu.generate(three.rows(), **options) == [hypotheses[0].ids for hypotheses in expected]
+    best = {name: value for name, value in options.items() if name != "n_best"}
+    assert three.cpu.generate(three.rows(), **best) == [hypotheses[0].ids for hypotheses in expected]
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "n_best": 2}, {"sample": True, "seed": 1}], ids=str)
