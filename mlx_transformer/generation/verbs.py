@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import Ids
 
 from . import search as searches
-from .options import Hypothesis, Ids, check_single
+from .options import Hypothesis, check_single
 from .steps import Model
 
 if TYPE_CHECKING:

@@ -21,14 +21,11 @@ from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import UserError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Settings = TypeVar("Settings", bound=DataclassInstance)
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +125,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """A settings object with those changes that are fields of it, and the others."""
-    ours = {field.name for field in dataclasses.fields(settings)}
+    """Return a settings object, a dataclass, with those changes that are fields of it, and the others."""
+    before: Any = settings
+    ours = {field.name for field in dataclasses.fields(before)}
     others = {name: value for name, value in changes.items() if name not in ours}
-    return dataclasses.replace(settings, **{n: value for n, value in changes.items() if n in ours}), others
+    return dataclasses.replace(before, **{n: value for n, value in changes.items() if n in ours}), others
 
 
 def unknown_keys(keys: Iterable[Any], of: type, spelled: str = "unknown key {!r}") -> list[str]:

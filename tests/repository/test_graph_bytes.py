@@ -3,6 +3,7 @@ among those that are."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
 import shutil
@@ -20,7 +21,7 @@ from small_models import write_text_model
 
 from export import export_onnx, export_search
 from export.precision.table import PRECISIONS
-from export.settings import TARGET_NAMES
+from export.settings import TARGET_NAMES, ExportSettings
 
 SPEC = importlib.util.spec_from_file_location("graph_bytes", ROOT / "tests" / "graph_bytes.py")
 graph_bytes = importlib.util.module_from_spec(SPEC)
@@ -139,7 +140,8 @@ def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
     assert {value for name, value in values if name == "target"} == set(TARGET_NAMES)
     assert {value for name, value in values if name == "precision" and isinstance(value, str)} == set(PRECISIONS)
     arguments = {*inspect.signature(export_onnx).parameters, *inspect.signature(export_search).parameters}
-    without_effect = {"checkpoint", "out", "force", "told", "watch"}
+    arguments |= {field.name for field in dataclasses.fields(ExportSettings)}
+    without_effect = {"checkpoint", "out", "force", "told", "watch", "settings", "changes"}
     assert arguments - without_effect <= {name for name, _ in values} | {"gate_source", "gate_reference", "accept_loss"}
 
 

@@ -156,7 +156,7 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
     total, used = np.zeros(2, int), set()
     for name in names:
         graph = onnx.load(files[name], load_external_data=False).graph
-        nodes = list(all_nodes(_without_attention(graph)))
+        nodes = _network_nodes(graph)
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
         outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
@@ -167,15 +167,39 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
     return (int(total[0]), int(total[1])), used
 
 
-def _without_attention(graph: onnx.GraphProto) -> onnx.GraphProto:
-    """Return the graph without what is computed for the output `cross_attention` alone, beside an operator that keeps
-    its weights to itself."""
+def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the nodes of a graph and its inner ones, without those that compute the output `cross_attention` alone,
+    beside an operator that keeps its weights to itself."""
     outputs = [output.name for output in graph.output]
     if CROSS_ATTENTION not in outputs:
-        return graph
+        return list(all_nodes(graph))
+    return list(_needed_nodes(graph, [name for name in outputs if name != CROSS_ATTENTION]))
+
+
+def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes from which a way leads to these outputs, and those of their inner graphs."""
     edges = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
-    reached = _reached([name for name in outputs if name != CROSS_ATTENTION], edges)
-    return onnx.GraphProto(node=[node for node in graph.node if reached & {*node.output}])
+    reached = _reached(outputs, edges)
+    for node in graph.node:
+        if reached & {*node.output}:
+            yield node
+            for inner in inner_graphs(node):
+                needed = _needed_of_loop(node, inner, reached) if node.op_type == "Loop" else inner.output
+                yield from _needed_nodes(inner, [output.name for output in needed])
+
+
+def _needed_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, reached: set[str]) -> list[onnx.ValueInfoProto]:
+    """Return the outputs of a Loop's body that its needed outputs are made of: its condition, their own last values,
+    and whatever else is carried from one step to the next for those."""
+    edges = [([*each.input, *_outer_values(each)], list(each.output)) for each in body.node]
+    carried = range(len(node.input) - 2)  # behind the number of steps and the condition
+    needed = {0, *(1 + i for i, name in enumerate(node.output) if name in reached)}
+    while True:
+        inside = _reached([body.output[i].name for i in needed], edges)
+        more = {1 + i for i in carried if body.input[2 + i].name in inside} - needed
+        if not more:
+            return [body.output[i] for i in sorted(needed)]
+        needed |= more
 
 
 def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tuple[int, int]:

@@ -77,6 +77,6 @@ def test_a_plan_knows_what_is_judged_and_with_what(checkpoint):
     assert (plan.judged, plan.written.name, plan.activations) == (["int8"], "cpu", "int8")
     plain = plan.plain()
     assert (plain.target.name, plain.precisions) == ("portable", ("float32", "int8"))
-    assert plain.interface.attention_layer is None
-    assert plan.interface.attention_layer is not None
+    assert plain.request.attention_layer is None
+    assert plan.request.attention_layer is not None
     assert replace(plan, precisions=("float32",)).judged == []

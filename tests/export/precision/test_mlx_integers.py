@@ -73,7 +73,7 @@ def test_packed_logits_are_near_with_int8_activations(model, tmp_path):
     export_onnx(model(Scheme(64, 4)), tmp_path / "onnx", precision=["float32", "packed"])
     ids = np.array([[5, 6, 7, 39, 2]])
     runners = [OnnxTransformer(tmp_path / "onnx", precision=p) for p in ("float32", "packed")]
-    exact, near = (runner.graphs.encode(ids, np.ones_like(ids)) for runner in runners)
+    exact, near = (runner.graphs.encode({"source_ids": ids}, np.ones_like(ids)) for runner in runners)
     assert 1e-5 < np.abs(near - exact).max() / np.abs(exact).max() < 0.05
 
 
