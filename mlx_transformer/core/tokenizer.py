@@ -65,6 +65,8 @@ class Tokenizer:
     source: "Tokenizer"
     """The source language's tokenizer: itself, where the vocabulary is joint."""
 
+    pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
+
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
         """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
         `origin` its name in error messages (UserError)."""
@@ -187,22 +189,6 @@ class Tokenizer:
         if token is None:
             raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
         return token
-
-    @property
-    def pad_id(self) -> int:
-        return PAD
-
-    @property
-    def bos_id(self) -> int:
-        return BOS
-
-    @property
-    def eos_id(self) -> int:
-        return EOS
-
-    @property
-    def unk_id(self) -> int:
-        return UNK
 
     @property
     def mask_id(self) -> int | None:

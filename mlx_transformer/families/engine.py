@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 
 from .keys import Given, Line, Values
 
 Tensors = Mapping[str, NDArray]
-MOST_SHOWN = 8  # problems of one message
 WRITES = ("_attention.output_proj", ".down_proj")
 """Ends of modules whose result is d_model wide; other matrices read such a vector, and norms have one."""
 
@@ -158,9 +157,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     config = config_of(family, published.config, published.generation, published.path / "config.json")
     weights, problems = family.read(config, published.tensors)
     if problems:
-        more = f"; and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
-        shown = "; ".join(problems[:MOST_SHOWN])
-        raise UserError(f"{published.path}: weights don't fit config.json: {shown}{more}")
+        raise UserError(f"{published.path}: weights don't fit config.json: {first_of(problems)}")
     for name in _biases(family):
         without = dataclasses.replace(config, **{name: False})
         shapes = parameter_shapes(without)
