@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .runtime.transformer import load as load
     from .system.errors import UserError as UserError
     from .system.version import __version__ as __version__
-    from .training.train import train as train
+    from .training.trainer import train as train
 
     validate = _compare_points
 else:
@@ -42,7 +42,7 @@ else:
         {
             "load": ".runtime.transformer",
             "open_model": ".commands.models",
-            "train": ".training.train",
+            "train": ".training.trainer",
             "export_onnx": "export.package",
             "export_search": "export.search",
             "validate": "export.validate:compare",

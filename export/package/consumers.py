@@ -12,7 +12,7 @@ from typing import Any
 from export.interface import GRAPHS, MODEL, Request
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.families.folder import generation_config
-from mlx_transformer.families.forms import their_activation
+from mlx_transformer.families.keys import their_activation
 
 
 def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:

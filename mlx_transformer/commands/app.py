@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from mlx_transformer.system.errors import UserError
 
-from . import claims, comparing, converting, explaining, exporting, language, launching, text, training
+from . import converting, exporting, language, launching, looking, text, training
 from .settings import with_settings
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
@@ -42,10 +42,10 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "web": exporting.web,
     },
     "Look": {
-        "explain": explaining.explain,
-        "compare": comparing.compare,
-        "info": exporting.info,
-        "claims": claims.claims,
+        "explain": looking.explain,
+        "compare": looking.compare,
+        "info": looking.info,
+        "claims": looking.claims,
     },
     "Convert": {
         "import": converting.import_command,

@@ -1,4 +1,4 @@
-"""export, validate, web, info."""
+"""export, validate, web."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from export.settings import ExportSettings, ValidateSettings, WebSettings
-from mlx_transformer.system.terminal import Console
 
 from .settings import Checkpoint, Onnx, OutArgument
 
@@ -100,12 +99,3 @@ def validate(
     from export.validate import validate_command
 
     raise typer.Exit(validate_command(checkpoint, onnx, **vars(settings)))
-
-
-def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, an ONNX folder or file.")]) -> None:
-    """Describe a model: what it is, its config, sizes and parameters."""
-    from export.package.facts import describe_graphs
-
-    from .info import describe
-
-    Console().print(describe(path, describe_graphs))

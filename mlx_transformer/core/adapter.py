@@ -23,14 +23,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import check_fields, unknown_keys
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import read_manifest
-from mlx_transformer.system.tensors import read_tensors
+from mlx_transformer.system.tensors import read_tensors, write_tensors
 
 from .config import AdapterAlpha, AdapterKind, AdapterRank, Rate, TransformerConfig
 from .parameters import parameter_shapes
@@ -154,8 +153,7 @@ class Adapter:
     def save(self, folder: Path) -> None:
         """Its two files."""
         (folder / ADAPTER).write_text(self.json(), encoding="utf-8")
-        save_file({name: np.asarray(array, order="C") for name, array in self.arrays.items()}, folder / ARRAYS)
-        (folder / ARRAYS).chmod((folder / ADAPTER).stat().st_mode & 0o777)  # it makes them private
+        write_tensors(folder / ARRAYS, self.arrays, ADAPTER)
 
     @cached_property
     def _targets(self) -> frozenset[str]:

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from mlx_transformer.system.durable import check_free, previous, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json, read_text
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.manifest import MANIFEST, read_manifest, sha256, verify_files, write_manifest
-from mlx_transformer.system.tensors import check_finite, open_tensors
+from mlx_transformer.system.tensors import check_finite, open_tensors, write_tensors
 
 from .adapter import ADAPTER, ARRAYS, Adapter, read_beside
 from .config import TransformerConfig, parse_object
@@ -156,9 +155,7 @@ def save_checkpoint(
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
-            # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
-            save_file({key: np.asarray(array, order="C") for key, array in group.items()}, temporary / name)
-            (temporary / name).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # it makes them private
+            write_tensors(temporary / name, group, CONFIG)
         write_manifest(temporary)
     return folder
 

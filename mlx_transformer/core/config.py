@@ -253,8 +253,7 @@ class TransformerConfig:
     def summary(self) -> dict[str, str]:
         """In words for a table: the sizes, and what else isn't as it is by default."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        width = self.d_model // self.heads
-        implied = dict(source_vocab_size=self.vocab_size, key_value_heads=self.heads, d_k=width, d_v=width)
+        implied = self._following()
         return {
             name: str(value)
             for name, (value, default) in values.items()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 
 from .config import TransformerConfig
 from .quantization import Quantization, stored_shapes
@@ -93,8 +93,7 @@ def check_parameters(
         if name in found and tuple(found[name]) != shape
     ]
     if problems:
-        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise UserError(f"{where}: parameters don't fit the config: {shown}")
+        raise UserError(f"{where}: parameters don't fit the config: {first_of(problems)}")
 
 
 def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:

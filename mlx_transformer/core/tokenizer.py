@@ -10,6 +10,8 @@ read it unchanged and give the same ids; there `clean_up_tokenization_spaces` mu
 to treat "</s>" in a text as text.
 """
 
+import base64
+import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from mlx_transformer.core.precompiled import check_precompiled
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
@@ -63,6 +64,8 @@ class Tokenizer:
 
     source: "Tokenizer"
     """The source language's tokenizer: itself, where the vocabulary is joint."""
+
+    pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
         """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
@@ -188,22 +191,6 @@ class Tokenizer:
         return token
 
     @property
-    def pad_id(self) -> int:
-        return PAD
-
-    @property
-    def bos_id(self) -> int:
-        return BOS
-
-    @property
-    def eos_id(self) -> int:
-        return EOS
-
-    @property
-    def unk_id(self) -> int:
-        return UNK
-
-    @property
     def mask_id(self) -> int | None:
         """The id of <mask>; None if the vocabulary has none."""
         return self._backend.token_to_id(MASK_TOKEN)
@@ -257,11 +244,34 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             raise UserError(
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
-    check_precompiled(specification.get("normalizer"), origin)
+    _check_precompiled(specification.get("normalizer"), origin)
     for pattern in _patterns(specification):
         if pattern not in TRUSTED_PATTERNS:
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
     return specification
+
+
+def _check_precompiled(normalizer: Any, origin: str) -> None:
+    """`UserError` for the table of a Precompiled normalizer, SentencePiece's, that isn't whole. The library ends a
+    thread there, and says so in many lines."""
+    if not isinstance(normalizer, dict):
+        return
+    for inner in normalizer.get("normalizers") or ():
+        _check_precompiled(inner, origin)
+    if normalizer.get("type") == "Precompiled" and not _is_whole(normalizer.get("precompiled_charsmap")):
+        raise UserError(f"{origin}: the table of its Precompiled normalizer is damaged; restore it from a copy")
+
+
+def _is_whole(table: Any) -> bool:
+    """Bytes 0 to 3: size of the trie, little-endian; the trie, four bytes a unit; the replacements, UTF-8, each ended
+    by NUL."""
+    try:
+        data = base64.b64decode(table, validate=True)
+        size = int.from_bytes(data[:4], "little")
+        data[4 + size :].decode()
+    except (TypeError, ValueError, binascii.Error):
+        return False
+    return size > 0 and size % 4 == 0 and len(data) >= 4 + size
 
 
 def _patterns(node: Any) -> Iterator[str]:

@@ -16,6 +16,8 @@ from mlx_transformer.system.machine import check_memory
 
 from .line_files import line_blocks
 
+MOST_SET_ASIDE = 1000  # pairs for validation; one in a hundred of a smaller text
+
 
 @dataclass(frozen=True)
 class ParallelText:
@@ -64,6 +66,16 @@ class ParallelText:
         """Write both sides as UTF-8 files with `\\n` line ends. UserError for a line that holds a `\\n` itself."""
         for path, lines in ((source, self.source), (target, self.target)):
             write_lines(path, lines)
+
+
+def kept_pairs(count: int, seed: int, name: str, noun: str = "pairs") -> np.ndarray:
+    """Return (count,) bool, True on those that stay for training. `UserError`, with the text's name, for one alone."""
+    if count < 2:
+        raise UserError(f"{name}: {count} usable {noun}; training needs more, or give validation files")
+    order = np.random.default_rng(seed).permutation(count)
+    kept = np.ones(count, dtype=bool)
+    kept[order[: max(1, min(MOST_SET_ASIDE, count // 100))]] = False
+    return kept
 
 
 def read_parallel(source: str | Path, target: str | Path) -> ParallelText:

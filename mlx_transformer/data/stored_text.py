@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.progress import quiet_progress
 
-from .corpus import ParallelText
+from .corpus import ParallelText, kept_pairs
 from .examples import Pairs
 from .line_files import PACKED
 from .pair_files import PairFiles
-from .set_aside import kept_pairs
 from .token_cache import TokenCache
 
 

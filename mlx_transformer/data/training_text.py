@@ -14,12 +14,11 @@ from mlx_transformer.system.files import default_folder
 from mlx_transformer.system.machine import check_memory
 
 from .bpe_dropout import DroppedPairs
-from .corpus import ParallelText, read_parallel
+from .corpus import ParallelText, kept_pairs, read_parallel
 from .examples import Examples, Pairs
 from .line_files import PACKED
 from .mixture import Mixture
 from .pair_files import PairFiles
-from .set_aside import kept_pairs
 from .stored_text import StoredText
 from .token_cache import TokenCache, encoded
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.fields import kinds_of
 
-from .channels import channels, reordered
 from .keys import Given, Line, Values
 
 Tensors = Mapping[str, NDArray]
-MOST_SHOWN = 8  # problems of one message
+WRITES = ("_attention.output_proj", ".down_proj")
+"""Ends of modules whose result is d_model wide; other matrices read such a vector, and norms have one."""
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     config = config_of(family, published.config, published.generation, published.path / "config.json")
     weights, problems = family.read(config, published.tensors)
     if problems:
-        more = f"; and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
-        shown = "; ".join(problems[:MOST_SHOWN])
-        raise UserError(f"{published.path}: weights don't fit config.json: {shown}{more}")
+        raise UserError(f"{published.path}: weights don't fit config.json: {first_of(problems)}")
     for name in _biases(family):
         without = dataclasses.replace(config, **{name: False})
         shapes = parameter_shapes(without)
@@ -280,3 +278,25 @@ def _filled(theirs: str, ours: str, match: re.Match[str]) -> str:
         return HOLE.sub(fill, theirs) + match.groups()[-1]
     except (IndexError, StopIteration):
         raise LookupError(f"{theirs!r} has other choices or numbers than {ours!r}") from None
+
+
+def channels(d_model: int) -> NDArray[np.intp]:
+    """CHANNELS: which channel of pairs each one of halves is (d_model,).
+
+    Models trained here hold sines and cosines in pairs, published ones all sines first. With the paper's own
+    frequencies `sinusoidal` is a permutation of `sinusoidal_halves`: the weights of the one, with
+    `halves[j] = pairs[CHANNELS[j]]` on every axis of width d_model, are those of the other.
+    """
+    return np.r_[0:d_model:2, 1:d_model:2]
+
+
+def reordered(weights: Mapping[str, NDArray], order: NDArray[np.intp]) -> dict[str, NDArray]:
+    """The weights of the same model with its d_model channels in another order."""
+    return {name: _reordered(name, array, order) for name, array in weights.items()}
+
+
+def _reordered(name: str, array: NDArray, order: NDArray[np.intp]) -> NDArray:
+    module = name.rpartition(".")[0]
+    if module.endswith(WRITES) or (module.endswith("norm") and not module.endswith(("query_norm", "key_norm"))):
+        return array[order]
+    return array[:, order] if array.ndim == 2 else array

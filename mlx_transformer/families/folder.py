@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from mlx_transformer.core.checkpoint import CONFIG, FLOATS, HALVES, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
@@ -19,8 +17,8 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import open_file, parse_json, read_json, read_text
-from mlx_transformer.system.tensors import read_tensors
+from mlx_transformer.system.files import parse_json, read_json, read_text
+from mlx_transformer.system.tensors import open_tensors, read_tensors, write_tensors
 
 from .engine import Published
 
@@ -126,9 +124,7 @@ def write_folder(
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer)
         for name, values in texts.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        stored = {name: np.asarray(array, order="C") for name, array in weights.items()}  # safetensors takes the bytes
-        save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})  # transformers wants to be told
-        (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode & 0o777)  # safetensors makes it private
+        write_tensors(temporary / WEIGHTS, weights, CONFIG, metadata={"format": "pt"})  # transformers wants to be told
     return out
 
 
@@ -141,12 +137,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _check_types(path: Path) -> None:
     """safetensors would raise a bare TypeError for what NumPy doesn't have."""
-    with open_file(path):  # a regular file
-        pass
-    try:
-        with safe_open(path, framework="numpy") as file:
-            types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+    with open_tensors(path) as file:
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     if wrong := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS | HALVES]:
         raise UserError(f"{path}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS | HALVES))}")

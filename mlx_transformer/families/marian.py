@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .engine import At, Family
-from .forms import ACTIVATIONS, Heads, TargetVocabulary
-from .keys import Also, Fixed, Key
+from .keys import ACTIVATIONS, Also, Fixed, Heads, Key, TargetVocabulary
 
 TIES = {(True, True): "all", (False, True): "target-output", (False, False): "none", (True, False): "source-target"}
 LAYERS, QKVO = "(encoder|decoder).layers.*", "(query|key|value|output)_proj"

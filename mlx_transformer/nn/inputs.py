@@ -21,13 +21,22 @@ Tokens = mx.array | np.ndarray | Sequence[Sequence[bool]]
 
 def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
     """(B, L) integers below `vocab_size`, as an `mx.array`. `UserError` names the row and position of a bad one."""
-    if not isinstance(ids, mx.array):
-        return mx.array(_checked(ids, vocab_size, name))
-    if ids.ndim != 2 or 0 in ids.shape:
-        raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {tuple(ids.shape)}")
-    if not mx.issubdtype(ids.dtype, mx.integer):
-        raise UserError(f"{name}: ids must be integers, not {ids.dtype}")
-    return ids
+    array = ids if isinstance(ids, mx.array) else _array(ids, name)
+    if array.ndim != 2 or 0 in array.shape:
+        raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {tuple(array.shape)}")
+    on_host = not isinstance(array, mx.array)
+    if not (np.issubdtype(array.dtype, np.integer) if on_host else mx.issubdtype(array.dtype, mx.integer)):
+        raise UserError(f"{name}: ids must be integers, not {array.dtype}")
+    if not on_host:
+        return array
+    bad = np.argwhere((array < 0) | (array >= vocab_size))
+    if len(bad):
+        row, position = bad[0]
+        raise UserError(
+            f"{name}: id {array[row, position]} at row {row}, position {position}"
+            f" is outside the vocabulary of {vocab_size}"
+        )
+    return mx.array(array.astype(np.int32))
 
 
 def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype, name: str = "inputs_embeds") -> mx.array:
@@ -77,22 +86,6 @@ def padding_before(mask: Tokens, name: str) -> mx.array | None:
     if host.ndim != 2 or np.any(np.diff(host.astype(np.int8), axis=1) < 0) or not np.all(host[:, -1:]):
         raise UserError(f"{name}: prompts are padded on the left, each row False... then True to its end")
     return None if host.all() else mx.array((~host).sum(axis=1).astype(np.int32))
-
-
-def _checked(ids: Any, vocab_size: int, name: str) -> np.ndarray:
-    array = _array(ids, name)
-    if array.ndim != 2 or array.size == 0:
-        raise UserError(f"{name}: expected a batch (rows, length) of at least one id, found shape {array.shape}")
-    if not np.issubdtype(array.dtype, np.integer):
-        raise UserError(f"{name}: ids must be integers, not {array.dtype}")
-    bad = np.argwhere((array < 0) | (array >= vocab_size))
-    if len(bad):
-        row, position = bad[0]
-        raise UserError(
-            f"{name}: id {array[row, position]} at row {row}, position {position}"
-            f" is outside the vocabulary of {vocab_size}"
-        )
-    return array.astype(np.int32)
 
 
 def _array(values: Any, name: str) -> np.ndarray:

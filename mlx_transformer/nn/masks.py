@@ -38,6 +38,13 @@ def causal_padding_mask(tokens: mx.array, queries: int | None = None) -> mx.arra
     return (causal_mask(queries, keys) & tokens[:, None, None, :]) | itself
 
 
+def document_mask(segments: mx.array) -> mx.array:
+    """No query sees a later key or another document of its row: segments (B, L), equal numbers side by side being one
+    document -> (B, 1, L, L). Every query sees itself."""
+    length = segments.shape[1]
+    return (causal_mask(length, length) & (segments[:, :, None] == segments[:, None, :]))[:, None]
+
+
 def as_array(mask: Mask, queries: int, keys: int) -> mx.array | None:
     """The array that a mask stands for."""
     return causal_mask(queries, keys) if isinstance(mask, str) else mask

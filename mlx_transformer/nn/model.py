@@ -29,10 +29,9 @@ from .attention import Attention, MakeAttention
 from .cache import Cache
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
 from .layers import Decoder, Encoder
-from .masks import Mask, causal_padding_mask, padding_mask
-from .packing import document_mask, positions_in_documents
+from .masks import Mask, causal_padding_mask, document_mask, padding_mask
 from .parameters import initialise, stored_weights
-from .positions import positions_after, positions_of
+from .positions import positions_after, positions_in_documents, positions_of
 from .quantize import matrix
 from .taps import Tap, no_tap, within
 

@@ -41,6 +41,14 @@ def positions_of(length: int, tokens: mx.array | None = None) -> PositionIds:
     return PositionIds(index, length)
 
 
+def positions_in_documents(segments: mx.array) -> PositionIds:
+    """0, 1, 2, ... from the start of each document of a row: segments (B, L), as `masks.document_mask` has them."""
+    length = segments.shape[1]
+    places = mx.arange(length)[None, :]
+    begins = mx.concatenate([mx.ones((segments.shape[0], 1), mx.bool_), segments[:, 1:] != segments[:, :-1]], axis=1)
+    return PositionIds(places - mx.cummax(mx.where(begins, places, 0), axis=1), length)
+
+
 def positions_after(offset: int, length: int, starts: mx.array | None = None) -> PositionIds:
     """`length` positions from `offset` on, less the padding (B,) that each row starts with."""
     if starts is None:

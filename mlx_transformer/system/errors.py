@@ -1,5 +1,11 @@
 """The one exception type for mistakes that a user can make and can mend."""
 
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """Wrong input, settings or files. The message is one line: what is wrong, where, and what to do.
@@ -17,3 +23,9 @@ def shortened(text: str) -> str:
     """A name or another word as a line can show it: of a long one both ends."""
     half = LONGEST_NAME // 2
     return text if len(text) <= LONGEST_NAME else f"{text[:half]}...{text[-half:]}"
+
+
+def first_of(problems: Sequence[str], most: int = 8) -> str:
+    """Several problems in one line, and how many more there are."""
+    more = f"; and {len(problems) - most} more" if len(problems) > most else ""
+    return "; ".join(problems[:most]) + more

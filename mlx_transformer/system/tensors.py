@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from .errors import UserError
 from .files import open_file
@@ -39,3 +41,12 @@ def read_tensors(path: Path) -> dict[str, NDArray]:
 def check_finite(path: Path, name: str, array: NDArray) -> None:
     if array.dtype.kind not in "iub" and not np.isfinite(array).all():
         raise UserError(f"{path}: {name} is not finite: damaged; restore it from a copy")
+
+
+def write_tensors(
+    path: Path, arrays: Mapping[str, NDArray], beside: str, metadata: dict[str, str] | None = None
+) -> None:
+    """Write one file, for all who may read the file `beside` it: safetensors makes it private."""
+    # It takes the bytes as they lie. np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path, metadata)
+    path.chmod(path.with_name(beside).stat().st_mode & 0o777)

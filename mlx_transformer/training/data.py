@@ -12,11 +12,10 @@ import numpy as np
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
-from mlx_transformer.data.corpus import ParallelText
+from mlx_transformer.data.corpus import ParallelText, kept_pairs
 from mlx_transformer.data.documents import Documents, read_documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.pair_files import PairFiles
-from mlx_transformer.data.set_aside import kept_pairs
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
 from mlx_transformer.system.errors import UserError

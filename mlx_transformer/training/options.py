@@ -6,6 +6,7 @@ Help is made of them, so nothing is imported here that takes time."""
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -251,12 +252,13 @@ def recipe_keys() -> Iterator[tuple[str, str, type]]:
 
 
 def tables_of(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Put keys that are given by their names alone into the tables of a recipe. `UserError` for one that is none."""
-    homes = {name: table for table, name, _ in recipe_keys()}
+    """Put keys that are given by their names alone into the tables of a recipe, and paths as text; vocab_size, which a
+    config has too, is that of the text. `UserError` for one that is none."""
+    homes = {f.name: table for table in ("model", "training", "data") for of in TABLES[table] for f in fields(of)}
     tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
     for name, value in keys.items():
         if name not in homes:
             near = difflib.get_close_matches(name, homes, n=1)
-            raise UserError(f"{name!r} is no key of a recipe" + (f" (did you mean {near[0]!r}?)" if near else ""))
-        tables[homes[name]][name] = value
+            raise UserError(f"train: unknown key {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        tables[homes[name]][name] = os.fspath(value) if isinstance(value, os.PathLike) else value
     return tables

@@ -29,7 +29,7 @@ from mlx_transformer.core import checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.system.durable import clear_leftovers, flush, remove_folder, taken_away, write_text
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import read_bytes, read_json
 from mlx_transformer.system.locks import lock
 from mlx_transformer.system.machine import versions
@@ -343,10 +343,8 @@ def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any]
         if NUMBER.sub("", name) not in MAY_CHANGE | ENVIRONMENT and not name.startswith("versions.")
     ]
     if refused:
-        more = f"; and {len(refused) - 8} more" if len(refused) > 8 else ""
-        differences = "; ".join(refused[:8]) + more
         raise UserError(
-            f"{folder}: cannot resume with another recipe: {differences} (--resume alone takes the run's own)"
+            f"{folder}: cannot resume with another recipe: {first_of(refused)} (--resume alone takes the run's own)"
         )
     return before
 

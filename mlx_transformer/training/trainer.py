@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -32,12 +33,13 @@ from .console import (
     opening_lines,
 )
 from .data import EncodedText, RunData, load_data
-from .group import ALONE, Group
+from .group import ALONE, Group, joined
 from .memory import cache_limit, fit_memory
 from .objectives import validation_scores
 from .optimizers import learning_rate
+from .options import tables_of
 from .progress import CLOCK, Clock, Speed, State, StopSignal
-from .recipe import Recipe, earlier_defaults
+from .recipe import Recipe, earlier_defaults, load_recipe
 from .run_folder import STATE, FollowerFolder, Run, check_folder
 from .setup import batches_per_step, check_apart, check_start, model_and_step, start
 from .weights import BEST, MOVING, MovingAverage, final_weights, weights_of
@@ -298,6 +300,28 @@ class Trainer:
     def _arrays(self) -> dict[str, Any]:
         """Return all arrays that a checkpoint holds beside the weights."""
         return {**self.step.state, **({} if self.moving is None else {MOVING: self.moving.values})}
+
+
+def train(
+    recipe: str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    resume: bool = False,
+    force: bool = False,
+    **keys: Any,
+) -> Result:
+    """Train a model, write it into the run's folder `out`, and return the result, whose `model` is the checkpoint.
+
+    recipe: a TOML file, or the name of a built-in recipe; None: the defaults, or with `resume` the run's own. keys: of
+    any table of a recipe, such as source="train.en", preset="tiny", steps=500 (`mlx_transformer/recipes/README.md` has
+    all). force: replace a run that `out` holds. `UserError` for what can't be trained; an interrupted run says so in
+    the result, and `resume` goes on with it.
+    """
+    out, group = Path(out), joined()
+    if group.leads:
+        check_folder(out, resume, force)  # before the recipe is read, which may be that of the run
+    chosen = load_recipe(None if recipe is None else os.fspath(recipe), tables_of(keys), run=out if resume else None)
+    return Trainer(chosen, out, resume, force=force, group=group).run()
 
 
 def _flat(tree: Any) -> list[tuple[str, mx.array]]:

@@ -107,7 +107,7 @@ def import_all() -> None:
         *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
         *("export.package.write", "export.package.facts", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
         *("export.validate.engines.mlx_engine", "export.validate.engines.search_engine", "export.web.site"),
-        *("mlx_transformer.commands.explaining", "mlx_transformer.commands.comparing", "export.explain"),
+        *("mlx_transformer.commands.looking", "export.explain"),
     ):
         importlib.import_module(name)
     gc.freeze()  # a fork that collects garbage would else copy all of it

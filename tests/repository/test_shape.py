@@ -13,7 +13,6 @@ ONLY_MLX = {
     "inputs": "ids are checked on the host",
     "quantize": "a pass over graphs (export/precision)",
     "dropout": "graphs don't train",
-    "packing": "graphs don't train",
     "parameters": "graphs are filled as they are written",
     "checkpointing": "graphs have no gradients",
     "lora": "a graph gets an adapter by a pass (export/precision)",

@@ -7,7 +7,7 @@ target, only the first one is used (`Styles`).
 
 import difflib
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -19,6 +19,7 @@ from mlx_transformer.system.errors import UserError
 
 Value = TypeVar("Value")
 Style = TypeVar("Style")
+Part = TypeVar("Part")
 Phrase = tuple[str, str]  # the same thing in source and target
 Draw = Callable[[Random], Phrase | None]  # makes one phrase; None when the draw gave none
 EXAMPLE = "for example cldr:en-de or cldr:pt_BR-ja"
@@ -41,6 +42,10 @@ class Pair:
 
     def both(self, render: Callable[[Locale], str]) -> Phrase:
         return render(self.source), render(self.target)
+
+    def each(self, render: Callable[[Part, Locale], str], parts: Sequence[Part]) -> Phrase:
+        """Render what there is of the source in its locale, and what there is of the target in the other."""
+        return render(parts[0], self.source), render(parts[1], self.target)
 
 
 def parse_spec(spec: str) -> Pair:
@@ -172,6 +177,11 @@ def join_list(items: list[str], style: str, locale: Locale) -> str:
     for item in items[2:-1]:
         text = join("middle", text, item)
     return join("end", text, items[-1])
+
+
+def join_phrases(pair: Pair, phrases: Sequence[Phrase], style: str) -> Phrase:
+    """Join phrases to a list in both locales."""
+    return pair.each(lambda items, x: join_list(list(items), style, x), list(zip(*phrases, strict=True)))
 
 
 def common_names(source: dict[str, str], target: dict[str, str], skip: Iterable[str] = ()) -> list[Phrase]:

@@ -8,7 +8,7 @@ from random import Random
 from babel import Locale
 from babel.numbers import format_decimal
 
-from .locales import Draw, Pair, Phrase, Styles, join_list
+from .locales import Draw, Pair, Phrase, Styles, join_phrases
 from .numbers import choose, random_decimal
 
 UNITS = (
@@ -154,10 +154,7 @@ def spans(pair: Pair) -> Draw:
         parts = [measure(f"duration-{unit}", length, count) for unit, count in value]
         if not all(source for source, _ in parts):
             return "", ""
-        return (
-            join_list([source for source, _ in parts], LIST_STYLES[length], pair.source),
-            join_list([target for _, target in parts], LIST_STYLES[length], pair.target),
-        )
+        return join_phrases(pair, parts, LIST_STYLES[length])
 
     lengths: Styles = Styles(LENGTHS.items(), render_mixed, key=lambda value: tuple(unit for unit, _ in value))
 

@@ -6,10 +6,10 @@ from random import Random
 
 from babel.dates import get_day_names, get_month_names, get_quarter_names
 
-from .locales import Draw, Pair, Phrase, Styles, apply_pattern, common_names, join_list, unambiguous
+from .locales import Draw, Pair, Phrase, Styles, common_names, join_phrases, unambiguous
 from .measures import available, format_measure
 from .numbers import choose, random_decimal
-from .times import common_pattern, random_moment
+from .times import common_pattern, random_moment, rendered
 
 NO_TERRITORIES = ("ZZ", "XA", "XB")  # unknown, pseudo-accents, pseudo-bidi
 NO_LANGUAGES = ("und", "mul", "zxx", "mis")  # unknown, several, none, uncoded
@@ -43,14 +43,10 @@ def joiner(pair: Pair) -> Join:
     It gives None where the two styles read alike.
     """
 
-    def render(style: str, items: list[Phrase]) -> Phrase:
-        sources, targets = [source for source, _ in items], [target for _, target in items]
-        return (
-            join_list(sources, style, pair.source),
-            join_list(targets, style, pair.target),
-        )
+    def joined(style: str, items: list[Phrase]) -> Phrase:
+        return join_phrases(pair, items, style)
 
-    styles: Styles = Styles(LIST_STYLES.items(), render, key=len)
+    styles: Styles = Styles(LIST_STYLES.items(), joined, key=len)
     return lambda random, items: styles.draw(random, items)
 
 
@@ -97,10 +93,7 @@ def lists(pair: Pair) -> Draw:
 
             def moments(random: Random, pattern: Phrase = pattern) -> list[Phrase]:
                 values = sorted(random_moment(random) for _ in range(2))
-                return [
-                    (apply_pattern(pattern[0], value, pair.source), apply_pattern(pattern[1], value, pair.target))
-                    for value in values
-                ]
+                return [rendered(pair, pattern, value) for value in values]
 
             sorts.append((moments, 1.0))
     units = [unit for unit in LISTED_UNITS if available(pair, unit, "short")]

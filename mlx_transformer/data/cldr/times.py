@@ -82,8 +82,8 @@ def _determined(styles: list[tuple[Phrase, float]]) -> list[tuple[Phrase, float]
     return [(style, weight) for style, weight in styles if determines(fields(style[0]), fields(style[1]))]
 
 
-def _render(pair: Pair, style: Phrase, value: datetime.date) -> Phrase:
-    return apply_pattern(style[0], value, pair.source), apply_pattern(style[1], value, pair.target)
+def rendered(pair: Pair, style: Phrase, value: datetime.date) -> Phrase:
+    return pair.each(lambda pattern, x: apply_pattern(pattern, value, x), style)
 
 
 def _date_key(value: datetime.date) -> tuple:
@@ -97,13 +97,13 @@ def _moment_key(value: datetime.datetime) -> tuple:
 
 def dates(pair: Pair) -> Draw:
     """Draw calendar dates: "Tuesday, March 5, 2024", "3/5/24", "Mar 5", "3rd quarter 1987"."""
-    styles = Styles(date_styles(pair), partial(_render, pair), key=_date_key)
+    styles = Styles(date_styles(pair), partial(rendered, pair), key=_date_key)
     return lambda random: styles.draw(random, random_date(random))
 
 
 def times(pair: Pair) -> Draw:
     """Draw times of day, alone, with a weekday or with a date: "3:05 PM", "Fri 17:20", "Mar 5, 2024, 3:05 PM"."""
-    styles = Styles(_clock_styles(pair), partial(_render, pair), key=_moment_key)
+    styles = Styles(_clock_styles(pair), partial(rendered, pair), key=_moment_key)
     return lambda random: styles.draw(random, random_moment(random))
 
 
@@ -122,10 +122,7 @@ def intervals(pair: Pair) -> Draw:
         """Write an interval; `case` is both skeletons and the greatest difference, which is worked out for times."""
         if case[2] == "clock":
             return _render_clock(pair, (case[0], case[1]), ends)
-        return (
-            _render_interval(pair.source, case[0], case[2], ends),
-            _render_interval(pair.target, case[1], case[2], ends),
-        )
+        return pair.each(lambda skeleton, x: _render_interval(x, skeleton, case[2], ends), case)
 
     # Only cases of one difference share their values, so only these can clash.
     by_difference: dict[str, list] = {}
@@ -160,10 +157,8 @@ def _render_clock(pair: Pair, skeletons: Phrase, ends: tuple[datetime.time, date
     else:
         half = "a" if (start.hour < 12) != (end.hour < 12) else "h"
         differences = [half if "h" in skeleton else "H" for skeleton in skeletons]
-    return (
-        _render_interval(pair.source, skeletons[0], differences[0], ends),
-        _render_interval(pair.target, skeletons[1], differences[1], ends),
-    )
+    names = list(zip(skeletons, differences, strict=True))
+    return pair.each(lambda name, x: _render_interval(x, *name, ends), names)
 
 
 def _ends_key(ends: tuple[datetime.date, datetime.date]) -> tuple:

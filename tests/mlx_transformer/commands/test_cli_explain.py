@@ -9,7 +9,7 @@ from command_line import both_models, caller, refused
 from explained_models import data_of
 
 from export.__main__ import main
-from mlx_transformer.commands import claims
+from mlx_transformer.commands import looking
 from mlx_transformer.commands.app import PROGRAMS
 
 made = pytest.fixture(scope="module")(both_models)
@@ -59,7 +59,7 @@ def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch, command):
     assert call(*command, "10", "--out", page, "--force")[0] == 0
     refused(call(*command, "36", "--model", tmp_path / "none"), "no such folder")
     refused(call(*command, "30", "--model", tmp_path / "none", "--sentence", "one"), "no such folder")
-    monkeypatch.setattr(claims, "DOCS", tmp_path)  # as in site-packages
+    monkeypatch.setattr(looking, "DOCS", tmp_path)  # as in site-packages
     refused(call(*command, "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
 
 

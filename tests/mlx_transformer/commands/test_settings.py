@@ -24,8 +24,8 @@ from export.settings import (
 )
 from export.targets.table import TARGETS
 from mlx_transformer.commands.app import ALL, command_of
-from mlx_transformer.commands.comparing import CompareSettings
 from mlx_transformer.commands.exporting import FormSettings
+from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.settings import NOT, RecipeKeys, RuntimeSettings, Shown, with_settings
 from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.generation.options import PENALTY_OFFSETS, Options, PenaltyForm, TextSettings

@@ -24,7 +24,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
-from mlx_transformer.families.channels import channels, reordered
+from mlx_transformer.families.engine import channels, reordered
 from mlx_transformer.system.errors import UserError
 
 CONFIGS = {

@@ -1,17 +1,20 @@
-"""compare: two models on the same text."""
+"""explain, compare, info, claims: what models are and do, and what is said of them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from export.settings import PrecisionName
+from export.settings import ExplainSettings, PrecisionName
 from mlx_transformer.generation.options import Options, Overlong
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.terminal import Console
 
 from .models import opener, runs_onnx
 from .settings import Shown
@@ -22,13 +25,32 @@ if TYPE_CHECKING:
     from mlx_transformer.report.worker import Served
 
 BEGINNINGS = {"page": b"<!DOCTYPE html>", "comparison": b'{\n  "a": {\n'}
-"""How the files that are written begin; an earlier one may be replaced."""
+"""How the files that `compare` writes begin; an earlier one may be replaced."""
+EXPLAINED = "beam length_penalty max_new_tokens"
+"""The options of the search that `explain` shows."""
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+"""Where the rows of `claims` lie, in `claims`: beside the package in a clone."""
 
 First = Annotated[
     Path,
     typer.Argument(help="A: a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search."),
 ]
 Second = Annotated[Path, typer.Argument(help="Likewise, or the same folder with another precision.")]
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(help="A checkpoint or run's folder, or an ONNX folder.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="The sentence, in quotes; for a decoder the prompt.", show_default=False)
+    ] = None,
+    *,
+    settings: ExplainSettings,
+    search: Annotated[Options, Shown("Search", EXPLAINED)],
+) -> None:
+    """Show what a model does with a sentence, on a page: attention, predictions, and how it searches."""
+    from export.explain.command import explain as run
+
+    print(run(model, texts or [], settings, search))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +146,6 @@ def _print(found: Comparison) -> None:
     from rich.table import Table
 
     from mlx_transformer.report.result import rows, sentence_of
-    from mlx_transformer.system.terminal import Console
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", overflow="fold")
@@ -135,3 +156,41 @@ def _print(found: Comparison) -> None:
     console = Console()
     console.print(sentence_of(found), markup=False)
     console.print(table)
+
+
+def info(path: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, an ONNX folder or file.")]) -> None:
+    """Describe a model: what it is, its config, sizes and parameters."""
+    from export.package.facts import describe_graphs
+
+    from .info import describe
+
+    Console().print(describe(path, describe_graphs))
+
+
+def claims(
+    rows: Annotated[
+        list[str] | None, typer.Argument(metavar="ROW", help="Numbers and ranges, 7 or 5-9.", show_default="all")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="An HTML page to write.", show_default="none")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as PNG and SVG.", show_default="none")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The trained model that some rows look at.", show_default="quickstart")
+    ] = None,
+    sentences: Annotated[
+        list[str] | None,
+        typer.Option("--sentence", help="Where to look at that model's attention.", show_default="dates"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
+) -> None:
+    """Compute what is said of the Transformer, row by row, beside what is claimed; in a clone of the repository."""
+    if not (DOCS / "claims" / "command.py").is_file():
+        raise UserError(
+            "claims lie in docs/claims of the project's repository and are not installed with the package: run this in "
+            "a clone"
+        )
+    if str(DOCS) not in sys.path:
+        sys.path.insert(0, str(DOCS))
+    page, folder, looked_at = (None if path is None else str(path) for path in (out, figures, model))
+    import_module("claims.command").claims(rows or [], page, folder, force, looked_at, sentences or [])
