@@ -57,7 +57,7 @@ class Weights:
         """Return every parameter of the table of `core/parameters.py`."""
         return self.arrays() if arrays is None else arrays
 
-    def extra_files(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
+    def extra_files(self) -> tuple[dict[str, str], dict[str, Arrays]]:
         """Return the further files of a checkpoint: texts and arrays by their names."""
         return {}, {}
 
@@ -98,8 +98,8 @@ class AdapterWeights(Weights):
         adapter = self._adapter(arrays)
         return {name: adapter.merged(name, weight) for name, weight in self._base().items()}
 
-    def extra_files(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
-        adapter = self._adapter(arrays)
+    def extra_files(self) -> tuple[dict[str, str], dict[str, Arrays]]:
+        adapter = self._adapter(None)
         return {ADAPTER: adapter.json()}, {ARRAYS: dict(adapter.arrays)}
 
     def read(self, folder: Path) -> Arrays:

@@ -14,7 +14,7 @@ from tiny_run import metrics
 
 import mlx_transformer
 from export import export_onnx
-from export.validate.assertion import assert_equal
+from export.validate.compare import assert_equal
 from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer.cli import main
