@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from mlx_transformer.system.errors import UserError
@@ -17,10 +17,9 @@ from mlx_transformer.system.fields import Bounds, check_fields
 from mlx_transformer.system.files import read_text
 
 TargetName = Literal["portable", "cpu", "web", "cuda", "coreml"]
+"""The rows of `targets/table.py`."""
 PrecisionName = Literal["float32", "float16", "bfloat16", "int8", "int8-weights", "int4", "packed"]
 ActivationsName = Literal["int8", "float32"]
-TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
-"""The rows of `targets/table.py`."""
 
 OUT = ("--out", "-o")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -11,41 +12,13 @@ from mlx_transformer.system import page as kit
 
 SCRIPTS = ("core.js", "attention.js", "reading.js")
 
-NEXT = "The likeliest next tokens; bold and green the one that follows. Dashed: it was given, not chosen."
-STEPS = {
-    "encoder": "The likeliest tokens at each position; bold and green the one that stands there.",
-    "decoder": NEXT,
-    "encoder-decoder": NEXT,
-}
-
-TITLES = {
-    "follow": "Follow a word",
-    "maps": "Every head of every layer",
-    "alignment": "Alignment",
-    "steps": "Predictions, step by step",
-    "beam": "Beam search",
-    "lens": "What each layer would say",
-    "norms": "Length of the vectors",
-}
-SAID = {
-    "follow": "Point at a token, or reach it with Tab: blue is what it looks at, orange what looks at it. A click "
-    "keeps it.",
-    "maps": "Click a map for a large one with its numbers.",
-    "alignment": "From which source tokens each token was written: cross-attention of one layer, the mean of its heads."
-    " A token is chosen at the position of the one before it.",
-    "beam": "All candidates of each step, best first: what was kept, what ended, and, pale, what was dropped. "
-    "The thick line is the output.",
-    "lens": "The classifier read after each layer, as if it were the last (the logit lens): its likeliest token. "
-    "Framed in green where that is the token that follows.",
-    "norms": "Euclidean norm at each position: of the residual stream, or of what each sub-layer adds to it.",
-}
-
 
 def page(data: Mapping[str, Any]) -> str:
     """Return what `content.content` returns as a self-contained HTML page."""
+    sections = tomllib.loads(kit.texts_beside(__file__, "sections.toml"))
     numbers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     body = (
-        f"{_head(data)}{''.join(_section(data, id) for id in TITLES)}{_foot(data)}"
+        f"{_head(data)}{''.join(_section(data, id, shown) for id, shown in sections.items())}{_foot(data)}"
         '<dialog id="large" aria-label="one head"></dialog>'
         f'<script type="application/json" id="data">{numbers}</script>'
     )
@@ -70,10 +43,10 @@ def _head(data: Mapping[str, Any]) -> str:
     )
 
 
-def _section(data: Mapping[str, Any], id: str) -> str:
-    said = STEPS[data["architecture"]] if id == "steps" else SAID[id]
+def _section(data: Mapping[str, Any], id: str, shown: Mapping[str, Any]) -> str:
+    said = shown["said"] if isinstance(shown["said"], str) else shown["said"][data["architecture"]]
     return (
-        f'<section id="{id}-section" aria-labelledby="{id}-title"><h2 id="{id}-title">{TITLES[id]}</h2>'
+        f'<section id="{id}-section" aria-labelledby="{id}-title"><h2 id="{id}-title">{shown["title"]}</h2>'
         f'<p class="note">{said}</p><div class="card" id="{id}"></div></section>'
     )
 

@@ -57,6 +57,14 @@ def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from initializers(inner)
 
 
+def data_files_of(model: onnx.ModelProto) -> Iterator[str]:
+    """Yield the name of the data file of each initializer that is in one."""
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                yield entry.value
+
+
 def add_taps(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """Return a copy of a graph in which the values of these names (those that it has) are outputs as well."""
     tapped = onnx.ModelProto()

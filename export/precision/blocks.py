@@ -6,7 +6,13 @@
 What is multiplied with them is a choice (`table.ACTIVATIONS`). The operator has it as an attribute. Where ONNX Runtime
 makes that operator from standard ones, an option of the session decides (`runtime/sessions.py` sets it); without it,
 and so in whatever else opens the file, the activations are rounded to int8. Weights of 8 bits that meet float32
-activations are unpacked when the graph is loaded, in every target (`unpacked.py`).
+activations are unpacked, in every target: ONNX Runtime has a fast product with float32 for blocks of four bits, but
+none for those of eight (10 to 17 times as long for one sentence). It computes such weights once, when it loads the
+graph, and multiplies them as fast as any in float32, in as much memory.
+
+    rows      q int8  (O, D)    --> Cast ------------> Mul scale (O, 1) -----------------------> Transpose --> W (D, O)
+    blocks    q uint8 (O, G, b) --> Cast --> Sub 128 --> Mul scale (O, G, 1) --> Reshape [Slice] --> Transpose --> W
+    either    MatMul(x, W) [--> Add] --> y
 
 Embeddings and the classifier have 8 bits in any case: on four, a few rare words lose their meaning. They are as in
 `int8.py`, except for target web, where GatherBlockQuantized and MatMulNBits read the same bytes.
@@ -16,7 +22,7 @@ Shapes: D width in, O width out, V entries of a table, G blocks of a row, b valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -31,7 +37,9 @@ from .late_weights import derived, late_initializer
 from .products import Linear, Lookup, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, packed
 from .table import ACTIVATIONS, STANDARD, UNPACKED
-from .unpacked import multiply_unpacked
+
+Unpack = Callable[[Nodes, Linear], ir.Value]
+"""Adds the nodes that make the weight (O, D) in float32 from what is stored."""
 
 
 def weight_only(
@@ -46,7 +54,7 @@ def weight_only(
     others = [linear for linear in products if not linear.is_table]
     _change_tables(model, [linear for linear in products if linear.is_table], activations, fused, blocks_in_tables)
     if operators == UNPACKED:
-        multiply_unpacked(model, others, _unpack)
+        _multiply_unpacked(model, others, _unpack)
     else:
         for linear in others:
             if operators == STANDARD:
@@ -74,12 +82,25 @@ def _change_tables(
     rows = [linear for linear in products if not in_blocks(_sizes(linear)[1])]
     if activations == "float32":
         to_int8(model, [], rows_looked_up, fused)
-        multiply_unpacked(model, rows, unpack_rows)
-        multiply_unpacked(model, blocks, _unpack)
+        _multiply_unpacked(model, rows, unpack_rows)
+        _multiply_unpacked(model, blocks, _unpack)
     else:
         to_int8(model, rows, rows_looked_up, fused)
         for linear in blocks:
             _matmul_n_bits(model, linear, 8, activations)
+
+
+def _multiply_unpacked(model: ir.Model, products: Sequence[Linear], unpack: Unpack) -> None:
+    """Change these products, before the graph's weights are filled; each weight is unpacked once."""
+    unpacked: dict[str, ir.Value] = {}
+    for linear in products:
+        name = str(linear.weight.name)
+        if name not in unpacked:
+            on_load = Nodes(model, name, "unpacked", output="")
+            unpacked[name] = on_load("Transpose", unpack(on_load, linear), perm=[1, 0])
+            on_load.at_start()
+        add = Nodes(model, linear.node)
+        put_product(add, linear, add("MatMul", linear.x, unpacked[name]))
 
 
 def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str) -> None:
@@ -91,7 +112,7 @@ def _matmul_n_bits(model: ir.Model, linear: Linear, bits: int, activations: str)
 
 
 def _unpack(add: Nodes, linear: Linear) -> ir.Value:
-    """Unpack a weight from blocks of 8 bits, for `multiply_unpacked`, without what fills the last block."""
+    """Unpack a weight from blocks of 8 bits, for a product in float32, without what fills the last block."""
     out, width = _sizes(linear)
     q, scale = _blocks(add, linear, 8)
     signed = add("Sub", add("Cast", q, to=ir.DataType.FLOAT), add.constant(np.float32(128)))

@@ -124,7 +124,7 @@ def _look_up(model: ir.Model, lookup: Lookup) -> None:
 
 
 def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
-    """Unpack a weight from the integers that a lookup reads, for `multiply_unpacked`."""
+    """Unpack a weight from the integers that a lookup reads, for a product in float32."""
     q, scale = _rows(add, linear.weight, linear.rows)
     return add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scale)
 

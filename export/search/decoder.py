@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from typing import Any
 
 import onnx_ir as ir
 
-from export.interface import BATCH, Request, cache_shape
+from export.interface import BATCH, Request, cache_shape, operator_shape
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
@@ -24,6 +25,7 @@ from export.nn.positions import PositionIds, distances
 from export.nn.primitives import Op, size
 from export.nn.taps import no_tap
 from export.targets.attention import AttentionTap
+from export.targets.cpu.network import CpuTransformer, Sources
 
 from .steps import Carried, State
 
@@ -126,3 +128,40 @@ class TreeDecoder:
     def _zeros(self, op: Op, others: list[int]) -> ir.Value:
         """Zeros (B, *others)."""
         return op.ConstantOfShape(op.Concat(self.size, others, axis=0))
+
+
+class Appended(LayerCache):
+    """One layer's keys and values (B, H, P, d), to which the attention operator appends. A Loop hands its values on
+    without a copy but gives an operator no buffer to write into."""
+
+    def __init__(self, keys: ir.Value, values: ir.Value, by_sentence: ir.Value):
+        """by_sentence (3,): B, h, -1."""
+        super().__init__(keys, values)
+        self.by_sentence = by_sentence
+
+    def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, added: Mask, **settings: Any) -> ir.Value:
+        """Rows (R, H, d) over the positions, their own too, that `added` (B, 1 or H, h, P+h) allows -> (B, h, H*d)."""
+        rows = (op.Reshape(x, self.by_sentence) for x in (q, k, v))
+        y, self.keys, self.values = op.MultiHeadAttention(
+            *(*rows, None, None, added, self.keys, self.values), _outputs=3, **settings
+        )
+        return y
+
+
+class CpuTreeDecoder(TreeDecoder):
+    """The same in ONNX Runtime's fused operators, over rows R = B*h, as the target `cpu` has it."""
+
+    def _encode(
+        self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
+    ) -> tuple[Sequence[KeyValues], ir.Value]:
+        sources = Sources.of(op, source_mask, self.config.of("encoder").heads)
+        self.model, self.shape = CpuTransformer(self.config, sources), operator_shape(self.config)
+        memory = self.model.encode_rows(op, source)
+        return self.model.cross_keys_values(op, memory), sources.mask
+
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
+        by_sentence = op.Concat(op.Shape(ids), [-1], axis=0)
+        layers = [Appended(k, v, by_sentence) for k, v in self.pairs(state)]
+        cache = TreeCache(layers, self.cross, self.tokens, state["mask"], op.Reshape(t, [1]), self.beam)
+        logits = op.Reshape(self.model.step(op, op.Reshape(ids, [-1]), cache, tap=self.attention.tap), by_sentence)
+        return logits, cache.state(state), self.attention.mean(op, ids)

@@ -19,8 +19,7 @@ from export.targets.table import target_of
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
-from .decoder import TreeDecoder
-from .decoder_cpu import CpuTreeDecoder
+from .decoder import CpuTreeDecoder, TreeDecoder
 from .metadata import CONFIG
 from .options import OptionInputs, set_defaults
 from .steps import READ, WRITTEN, run

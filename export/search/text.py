@@ -2,7 +2,8 @@
 
 Byte-level BPE as `core/tokenizer.py` has it, exactly: the same ids for every Unicode text, and the same text back.
 
-Shapes: B lines, W words of all lines, N tokens of all lines, S longest line in tokens, n hypotheses, T their tokens.
+Shapes: B lines, W words of all lines, N tokens of all lines or bytes of a stream, S longest line in tokens,
+n hypotheses, T their tokens.
 """
 
 from __future__ import annotations
@@ -30,12 +31,43 @@ from mlx_transformer.core.tokenizer import (
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 
-from . import utf8
-from .categories import LETTERS_AND_MARKS, NUMBERS
 from .metadata import TEXT_DOMAIN
 
 END = 1 << 60  # of a Slice
 SPECIAL = len(SPECIAL_TOKENS)
+SEPARATOR = 256
+"""Not a byte: stands between two texts."""
+REPLACEMENT, NOTHING = 257, 258
+"""Codes of U+FFFD and of a byte that falls away."""
+
+
+def _ranges(text: str) -> str:
+    """ "870-887 8b5" -> the same in a class of RE2."""
+    parts = (part.partition("-") for part in text.split())
+    return "".join(rf"\x{{{first}}}" + (rf"-\x{{{last}}}" if last else "") for first, _, last in parts)
+
+
+# Classes of regular expressions, without their brackets, for RE2, which knows Unicode 13; `tokenizers` knows 16. A test
+# compares both on every code point.
+LETTERS_AND_MARKS = r"\p{L}\p{M}" + _ranges(
+    """
+    870-887 889-88e 897-89f 8b5 8c8-8d2 c3c c5d cdd cf3 ece 170d 1715 171f 180f 1ac1-1ace 1b4c 1c89-1c8a 1dfa
+    2c2f 2c5f 9ffd-9fff a7c0-a7c1 a7cb-a7cd a7d0-a7d1 a7d3 a7d5-a7dc a7f2-a7f4 10570-1057a 1057c-1058a
+    1058c-10592 10594-10595 10597-105a1 105a3-105b1 105b3-105b9 105bb-105bc 105c0-105f3 10780-10785 10787-107b0
+    107b2-107ba 10d4a-10d65 10d69-10d6d 10d6f-10d85 10ec2-10ec4 10efc-10eff 10f70-10f85 11070-11075 110c2
+    1123f-11241 11380-11389 1138b 1138e 11390-113b5 113b7-113c0 113c2 113c5 113c7-113ca 113cc-113d3 113e1-113e2
+    11740-11746 11ab0-11abf 11bc0-11be0 11f00-11f10 11f12-11f3a 11f3e-11f42 11f5a 12f90-12ff0 1342f 13440-13455
+    13460-143fa 16100-1612f 16a70-16abe 16d40-16d6c 18cff 1aff0-1aff3 1aff5-1affb 1affd-1affe 1b11f-1b122 1b132
+    1b155 1cf00-1cf2d 1cf30-1cf46 1df00-1df1e 1df25-1df2a 1e030-1e06d 1e08f 1e290-1e2ae 1e4d0-1e4ef 1e5d0-1e5f0
+    1e7e0-1e7e6 1e7e8-1e7eb 1e7ed-1e7ee 1e7f0-1e7fe 2a6de-2a6df 2b735-2b739 2ebf0-2ee5d 31350-323af
+    """
+)
+NUMBERS = r"\p{N}" + _ranges(
+    """
+    10d40-10d49 116d0-116e3 11bf0-11bf9 11f50-11f59 16130-16139 16ac0-16ac9 16d70-16d79 1ccf0-1ccf9 1d2c0-1d2d3
+    1e4f0-1e4f9 1e5f1-1e5fa
+    """
+)
 
 # SPLIT_PATTERN in two steps: RE2 makes an automaton of 80,000 states from the repeated classes of a bare {1,32}.
 WORDS = rf"([{NUMBERS}]|\p{{Z}}?[{LETTERS_AND_MARKS}]+|\p{{Z}}?[^{LETTERS_AND_MARKS}{NUMBERS}\p{{Z}}]+|\p{{Z}}{{1,32}})"
@@ -121,9 +153,9 @@ class TextOps:
         is_byte = op.GreaterOrEqual(spelled, 0)
         count = op.ReduceSum(op.Cast(is_byte, to=ir.DataType.INT64), [1, 2], keepdims=0)  # (B*n,)
         stream = op.GatherND(spelled, op.Transpose(op.NonZero(is_byte), perm=[1, 0]))
-        codes = utf8.well_formed(op, op.Cast(stream, to=ir.DataType.INT64))
-        codes, _ = rows_of(op, codes, op.Sub(op.CumSum(count, 0), count), count, utf8.NOTHING)
-        characters = op.Gather(strings(op, "text.characters", utf8.texts()), codes)
+        codes = well_formed(op, op.Cast(stream, to=ir.DataType.INT64))
+        codes, _ = rows_of(op, codes, op.Sub(op.CumSum(count, 0), count), count, NOTHING)
+        characters = op.Gather(strings(op, "text.characters", code_texts()), codes)
         joined = op.StringJoin(characters, strings(op, "text.nothing", [""]), [1], _domain=TEXT_DOMAIN)
         return op.Reshape(joined, shape)
 
@@ -134,8 +166,60 @@ class TextOps:
         spelling = np.full((self.size + 1, max(len(token) for _, token in tokens)), -1, np.int16)
         for id, token in tokens:
             spelling[id, : len(token)] = [bytes_of[letter] for letter in token]
-        spelling[-1, 0] = utf8.SEPARATOR
+        spelling[-1, 0] = SEPARATOR
         return spelling
+
+
+def well_formed(op: Op, stream: ir.Value) -> ir.Value:
+    """(N,) int64 in 0..SEPARATOR -> codes (N,): the same where well-formed, REPLACEMENT or NOTHING elsewhere.
+
+    Bytes that needn't be UTF-8 are made valid: each ill-formed part becomes one U+FFFD, as Rust and the Unicode
+    Standard (chapter 3.9, "U+FFFD Substitution of Maximal Subparts") have it.
+    """
+    names = ("utf8.needs", "utf8.low", "utf8.high")
+    tables = (table(op, name, lambda row=row: lead_bytes()[row]) for row, name in enumerate(names))
+    needs, low, high = (op.Gather(values, stream) for values in tables)
+    following = op.Concat(stream, [SEPARATOR, SEPARATOR, SEPARATOR], axis=0)
+    first, second, third = (op.Slice(following, [i], [i - 3 if i < 3 else 1 << 60], [0]) for i in (1, 2, 3))
+    # How many bytes continue what this one begins: 0 up to what it needs.
+    one = op.And(op.And(op.GreaterOrEqual(first, low), op.LessOrEqual(first, high)), op.GreaterOrEqual(needs, 1))
+    two = op.And(op.And(one, _continues(op, second)), op.GreaterOrEqual(needs, 2))
+    three = op.And(op.And(two, _continues(op, third)), op.GreaterOrEqual(needs, 3))
+    run = op.Add(op.Add(_integer(op, one), _integer(op, two)), _integer(op, three))
+    complete = op.Equal(run, needs)
+    # What an earlier lead makes of this byte: 1 kept, 2 falls away; no byte belongs to two of them.
+    fate = op.Where(complete, 1, 2)
+    covered = None
+    for distance, reached in enumerate((one, two, three), start=1):
+        reach = op.Where(reached, fate, 0)
+        shifted = op.Slice(op.Concat([0] * distance, reach, axis=0), [0], [-distance], [0])
+        covered = shifted if covered is None else op.Add(covered, shifted)
+    code = op.Where(complete, stream, REPLACEMENT)
+    return op.Where(op.Equal(covered, 1), stream, op.Where(op.Equal(covered, 2), NOTHING, code))
+
+
+def lead_bytes() -> np.ndarray:
+    """(3, 257): bytes that must follow each byte (-1: it can't begin a character), and the range of the next one."""
+    table = np.zeros((3, SEPARATOR + 1), np.int64)
+    needs, low, high = table
+    needs[0x80:0xC2] = needs[0xF5:0x100] = -1
+    needs[0xC2:0xE0], needs[0xE0:0xF0], needs[0xF0:0xF5] = 1, 2, 3
+    low[:], high[:] = 0x80, 0xBF
+    low[0xE0], high[0xED], low[0xF0], high[0xF4] = 0xA0, 0x9F, 0x90, 0x8F
+    return table
+
+
+def code_texts() -> list[bytes]:
+    """The bytes that each code stands for."""
+    return [bytes([byte]) for byte in range(256)] + [b"", "\ufffd".encode(), b""]
+
+
+def _continues(op: Op, byte: ir.Value) -> ir.Value:
+    return op.And(op.GreaterOrEqual(byte, 0x80), op.LessOrEqual(byte, 0xBF))
+
+
+def _integer(op: Op, x: ir.Value) -> ir.Value:
+    return op.Cast(x, to=ir.DataType.INT64)
 
 
 def byte_letters() -> str:

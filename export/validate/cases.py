@@ -29,7 +29,7 @@ from mlx_transformer.system.errors import UserError
 from .findings import tap_names
 
 if TYPE_CHECKING:
-    from export.validate.reference import Reference, Tap
+    from export.validate.reference import Cache, Reference, Tap
 
 Array = NDArray
 Bits = NDArray[np.bool_]
@@ -111,9 +111,12 @@ class Case:
         return [row.tolist() for row in rows] if self.vectors is None else rows
 
 
-def encoded(model: Any, case: Case) -> Any:
-    """Return the encoder's output of a `Transformer` in MLX."""
-    return model.encode(source_mask=case.mask, **case.inputs)
+def started(model: Any, case: Case) -> tuple[Array, Any]:
+    """Return the ids that a `Transformer` in MLX decodes in `case.passes()`, and its cache before the first."""
+    if case.target_ids is not None:
+        return case.target_ids, model.start(model.encode(source_mask=case.mask, **case.inputs), case.mask)
+    mask = case.prompt_mask
+    return case.ids, model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
 
 
 def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
@@ -127,6 +130,19 @@ def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
 def reference_memory(reference: Reference, case: Case) -> Array:
     """Return the encoder's output of a reference."""
     return reference.encode(case.source, case.mask, **case.others)  # type: ignore[arg-type]
+
+
+def reference_started(reference: Reference, case: Case) -> Cache:
+    """Return the cache of a reference before the first of `case.passes()`."""
+    if case.target_ids is None:
+        return reference.start(batch=len(case.ids))
+    return reference.start(reference_memory(reference, case), case.mask)
+
+
+def reference_step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:
+    """Return the logits of one of `case.passes()`, and the cache after it."""
+    ids, mask = (case.ids, case.prompt_mask) if case.target_ids is None else (case.target_ids, None)
+    return reference.step(ids[:, part], cache, None if mask is None else mask[:, part], tap)
 
 
 def reference_logits(reference: Reference, case: Case, tap: Tap | None = None) -> Array:

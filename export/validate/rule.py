@@ -6,16 +6,8 @@ computed in float32 (u = 2^-24, half a unit in the last place of 1.0):
     rms(e)   <= 4 * max(rms(e32),   u * rms(t64))
     max|e|   <= 8 * max(max|e32|,   u * rms(t64))
 
-The criterion of `torch._dynamo.same`: error against float64, times a small factor. A fixed allclose passes real bugs: a
-norm's epsilon of 1e-6 for 1e-5 stays below 1e-3 everywhere, and so do values scaled by 0.99 in one layer. A lower
-precision has a larger u, and e32 is taken to be larger by as much.
-
-One token of a narrow model is a small sample: by luck its e32 may be a tenth of what float32 usually does there. So
-rms(e32) and max|e32| of an input are taken to be at least those of the same tap over all inputs of the run (absolute or
-relative to rms(t64), whichever is larger), and one token of it may be as bad as the worst one anywhere. Where a whole
-input hangs on one sensitive token, that isn't enough: a point over its budget by little gets a second look at what
-float32 does there, from several draws of its rounding errors (`checks/second_look.py`).
-Only valid positions count: what a padding token's row holds is nobody's business.
+A lower precision has a larger u, and e32 is taken to be larger by as much. Only valid positions count: what a padding
+token's row holds is nobody's business. Why it is this rule, and where its factors come from: README.md.
 """
 
 from __future__ import annotations
@@ -48,18 +40,9 @@ class Budget:
 
 
 _CPU = "worst of all measured runs on x86 CPUs, times about 1.3"
-# MLX, 60 random models of all architectures: rms at most 1.0 (float16, bfloat16) and 1.7 (int8, int4 in groups of 32
-# weights), max at most 2.6.
 _LOW = "worst of 60 random models in MLX on an x86 CPU, about doubled"
-# Packages: rms at most 2.9 (int8, int8-weights) and 1.7 (int4), max at most 6.2 and 1.4; most of int8's is the rounding
-# of an embedding's rows, one scale for each.
 _QUANTISED = "worst of 24 random models in ONNX Runtime on an x86 CPU, times about 1.4"
-# Weights are the checkpoint's, so only activations are rounded, in blocks: rms at most 0.75, max at most 0.83.
 _PACKED = "worst of 36 random models in ONNX Runtime on an x86 CPU, about doubled"
-# Four of them in Chromium, on SwiftShader: rms at most 1.9, max at most 2.1. WebGPU's shading language lets a GPU be
-# less exact ("Floating point accuracy"): exp within 3 + 2|x| units in the last place, division within 2.5, inverse
-# square roots within 2. The NumPy reference in float32 with errors drawn from these ranges, 63 models: rms at most 2.7,
-# max at most 3.5. So float32's own factors hold, and nothing is loosened.
 _WEBGPU = "the CPU's: what WebGPU allows exp, division and roots stays within them"
 _DECLARED = "declared; not measured on this device"
 

@@ -16,7 +16,7 @@ from mlx_transformer.system.files import default_folder, read_json
 
 PACKAGE = "onnxruntime-web"
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-"""Of its folder `dist`: what runs models on the processor, 14 MB."""
+"""The file of its folder `dist` that runs models on the processor, 14 MB."""
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
 """What runs them on WebGPU, 27 MB; a browser fetches one of both."""
 INSTALL = ["install", "--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx
 
+from export.graph.protos import data_files_of
 from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
@@ -169,18 +170,11 @@ def _read(file: Path) -> Graph:
 
 
 def _data(file: Path, model: onnx.ModelProto) -> dict[str, Path]:
-    names = dict.fromkeys(_locations(model))
+    names = dict.fromkeys(data_files_of(model))
     for name in names:
         if Path(name).name != name or not (file.parent / name).is_file():
             raise UserError(f"{file}: its data file {name!r} is not beside it; export it again")
     return {name: file.parent / name for name in names}
-
-
-def _locations(model: onnx.ModelProto) -> Iterator[str]:
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                yield entry.value
 
 
 def _source(folder: Path) -> str | None:

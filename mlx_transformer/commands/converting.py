@@ -13,9 +13,7 @@ from .settings import Checkpoint, Force, OutArgument
 
 
 def import_command(
-    folder: Annotated[
-        Path, typer.Argument(help="A Hugging Face folder of Marian or Pegasus: config.json, model.safetensors.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json, model.safetensors.")],
     out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
@@ -31,7 +29,7 @@ def to_huggingface_command(
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
     force: Force = False,
 ) -> None:
-    """Write a checkpoint as a Marian or Pegasus model for `transformers`, and so for PyTorch and Optimum."""
+    """Write a checkpoint as a published model is kept, for `transformers`, and so for PyTorch and Optimum."""
     from mlx_transformer.convert import to_huggingface
 
     print(f"{to_huggingface(checkpoint, out, force=force)}: written; pad its inputs on the right")

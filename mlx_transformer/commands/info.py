@@ -135,7 +135,7 @@ def _vocabularies(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _kept(values: dict[str, Any]) -> dict[str, str]:
-    """Of the adapter that went into the graphs by itself."""
+    """Return the facts of the adapter that went into the graphs by itself."""
     try:
         adapter = values["adapter"]
         said = f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}"

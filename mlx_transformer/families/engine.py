@@ -21,6 +21,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.fields import kinds_of
 
 from .keys import Given, Line, Values
 
@@ -59,8 +60,9 @@ class At:
 class Family:
     """What one family's files say, and mean where they say nothing.
 
-    In names `*` is a layer's number; the choice that our `(a|b)` makes is that of their `(x|y)`, from left to right,
-    and their further ones repeat our last.
+    In names `*` is a layer's number. Choices go from left to right: where our first `(a|b)` is b, their first `(x|y)`
+    is y, and so on; choices of theirs beyond ours do as our last. A name without its last part, `.weight` or `.bias`,
+    stands for both, here, in `sinusoids` and in `ignored`.
     """
 
     name: str
@@ -71,13 +73,16 @@ class Family:
     """The class of `transformers`."""
     ours: Mapping[str, Any]
     """The fields of our config that are the same in all its models. Where a bias is among them, a model of ours
-    without it is written with zeros."""
+    without it is written with zeros. A field that stands neither here nor in `keys` or `derived` has our default: a
+    model with another value is none of the family's."""
     keys: Sequence[Line]
-    """The lines of config.json, in the order in which they are written."""
+    """The lines of config.json, in the order in which they are written. Keys of a file that none of them names mean
+    nothing; one that is missing or null has the line's default, unless generation_config.json has it."""
     names: Callable[[Any], Mapping[str, str | At]]
-    """{parameter of ours, or module: where it is stored}, by our config."""
+    """{parameter of ours, or module: where it is stored}, by our config, with every parameter of `parameter_shapes`.
+    Lines for parameters that a config doesn't have may stay."""
     derived: Callable[[Values], Values] = dict
-    """The fields once more, with those that follow from several keys."""
+    """The fields once more, with those that follow from others, `d_v` from `d_k`. What it is given is within bounds."""
     sinusoids: tuple[str, ...] = ()
     """Tensors that hold the table of its positions: read, compared and left behind."""
     ignored: tuple[str, ...] = ()
@@ -93,7 +98,9 @@ class Family:
         own = {name.partition(".")[2]: fields.pop(name) for name in list(fields) if name.startswith("decoder.")}
         if different := {name: value for name, value in own.items() if fields.get(name) != value}:
             fields["decoder"] = different
-        return (fields if problems else self.derived(fields)), problems
+        kinds = kinds_of(TransformerConfig)
+        sound = not problems and all(kind.accepts(fields[n]) for n, kind in kinds.items() if n in fields)
+        return (self.derived(fields) if sound else fields), problems
 
     def write_config(self, config: Any) -> Values:
         """config.json, but for the type of the weights."""
@@ -146,7 +153,10 @@ class Family:
         places = {}
         for name in parameter_shapes(config):
             matches = ((ours, at, match) for regex, ours, at in table if (match := regex.fullmatch(name)))
-            ours, at, match = next(matches)  # a gap in a family's table
+            found = next(matches, None)
+            if found is None:
+                raise LookupError(f"{self.name}: no line of its names has {name}")
+            ours, at, match = found
             places[name] = [_filled(theirs, ours, match) for theirs in (at.name, *at.copies)], at
         return places
 
@@ -264,7 +274,10 @@ def _filled(theirs: str, ours: str, match: re.Match[str]) -> str:
     def fill(hole: re.Match[str]) -> str:
         return hole[1].split("|")[next(chosen)] if hole[1] else next(numbers)
 
-    return HOLE.sub(fill, theirs) + match.groups()[-1]
+    try:
+        return HOLE.sub(fill, theirs) + match.groups()[-1]
+    except (IndexError, StopIteration):
+        raise LookupError(f"{theirs!r} has other choices or numbers than {ours!r}") from None
 
 
 def channels(d_model: int) -> NDArray[np.intp]:

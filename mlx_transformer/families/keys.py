@@ -66,7 +66,9 @@ class Line(Protocol):
 @dataclass(frozen=True)
 class Key:
     """A key of config.json (or several) and a field of ours (or several) that mean the same; "decoder.heads": that
-    of the decoder."""
+    of the decoder. As many of theirs as of ours are the same one by one; of other numbers, and where values have other
+    names, `words` says which mean which. A field that has a key's value, or what follows from it, beside another field
+    is `derived` (`Family`)."""
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
@@ -74,6 +76,11 @@ class Key:
     """What their library takes where the key is missing, of each of several; "@other": what the key `other` has."""
     words: Mapping[Any, Any] | None = None
     """{their value: ours}; of several for one of ours the first is written."""
+
+    def __post_init__(self) -> None:
+        theirs, ours = len(_several(self.theirs)), len(_several(self.ours))
+        if theirs != ours and self.words is None:
+            raise ValueError(f"Key {self.theirs!r}: {theirs} of theirs and {ours} of ours need words")
 
     @property
     def defaults(self) -> Values:

@@ -15,7 +15,7 @@ BOTH, QKVO, PARTS = "(encoder|decoder)", "(query|key|value|output)_proj", "(gate
 FEED_FORWARD = {"relu": ("relu", False), "gelu": ("gelu", False), "silu": ("silu", False)}
 FEED_FORWARD |= {"gelu_new": ("gelu_tanh", False), "gated-gelu": ("gelu_tanh", True)}
 FEED_FORWARD |= {"gated-relu": ("relu", True), "gated-silu": ("silu", True)}
-"""Of T5, gated-gelu means the tanh form."""
+"""In T5 gated-gelu means the tanh form."""
 
 
 def names(config: Any) -> dict[str, str | At]:

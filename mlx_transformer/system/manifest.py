@@ -96,7 +96,7 @@ def verify_file(file: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal; `UserError` if it can't be read."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal; `UserError` if it can't be read."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -63,7 +63,7 @@ class Reporter:
 
     @property
     def columns(self) -> int:
-        """Of the terminal with the bar; 0: of a log, or of a terminal that has no blocks to draw with."""
+        """The width of the terminal with the bar; 0 for a log, or a terminal that has no blocks to draw with."""
         drawn = self._progress is not None and self.console.encoding.startswith("utf")
         return self.console.width if drawn else 0
 

@@ -9,6 +9,7 @@ import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import onnx
 import pytest
@@ -21,7 +22,7 @@ from small_models import write_text_model
 
 from export import export_onnx, export_search
 from export.precision.table import PRECISIONS
-from export.settings import TARGET_NAMES, ExportSettings
+from export.settings import ExportSettings, TargetName
 
 SPEC = importlib.util.spec_from_file_location("graph_bytes", ROOT / "tests" / "graph_bytes.py")
 graph_bytes = importlib.util.module_from_spec(SPEC)
@@ -137,7 +138,7 @@ def test_every_choice_is_exported_in_several_models() -> None:
 
 def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
     values = [item for choices in HOW.values() for choice in choices for item in choice.items()]
-    assert {value for name, value in values if name == "target"} == set(TARGET_NAMES)
+    assert {value for name, value in values if name == "target"} == set(get_args(TargetName))
     assert {value for name, value in values if name == "precision" and isinstance(value, str)} == set(PRECISIONS)
     arguments = {*inspect.signature(export_onnx).parameters, *inspect.signature(export_search).parameters}
     arguments |= {field.name for field in dataclasses.fields(ExportSettings)}

@@ -64,10 +64,16 @@ class CoreMLEncoder(EncoderGraphs):
         """Return an output (B, L, ...) with the values of tokens in their places, where `mask` has them; 0 on
         padding."""
         values = self.run(unpadded(self.config, source, mask), [output])[output]
-        placed = np.zeros((*mask.shape, values.shape[-1]), np.float32)
-        for i, is_token in enumerate(mask.astype(bool)):
-            placed[i, is_token] = values[i, : is_token.sum()]
-        return placed
+        return placed(values, mask.astype(bool))
+
+
+def placed(values: NDArray, real: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return values (B, L, ...) of rows that begin with their tokens, moved to where `real` (B, L) has these; 0
+    elsewhere."""
+    moved = np.zeros((*real.shape, values.shape[-1]), np.float32)
+    for i, is_token in enumerate(real):
+        moved[i, is_token] = values[i, : is_token.sum()]
+    return moved
 
 
 def unpadded(config: TransformerConfig, source: Values, mask: NDArray) -> Sources:

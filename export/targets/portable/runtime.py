@@ -27,8 +27,10 @@ PROMPT_MULTIPLE = 16
 
 @dataclass
 class OnnxCache:
-    """One batch in decoding. Rows are hypotheses, `beams` of each sentence side by side."""
+    """One batch in decoding, and `generation.steps.Decoder`. Rows are hypotheses, `beams` of each sentence side by
+    side."""
 
+    graphs: EncoderDecoderGraphs | CausalGraphs
     fixed: Values
     """What comes from the source: its mask, the memory, after the first run keys and values; empty for a decoder-only
     model."""
@@ -39,6 +41,9 @@ class OnnxCache:
     past: Values = field(default_factory=dict)
     """Keys and values so far; empty before the first run."""
     beams: int = 1
+
+    def step(self, ids: NDArray) -> NDArray:
+        return self.graphs.step(ids[:, None].astype(np.int64), self)[:, -1]
 
     def repeat(self, times: int) -> None:
         self.beams *= times
@@ -61,25 +66,6 @@ class OnnxCache:
         self.past = {name: np.take(x, rows, axis=0) for name, x in self.past.items()}
         if fixed is not None:
             self.fixed = {name: np.take(x, fixed, axis=0) for name, x in self.fixed.items()}
-
-
-class OnnxDecoder:
-    """`generation.steps.Decoder` on a cache."""
-
-    def __init__(self, graphs: EncoderDecoderGraphs | CausalGraphs, cache: OnnxCache):
-        self.graphs, self.cache = graphs, cache
-
-    def step(self, ids: NDArray) -> NDArray:
-        return self.graphs.step(ids[:, None].astype(np.int64), self.cache)[:, -1]
-
-    def repeat(self, times: int) -> None:
-        self.cache.repeat(times)
-
-    def reorder(self, rows: NDArray) -> None:
-        self.cache.reorder(rows)
-
-    def keep(self, rows: NDArray) -> None:
-        self.cache.keep(rows)
 
 
 class EncoderDecoderGraphs:
@@ -115,7 +101,7 @@ class EncoderDecoderGraphs:
         return self._begin(["attention"], target_ids, self.encode(source, mask), mask)["attention"]
 
     def begin(self, memory: NDArray, mask: NDArray) -> OnnxCache:
-        return OnnxCache({"memory": memory, "source_mask": mask}, self.shared)
+        return OnnxCache(self, {"memory": memory, "source_mask": mask}, self.shared)
 
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
         """Return the logits (R, L, V) after the tokens (R, L)."""
@@ -130,10 +116,10 @@ class EncoderDecoderGraphs:
                 del cache.fixed["memory"]
         return cache.past.pop("logits")
 
-    def start(self, sources: Sources) -> tuple[OnnxDecoder, NDArray]:
+    def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
         """Encode for a search, and give the logits (B, V) after the start token."""
         source, mask = sources.padded(SOURCE_MULTIPLE, self.config.max_positions)
-        decoder = OnnxDecoder(self, self.begin(self.encode(source, mask), mask))
+        decoder = self.begin(self.encode(source, mask), mask)
         return decoder, decoder.step(np.full(len(sources), self.config.bos_id, np.int64))
 
     def _begin(self, outputs: list[str], ids: NDArray, memory: NDArray, mask: NDArray) -> Values:
@@ -155,7 +141,7 @@ class CausalGraphs:
 
     def begin(self, mask: NDArray) -> OnnxCache:
         """Begin with an empty cache. `mask` (B, L): that of the first tokens, 0 on padding at the left."""
-        return OnnxCache({}, True, mask)
+        return OnnxCache(self, {}, True, mask)
 
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
         """Return the logits (R, L, V) after the tokens (R, L)."""
@@ -168,13 +154,13 @@ class CausalGraphs:
         cache.past = self.graph(["logits", *self.graph.cache], values)
         return cache.past.pop("logits")
 
-    def start(self, sources: Sources) -> tuple[OnnxDecoder, NDArray]:
+    def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
         """Read the prompts for a search, padded on the left, and give the logits (B, V) after them."""
         # Relative positions count padding, and their table has no row to spare for it.
         multiple = 1 if self.config.positions == "relative" else PROMPT_MULTIPLE
         source, mask = sources.padded(multiple, left=True)
         cache = self.begin(mask)
-        return OnnxDecoder(self, cache), self.step(source["source_ids"], cache)[:, -1]
+        return cache, self.step(source["source_ids"], cache)[:, -1]
 
 
 class EncoderGraphs:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .protocol import Engine, Node, Placement, Unavailable
-from .registry import RUNTIMES, default_runtimes, open_engine
+from .registry import default_runtimes, open_engine
 
-__all__ = ["Engine", "Node", "Placement", "Unavailable", "RUNTIMES", "default_runtimes", "open_engine"]
+__all__ = ["Engine", "Node", "Placement", "Unavailable", "default_runtimes", "open_engine"]

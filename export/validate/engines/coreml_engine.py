@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.interface import DECODER_COREML, ENCODER_COREML
-from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession, unpadded
+from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession, placed, unpadded
 from export.validate.cases import Case
 from export.validate.findings import PLAIN
 
@@ -41,7 +41,7 @@ class CoreMLEngine(SteppingEngine):
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
         joined = np.concatenate(self._whole_runs(name, runs, len(case.ids)), axis=1)
         targets = case.target_ids is not None and name.startswith("decoder.")
-        return joined if targets else _placed(joined, case.source_real)
+        return joined if targets else placed(joined, case.source_real)
 
     def _encode(self, case: Case) -> Array:
         return self.graphs.encode(case.inputs, case.source_real)
@@ -80,24 +80,11 @@ class CoreMLEngine(SteppingEngine):
         return CoreMLSession(self.sessions[graph], graph, self.folder.request)
 
     def _logits_of(self, graphs: Graphs, case: Case) -> Array:
-        return _logits(graphs, case)
-
-
-def _logits(graphs: Graphs, case: Case) -> Array:
-    """Return logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
-    if isinstance(graphs, CoreMLEncoder):
-        return graphs.logits(case.inputs, case.source_real)
-    sources = unpadded(graphs.config, case.inputs, case.source_real)
-    decoder = graphs.begin(sources)
-    if case.target_ids is None:
-        return _placed(np.stack(graphs.read(decoder, list(sources)), axis=1), case.source_real)
-    return np.stack([decoder.step(column) for column in case.target_ids.T], axis=1)
-
-
-def _placed(values: Array, real: NDArray[np.bool_]) -> Array:
-    """Return values of rows that begin with their tokens, moved to where `real` (R, L) has the tokens; zeros
-    elsewhere."""
-    placed = np.zeros((*real.shape, values.shape[-1]), np.float32)
-    for i, is_token in enumerate(real):
-        placed[i, is_token] = values[i, : is_token.sum()]
-    return placed
+        """Return logits (R, L, V) of each target's tokens, or of each row's where there are no targets."""
+        if isinstance(graphs, CoreMLEncoder):
+            return graphs.logits(case.inputs, case.source_real)
+        sources = unpadded(graphs.config, case.inputs, case.source_real)
+        decoder = graphs.begin(sources)
+        if case.target_ids is None:
+            return placed(np.stack(graphs.read(decoder, list(sources)), axis=1), case.source_real)
+        return np.stack([decoder.step(column) for column in case.target_ids.T], axis=1)

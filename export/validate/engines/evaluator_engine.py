@@ -21,7 +21,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
 
 from .onnx_engine import OnnxEngine
-from .protocol import Node, Placement
+from .protocol import Placement
 
 Array = NDArray
 
@@ -37,18 +37,28 @@ class Entry:
     shape: list[int | str]
 
 
-class EvaluatorSession:
+class DescribedSession:
+    """A session that knows its inputs and outputs from the model."""
+
+    def __init__(self, model: onnx.ModelProto):
+        self.inputs, self.outputs = (
+            [Entry(v.name, [axis.dim_param or axis.dim_value for axis in v.type.tensor_type.shape.dim]) for v in values]
+            for values in (model.graph.input, model.graph.output)
+        )
+
+    def get_inputs(self) -> list[Entry]:
+        return self.inputs
+
+    def get_outputs(self) -> list[Entry]:
+        return self.outputs
+
+
+class EvaluatorSession(DescribedSession):
     """A `ReferenceEvaluator` with the methods of an ONNX Runtime session."""
 
     def __init__(self, model: onnx.ModelProto):
-        self.inputs, self.outputs = graph_entries(model)
+        super().__init__(model)
         self.evaluator = ReferenceEvaluator(model)
-
-    def get_inputs(self) -> list[Any]:
-        return self.inputs
-
-    def get_outputs(self) -> list[Any]:
-        return self.outputs
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
         with np.errstate(all="ignore"):  # as any runtime
@@ -79,17 +89,4 @@ class EvaluatorEngine(OnnxEngine):
         return {"onnx": onnx.__version__, "device": "cpu"}
 
     def placement(self) -> Placement:
-        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
-        nodes = tuple(
-            Node(name, node.name, node.op_type, self.device) for name, graph in graphs.items() for node in graph.node
-        )
-        return Placement(self.name, self.device, "none", "NumPy's", {"onnx": onnx.__version__}, nodes)
-
-
-def graph_entries(model: onnx.ModelProto) -> tuple[list[Entry], list[Entry]]:
-    """Return the inputs and outputs of a model."""
-    inputs, outputs = (
-        [Entry(v.name, [axis.dim_param or axis.dim_value for axis in v.type.tensor_type.shape.dim]) for v in values]
-        for values in (model.graph.input, model.graph.output)
-    )
-    return inputs, outputs
+        return Placement(self.name, self.device, "none", "NumPy's", {"onnx": onnx.__version__}, self.file_nodes())

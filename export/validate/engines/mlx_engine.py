@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case, encoded, full_pass, search_inputs
+from export.validate.cases import Case, full_pass, search_inputs, started
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 
-from .protocol import Capabilities, Engine, Placement, Unavailable
+from .protocol import Capabilities, ModelEngine, Placement, Unavailable
 
 Array = NDArray
 PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
@@ -33,7 +33,7 @@ def has_gpu() -> bool:
     return mx.is_available(mx.Device(mx.gpu))
 
 
-class MlxEngine(Engine):
+class MlxEngine(ModelEngine):
     """The MLX model of a checkpoint on one device, cpu or gpu (Metal or CUDA), in one precision: float32 without TF32,
     float16, bfloat16 or, on a GPU, tf32."""
 
@@ -151,16 +151,6 @@ class MlxEngine(Engine):
             return np.array(value.astype(self.mx.float32)).astype(np.float64)
         return np.array(value)
 
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {} if self.config.architecture == "encoder" else {"cached": self._cached(case, None)}
-
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        if self.config.architecture == "encoder":
-            return {}
-        taps: dict[str, list[Array]] = {}
-        self._cached(case, lambda name, value: taps.setdefault(name, []).append(self._numpy(value)))
-        return {"cached": {name: np.concatenate(values, axis=1) for name, values in taps.items()}}
-
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
@@ -170,14 +160,7 @@ class MlxEngine(Engine):
         return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _cached(self, case: Case, tap: Any) -> Array:
-        model, parts = self.model, []
         with self.stream():
-            if case.target_ids is None:
-                ids, mask = case.ids, case.prompt_mask
-                cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
-            else:
-                ids = case.target_ids
-                cache = model.start(encoded(model, case), case.mask)
-            for part in case.passes():
-                parts.append(self._numpy(model.step(ids[:, part], cache, tap=tap)))
+            ids, cache = started(self.model, case)
+            parts = [self._numpy(self.model.step(ids[:, part], cache, tap=tap)) for part in case.passes()]
         return np.concatenate(parts, axis=1)

@@ -34,7 +34,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Capabilities, Engine
+from .protocol import Capabilities, Engine, Node
 from .stored import RoundTrip, matrices, merged_in_float64, read_beside, restored
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class OnnxFiles(Engine):
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
         raise NotImplementedError
+
+    def file_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes of the files, for a runtime that tells no others, all on its device."""
+        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
+        return tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
 
     def parameters(self) -> Iterator[tuple[str, str, Array]]:
         """Yield parameters in every file: initializers, or what the runtime computes from initializers under their

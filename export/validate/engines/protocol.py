@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
@@ -188,3 +189,25 @@ class Engine:
         c = self.config
         readers = {output_weight_name(c)} | ({target_embedding_name(c)} if c.has_decoder else set())
         return {source_embedding_name(c)} - readers
+
+
+class ModelEngine(Engine):
+    """A model that is one object, not graphs: there is one way of running it with a cache."""
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {"cached": self._cached(case, None)} if self.config.has_decoder else {}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        if not self.config.has_decoder:
+            return {}
+        taps: dict[str, list[Array]] = {}
+        self._cached(case, lambda name, value: taps.setdefault(name, []).append(self._numpy(value)))
+        return {"cached": {name: np.concatenate(values, axis=1) for name, values in taps.items()}}
+
+    def _cached(self, case: Case, tap: Callable[[str, Any], Any] | None) -> Array:
+        """Return the logits of all passes, each of whose points is shown to `tap`."""
+        raise NotImplementedError
+
+    def _numpy(self, value: Any) -> Array:
+        """Return one of its arrays in NumPy."""
+        return np.asarray(value)

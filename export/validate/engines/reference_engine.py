@@ -8,19 +8,19 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case, reference_logits, reference_memory, reference_taps
+from export.validate.cases import Case, reference_logits, reference_started, reference_step, reference_taps
 from export.validate.reference import Cache, Reference, Tap
 from export.validate.reference.search import beam_search, token_by_token
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.arrays import NumpyArrays
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Engine, Placement
+from .protocol import ModelEngine, Placement
 
 Array = NDArray
 
 
-class ReferenceEngine(Engine):
+class ReferenceEngine(ModelEngine):
     """The reference in float32 or float64."""
 
     name = "reference"
@@ -56,16 +56,6 @@ class ReferenceEngine(Engine):
     def logits(self, case: Case) -> Array:
         return reference_logits(self.model, case)
 
-    def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {} if self.config.architecture == "encoder" else {"cached": self._cached(case, None)}
-
-    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        if self.config.architecture == "encoder":
-            return {}
-        taps: dict[str, list[Array]] = {}
-        self._cached(case, lambda name, value: taps.setdefault(name, []).append(value))
-        return {"cached": {name: np.concatenate(values, axis=1) for name, values in taps.items()}}
-
     def search(
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
@@ -79,14 +69,9 @@ class ReferenceEngine(Engine):
         return results
 
     def _cached(self, case: Case, tap: Tap | None) -> Array:
-        model, parts = self.model, []
-        if case.target_ids is None:
-            ids, real, cache = case.ids, case.prompt_mask, model.start(batch=len(case.ids))
-        else:
-            ids, real = case.target_ids, None
-            cache = model.start(reference_memory(model, case), case.mask)
+        cache, parts = reference_started(self.model, case), []
         for part in case.passes():
-            logits, cache = model.step(ids[:, part], cache, None if real is None else real[:, part], tap)
+            logits, cache = reference_step(self.model, case, part, cache, tap)
             parts.append(logits)
         return np.concatenate(parts, axis=1)
 

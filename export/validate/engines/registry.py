@@ -1,4 +1,5 @@
-"""Which engines there are: a runtime is asked for by name, with options after colons; RUNTIMES lists them.
+"""Which engines there are: a runtime is asked for by name, with options after colons; `../rule.txt` lists them for
+people.
 
 One that cannot run here raises `Unavailable`: exit status 3. The engines' own modules are imported when one is opened.
 """
@@ -112,23 +113,6 @@ def default_runtimes() -> tuple[str, ...]:
     from .mlx_engine import has_gpu
 
     return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
-
-
-# For people: a name, and what it stands for.
-RUNTIMES = {
-    "mlx": "the MLX model on the CPU",
-    "mlx:gpu": "on Metal or CUDA, TF32 off; judged without being asked where there is one",
-    "mlx:cpu:bfloat16": "in lower precision: float16, bfloat16, on a GPU tf32",
-    "onnxruntime": "the exported files on the CPU, all graph optimisations",
-    "onnxruntime:cuda": "on another execution provider: cuda (TF32 off), coreml, or any by its full name",
-    "onnxruntime:cpu:none": "other graph optimisations: all, extended, basic, none",
-    "onnxruntime:cuda:all:tf32": "CUDA with TF32, as ONNX Runtime has it by default",
-    "evaluator": "the exported files in onnx's ReferenceEvaluator: plain Python, small models only",
-    "wasm": "the exported files in ONNX Runtime's browser build, run by Node (onnxruntime-web from npm)",
-    "webgpu": "the same on WebGPU, in headless Chromium or Chrome",
-    "webgpu:software": "by Chromium's adapter that computes on the processor, though there is a GPU",
-    "reference": "the NumPy reference in float32; reference:float64 compares it with itself",
-}
 
 
 def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None = None) -> Engine:

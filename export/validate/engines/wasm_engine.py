@@ -6,40 +6,36 @@ Needs Node.js and the npm package onnxruntime-web (web_host.py).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
+from export.graph.protos import data_files_of
 from export.precision.table import ACTIVATIONS
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 
-from .evaluator_engine import graph_entries
+from .evaluator_engine import DescribedSession
 from .onnx_engine import OnnxEngine
-from .protocol import Node, Placement
+from .protocol import Placement
 from .web_host import Host, NodeHost
 
 Array = NDArray
 
 
-class WasmSession:
+class WasmSession(DescribedSession):
     """One graph in the other process, with the methods of an ONNX Runtime session."""
 
     def __init__(self, host: Host, model: onnx.ModelProto, file: Path, folder: Path, activations: str | None = None):
         """`file`: the model; `folder`: where its data files lie; `activations`: see `session_options`."""
-        self.host, self.inputs, self.outputs = host, *graph_entries(model)
-        data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(_data_files(model)))]
+        super().__init__(model)
+        self.host = host
+        data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(data_files_of(model)))]
         level = None if activations is None else str(ACTIVATIONS[activations])
         self.opened = host.request({"open": str(file.resolve()), "data": data, "level": level})[0]
-
-    def get_inputs(self) -> list[Any]:
-        return self.inputs
-
-    def get_outputs(self) -> list[Any]:
-        return self.outputs
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
         outputs = list(output_names or [entry.name for entry in self.outputs])
@@ -80,13 +76,4 @@ class WasmEngine(OnnxEngine):
     def placement(self) -> Placement:
         """Say where it ran. The build has one provider. Nodes are those of the files; it doesn't tell what its
         optimiser made of them."""
-        graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
-        nodes = tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
-        return Placement(self.name, self.device, "none", str(self.threads), self.details(), nodes)
-
-
-def _data_files(model: onnx.ModelProto) -> Iterator[str]:
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                yield entry.value
+        return Placement(self.name, self.device, "none", str(self.threads), self.details(), self.file_nodes())

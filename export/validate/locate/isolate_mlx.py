@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import encoded, full_pass
+from export.validate.cases import full_pass, started
 from export.validate.findings import inner_names
 from mlx_transformer.core.parameters import parameter_shapes
 
@@ -53,11 +53,7 @@ def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Ar
             with replacing(model, s.inputs, observe) as tap_logits:
                 full_pass(model, case, tap_logits)
             return computed
-        if case.target_ids is None:
-            ids, mask = case.ids, case.prompt_mask
-            cache = model.start(prompt_mask=None if mask is None else mask[:, : case.prefill])
-        else:
-            ids, cache = case.target_ids, model.start(encoded(model, case), case.mask)
+        ids, cache = started(model, case)
         for part, inputs in zip(case.passes(), s.earlier, strict=False):
             with replacing(model, inputs, lambda name, value: None):
                 model.step(ids[:, part], cache)

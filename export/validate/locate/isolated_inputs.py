@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case, reference_logits, reference_memory
+from export.validate.cases import Case, reference_logits, reference_memory, reference_started, reference_step
 from export.validate.reference import Cache, Reference, Tap
 from mlx_transformer.core.config import TransformerConfig
 
@@ -47,13 +47,13 @@ def isolated_inputs(
     earlier: list[Mapping[str, Array]] = []
     before = None
     if part is not None:
-        before = _cache(truth64, case)
+        before = reference_started(truth64, case)
         source = dict(_source_points(before))
         for one in case.passes():
             if one.start == part.start:
                 break
             earlier_inputs = dict(source)
-            before = _step(truth64, case, one, before, _rounded_into(earlier_inputs))[1]
+            before = reference_step(truth64, case, one, before, _rounded_into(earlier_inputs))[1]
             earlier.append(earlier_inputs)
         before = _rounded(before)
         inputs |= source
@@ -62,7 +62,7 @@ def isolated_inputs(
         if before is None or part is None:
             reference_logits(reference, case, tap)
         else:
-            _step(reference, case, part, before, tap)
+            reference_step(reference, case, part, before, tap)
 
     run(truth64, _rounded_into(inputs))
     truths: list[dict[str, Array]] = []
@@ -97,14 +97,3 @@ def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
         if pair is not None:
             yield f"decoder.layers.{i}.cross_attention.keys", pair[0]
             yield f"decoder.layers.{i}.cross_attention.values", pair[1]
-
-
-def _cache(reference: Reference, case: Case) -> Cache:
-    if case.target_ids is None:
-        return reference.start(batch=len(case.ids))
-    return reference.start(reference_memory(reference, case), case.mask)
-
-
-def _step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:
-    ids, mask = (case.ids, case.prompt_mask) if case.target_ids is None else (case.target_ids, None)
-    return reference.step(ids[:, part], cache, None if mask is None else mask[:, part], tap)

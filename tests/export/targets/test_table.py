@@ -4,6 +4,7 @@ without being told."""
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 from imports import modules
@@ -11,10 +12,12 @@ from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx, export_search
 from export.precision.table import PRECISIONS
+from export.targets import table as targets_table
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.system.errors import UserError
 
+README = Path(targets_table.__file__).with_name("README.md")
 ASKED = re.compile(r"""\btarget(\.name)?\s*(==|!=|(not\s+)?in\b)\s*[("'\[{]""")
 
 
@@ -76,3 +79,17 @@ def test_every_row_knows_every_precision_and_data_file():
         for config in configs:
             owned = [name for names in target.data_files(config).values() for name in names]
             assert owned == target.graph_names(config)
+
+
+def test_every_operator_choice_has_a_reason():
+    """In the README: `portable` is what the others differ from."""
+    _, _, text = README.read_text(encoding="utf-8").partition("## Why these operators\n")
+    parts = re.split(r"^### `(\w+)`$", text.partition("\n## ")[0], flags=re.MULTILINE)[1:]
+    row = re.compile(r"^\| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
+    rows = {name: row.findall(part)[1:] for name, part in zip(parts[::2], parts[1::2], strict=True)}
+    assert rows.keys() == TARGETS.keys() - {"portable"}
+    for target, choices in rows.items():
+        assert choices, target
+        for used, instead_of, why in choices:
+            assert used != instead_of
+            assert len(why) > 20, used

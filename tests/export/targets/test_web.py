@@ -10,7 +10,7 @@ from small_models import CHOICES, alone, encoder_decoder, random_weights
 from export.interface import Request
 from export.package import export_onnx
 from export.precision.passes import lower
-from export.targets.table import TARGETS, target_of
+from export.targets.table import target_of
 from mlx_transformer.core.checkpoint import save_checkpoint
 
 HERE = Path(__file__).parent
@@ -48,10 +48,3 @@ def test_the_folder_holds_what_a_browser_fetches(tmp_path):
     assert files == {*graphs, *(f"{name}_data" for name in graphs), "manifest.json"}
     served = json.loads((tmp_path / "web" / "config.json").read_text(encoding="utf-8"))["transformers.js_config"]
     assert set(served["use_external_data_format"]) == graphs
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_choice_has_a_reason(target):
-    for choice in TARGETS[target].choices:
-        assert choice.used != choice.instead_of
-        assert len(choice.why) > 20

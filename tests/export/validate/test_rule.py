@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from export.validate import threads
-from export.validate.checks.decoding import judge_beam, judge_greedy
+from export.validate.checks.free_running import judge_beam, judge_greedy
 from export.validate.reference import Reference
 from export.validate.reference.search import BeamState, Hypothesis, beam_search, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measurement, Truth, budget_for

@@ -14,7 +14,8 @@ from rich.console import Console
 from export.__main__ import main as export_main
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
-from export.validate.engines import RUNTIMES, Engine, Node, Placement, Unavailable, mlx_engine, open_engine
+from export.validate.engines import Engine, Node, Placement, Unavailable, mlx_engine, open_engine
+from export.validate.engines.registry import ENGINES
 from export.validate.engines.web_host import NODE_BUILD, find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
@@ -121,8 +122,10 @@ def test_explain_says_the_rule_with_the_codes_numbers(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == text == explain() + "\n"
     for precision, _ in BUDGETS:
         assert precision in text
-    for name in RUNTIMES:
-        assert f"  {name} " in text
+    named = [line.split()[0].split(":") for line in text.partition("\nRuntimes\n")[2].splitlines()]
+    assert {runtime for runtime, *_ in named} == ENGINES.keys()
+    for runtime, *options in named:
+        assert len(options) <= len(ENGINES[runtime][1])
     assert "float32   cpu     2^-24     4    8" in text
     assert max(map(len, text.splitlines())) <= 120
 

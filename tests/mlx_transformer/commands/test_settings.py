@@ -13,12 +13,12 @@ import typer
 
 from export.precision.table import ACTIVATIONS, PRECISIONS
 from export.settings import (
-    TARGET_NAMES,
     ActivationsName,
     ExplainSettings,
     ExportSettings,
     PrecisionName,
     ServeSettings,
+    TargetName,
     ValidateSettings,
     WebSettings,
 )
@@ -168,7 +168,7 @@ def test_help_stands_under_every_field():
 def test_what_help_shows_is_what_the_library_takes():
     """They are written down twice so that help needs neither NumPy nor onnx."""
     assert get_args(PenaltyForm) == tuple(PENALTY_OFFSETS)
-    assert tuple(TARGETS) == TARGET_NAMES
+    assert tuple(TARGETS) == get_args(TargetName)
     assert get_args(PrecisionName) == tuple(PRECISIONS)
     assert get_args(ActivationsName) == tuple(ACTIVATIONS)
     assert get_args(PresetName) == tuple(PRESETS)

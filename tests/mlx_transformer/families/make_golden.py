@@ -1,8 +1,9 @@
 """Tiny random models of `transformers`, and what it computes with them: the folders in `golden/`.
 
-Runs in the environment of `make test-consumers`, which has transformers and none of our packages:
+Runs in an environment that has transformers and none of our packages. Names of `MODELS` make these alone:
 
-    .venv-consumers/bin/python tests/mlx_transformer/families/make_golden.py tests/mlx_transformer/families/golden
+    make .venv-consumers/.installed
+    .venv-consumers/bin/python tests/mlx_transformer/families/make_golden.py tests/mlx_transformer/families/golden t5
 
 Each folder holds what `save_pretrained` writes and answers.npz: ids, mask (B, S), target (B, T), logits (B, T, V) and
 tokens, the new tokens of a greedy search (B, .), padded. Rows are padded on either side where the family counts no
@@ -99,5 +100,5 @@ def inputs(config: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, config in MODELS.items():
-        make(Path(sys.argv[1]) / name, config)
+    for name in sys.argv[2:] or MODELS:
+        make(Path(sys.argv[1]) / name, MODELS[name])
