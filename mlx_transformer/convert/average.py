@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import holds_checkpoint, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.checkpoint import Checkpoint, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
 
-def averaged(folders: Sequence[Path]) -> dict[str, NDArray]:
+def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
     """The mean of each parameter, summed in float64, stored in float32. `UserError` if the models differ in shape."""
-    first, *others = [open_checkpoint(folder) for folder in folders]
+    first, *others = checkpoints
     for other in others:
         if other.config != first.config:
             raise UserError(f"{other.folder}: its config differs from that of {first.folder}; no average makes sense")
@@ -24,7 +24,7 @@ def averaged(folders: Sequence[Path]) -> dict[str, NDArray]:
         total = first.tensor(name).astype(np.float64)
         for other in others:
             total += other.tensor(name)
-        found[name] = (total / len(folders)).astype(np.float32)
+        found[name] = (total / len(checkpoints)).astype(np.float32)
     return found
 
 
@@ -41,5 +41,5 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
     for checkpoint, text in zip(opened, texts, strict=True):
         if text != texts[0]:
             raise UserError(f"{checkpoint.folder}: its tokenizer.json differs from that of {opened[0].folder}")
-    weights = averaged([checkpoint.folder for checkpoint in opened])
+    weights = averaged(opened)
     return save_checkpoint(out, opened[0].config, weights, texts[0])

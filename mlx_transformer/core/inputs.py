@@ -132,9 +132,9 @@ class Sources:
             array[i, length - len(row) if left else 0 :][: len(row)] = row
         return array
 
-    def stacked(self, what: str = "ids") -> dict[str, NDArray]:
+    def stacked(self) -> dict[str, NDArray]:
         """Each input as one array. `UserError` for rows of several lengths, and of more than the model takes."""
-        check_equally_long(list(self), self.config, what)
+        check_equally_long(list(self), self.config, "ids")
         return {name: np.stack(rows) for name, rows in self.rows.items()}
 
 

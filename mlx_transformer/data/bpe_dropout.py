@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.tokenizer import Tokenizer
 
+from .epochs import legacy_random
 from .examples import Examples, Rows
 from .ragged import Ragged
 from .token_cache import encoded
@@ -101,6 +102,6 @@ class DroppedPairs(Examples):
 
 def _numbers(*seeds: int) -> Iterator[float]:
     """Yield numbers in [0, 1) without an end, from the generator whose stream NumPy has frozen."""
-    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds)))
+    random = legacy_random(*seeds)
     while True:
         yield from random.random_sample(DRAWN).tolist()

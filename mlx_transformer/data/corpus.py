@@ -126,28 +126,28 @@ def _digest(lines: list[str]) -> str:
 
 
 def _check_counts(source: list[str], target: list[str], source_name: str, target_name: str) -> None:
-    if len(source) == len(target):
-        return
-    line = first_suspect_line(source, target)
-    more = source_name if len(source) > len(target) else target_name
-    raise UserError(
+    if len(source) != len(target):
+        lengths = (np.array([len(line) for line in lines], dtype=float) for lines in (source, target))
+        raise unequal(source_name, target_name, *lengths)
+
+
+def unequal(source_name: str, target_name: str, source: np.ndarray, target: np.ndarray) -> UserError:
+    """The error of two texts of unequal length, whose lines have these lengths in characters."""
+    line, more = suspect_line(source, target), source_name if len(source) > len(target) else target_name
+    return UserError(
         f"{source_name} has {len(source)} lines, {target_name} has {len(target)}; every line needs its translation. "
         f"First suspect: line {line} (from there on {more} seems to have the extra lines)"
     )
 
 
-def first_suspect_line(source: list[str], target: list[str]) -> int:
-    """Find the line, counted from 1, where two texts of unequal length most likely fall out of step.
+def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
+    """Find the line, counted from 1, where two texts of unequal length, whose lines have these lengths in characters,
+    most likely fall out of step.
 
     Lengths of translations are proportional (Gale and Church 1993), so with d lines too many in the longer side
     the best place k minimises sum_{i<k} cost(i, i) + sum_{i>=k} cost(i, i+d), where cost is the deviation
     of the log length ratio from its median.
     """
-    return suspect_line(*(np.array([len(line) for line in lines], dtype=float) for lines in (source, target)))
-
-
-def suspect_line(source: np.ndarray, target: np.ndarray) -> int:
-    """Do as `first_suspect_line`, with the lines' lengths in characters."""
     short, long = sorted((source, target), key=len)
     extra, count = len(long) - len(short), len(short)
     if count == 0:

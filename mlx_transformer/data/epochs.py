@@ -56,8 +56,7 @@ class BatchesByEpoch(ABC, Generic[B]):
     def batches(self, epoch: int) -> EpochBatches[B]:
         """Return the batches of one epoch as a sequence; each is built only when it is asked for.
 
-        Order and contents follow from (seed, epoch) alone. The legacy generator is used since NumPy freezes its
-        stream, so a resumed run sees the same batches under another NumPy.
+        Order and contents follow from (seed, epoch) alone.
         """
         random = legacy_random(self.seed, epoch)
         parts = self.plan(random)
@@ -94,4 +93,5 @@ class EpochBatches(Sequence[B]):
 
 
 def legacy_random(*seeds: int) -> np.random.RandomState:
+    """Make the generator whose stream NumPy has frozen, so that a resumed run draws the same under another NumPy."""
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds)))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError
 
+from .epochs import legacy_random
 from .examples import Examples, Rows, cells, usable
 
 
@@ -72,7 +73,7 @@ def _sorted(pairs: Examples, members: NDArray, seed: int, corpus: int) -> NDArra
     """Sort the pairs by (target, source) length; the seed decides between equals."""
     if not len(members):
         return members
-    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, corpus))))
+    random = legacy_random(seed, corpus)
     members = members[random.permutation(len(members))]
     _, rank = cells(pairs.target_lengths[members], pairs.source_lengths[members])
     return members[np.argsort(rank, kind="stable")]

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlx_transformer.system.errors import UserError
 
-from .corpus import suspect_line
+from .corpus import unequal
 from .line_files import PACKED, line_blocks
 from .table_files import Columns, Part, files_of, pair_parts
 
@@ -35,6 +35,11 @@ class PairFiles:
     @property
     def files(self) -> list[Path]:
         return [Path(str(self.source)), Path(str(self.target))] if self.pairs is None else files_of(Path(self.pairs))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are two files of lines, or pipes, that are read at once."""
+        return self.pairs is None and not self.tag and all(path.suffix not in PACKED for path in self.files)
 
     @property
     def columns(self) -> Columns:
@@ -93,12 +98,7 @@ class PairFiles:
         lengths = [
             np.fromiter((len(line) for lines in line_blocks(name) for line in lines), dtype=np.int32) for name in names
         ]
-        (source, target), line = lengths, suspect_line(*lengths)
-        more = names[0] if len(source) > len(target) else names[1]
-        raise UserError(
-            f"{names[0]} has {len(source)} lines, {names[1]} has {len(target)}; every line needs its translation. "
-            f"First suspect: line {line} (from there on {more} seems to have the extra lines)"
-        )
+        raise unequal(*names, *lengths)
 
 
 def language_pair(text: str) -> Columns:

@@ -13,7 +13,6 @@ from mlx_transformer.system.progress import quiet_progress
 
 from .corpus import ParallelText, kept_pairs
 from .examples import Pairs
-from .line_files import PACKED
 from .pair_files import PairFiles
 from .token_cache import TokenCache
 
@@ -94,8 +93,7 @@ class StoredText:
     def _facts(self) -> dict:
         """Return the digests of the training text, as `ParallelText` has them, and the pairs that are set aside."""
         (corpus, *others), files = self.corpora, self._identity[0][0]
-        plain = corpus.pairs is None and not corpus.tag and all(path.suffix not in PACKED for path in corpus.files)
-        if not others and plain and not self.dropped and not self._set_aside:
+        if not others and corpus.is_plain and not self.dropped and not self._set_aside:
             return {"digests": dict(zip(("source", "target"), files, strict=True))}
         sides = {"source": hashlib.sha256(), "target": hashlib.sha256()}
         valid: dict[str, list[str]] = {"source": [], "target": []}

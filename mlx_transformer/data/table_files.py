@@ -14,7 +14,7 @@ from typing import Any
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
 
-from .line_files import PACKED, line_blocks, missing
+from .line_files import PACKED, line_blocks, missing, unpacked_suffix
 
 Columns = tuple[str, str]
 Part = tuple[list[str], list[str]]
@@ -55,11 +55,9 @@ def _listed(path: Path, key: str) -> list[Any]:
 def _reader(path: Path) -> Callable[[Path, Columns], Iterator[Part]]:
     if path.is_dir():
         return _folder
-    packed = path.suffix in PACKED
-    kind = path.with_suffix("").suffix if packed else path.suffix
-    readers = {".tsv": _tsv, ".jsonl": _json, ".ndjson": _json} | ({} if packed else {".parquet": _parquet})
-    readers |= {} if packed else {".arrow": _arrow}
-    if kind not in readers:
+    readers = {".tsv": _tsv, ".jsonl": _json, ".ndjson": _json}
+    readers |= {} if path.suffix in PACKED else {".parquet": _parquet, ".arrow": _arrow}
+    if (kind := unpacked_suffix(path)) not in readers:
         raise UserError(f"{path}: pairs are read from {KINDS}; what ends otherwise is none of these")
     return readers[kind]
 

@@ -15,8 +15,8 @@ from mlx_transformer.system.machine import check_memory
 
 from .bpe_dropout import DroppedPairs
 from .corpus import ParallelText, kept_pairs, read_parallel
+from .epochs import legacy_random
 from .examples import Examples, Pairs
-from .line_files import PACKED
 from .mixture import Mixture
 from .pair_files import PairFiles
 from .stored_text import StoredText
@@ -57,7 +57,7 @@ class TrainingText:
     def some_pairs(self, count: int) -> Iterator[tuple[str, str]]:
         """Read `count` pairs at random."""
         chosen = np.zeros(len(self), dtype=bool)
-        random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self.seed, 2))))
+        random = legacy_random(self.seed, 2)
         chosen[random.permutation(len(self))[:count]] = True
         begin = 0
         parts = [(self.text.source, self.text.target)] if isinstance(self.text, ParallelText) else self.text.lines()
@@ -130,20 +130,15 @@ def load_training(
 
 def read_pairs(corpus: PairFiles) -> ParallelText:
     """Read all pairs for validation, empty ones too. `UserError` as for `PairFiles.parts` and `read_parallel`."""
-    if _is_plain(corpus):
+    if corpus.is_plain:
         return read_parallel(str(corpus.source), str(corpus.target))
     source, target = _joined((part[0], part[1]) for part in corpus.parts())
     return ParallelText([corpus.tag + line for line in source], target)
 
 
-def _is_plain(corpus: PairFiles) -> bool:
-    """Say whether these are two files of lines, or pipes, that are read at once."""
-    return corpus.pairs is None and not corpus.tag and all(path.suffix not in PACKED for path in corpus.files)
-
-
 def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
     """Usable pairs, how many of each corpus, and how many others there are."""
-    if len(corpora) == 1 and _is_plain(corpora[0]):
+    if len(corpora) == 1 and corpora[0].is_plain:
         text, dropped = read_pairs(corpora[0]).without_empty()
         return text, [len(text)], dropped
     texts, dropped = [], 0

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlx_transformer.core.inputs import VECTORS
 from mlx_transformer.system.errors import UserError
 
 Ids = mx.array | np.ndarray | Sequence[Sequence[int]]
@@ -39,16 +40,16 @@ def as_ids(ids: Ids | None, vocab_size: int, name: str) -> mx.array:
     return mx.array(array.astype(np.int32))
 
 
-def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype, name: str = "inputs_embeds") -> mx.array:
+def as_vectors(vectors: Vectors, width: int, dtype: mx.Dtype) -> mx.array:
     """(B, L, `width`) numbers, as an `mx.array` of that type. `UserError` for another shape, and for no numbers."""
-    array = vectors if isinstance(vectors, mx.array) else _array(vectors, name)
+    array = vectors if isinstance(vectors, mx.array) else _array(vectors, VECTORS.name)
     if array.ndim != 3 or 0 in array.shape or array.shape[2] != width:
         raise UserError(
-            f"{name}: expected (rows, length, {width}), a vector of d_model={width} numbers for each position,"
+            f"{VECTORS.name}: expected (rows, length, {width}), a vector of d_model={width} numbers for each position,"
             f" found shape {tuple(array.shape)}"
         )
     if not isinstance(array, mx.array) and array.dtype.kind not in "fiu":
-        raise UserError(f"{name}: expected numbers, not {array.dtype}")
+        raise UserError(f"{VECTORS.name}: expected numbers, not {array.dtype}")
     return mx.array(array).astype(dtype)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +31,12 @@ def initialise(model: nn.Module, config: TransformerConfig) -> None:
 
 def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
     """(name, array) of every parameter, in the modules' order."""
-    return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+    return named_arrays(model.parameters())
+
+
+def named_arrays(tree: Any) -> list[tuple[str, mx.array]]:
+    """(name, array) of a tree of arrays, such as gradients or an optimizer's state."""
+    return cast(list[tuple[str, mx.array]], tree_flatten(tree))
 
 
 def for_numpy(value: mx.array) -> mx.array:

@@ -9,7 +9,7 @@ from html import escape
 from itertools import groupby
 
 from mlx_transformer.system import page as kit
-from mlx_transformer.system.chart import Curve, chart, colour
+from mlx_transformer.system.chart import Curve, colour, figure
 
 from .result import NONE, Comparison, Sentence, Side, rows, sentence_of
 
@@ -80,16 +80,11 @@ def _charts(c: Comparison) -> str:
     if len(c.sentences) > 1 and c.measures:
         ordered = sorted(sentence.difference for sentence in c.sentences)
         curve: Curve = [(place, value) for place, value in enumerate(ordered, 1)]
-        drawn.append(_figure("chrF of B minus chrF of A, each line that differs", [(0, "B - A", curve)], "place"))
+        drawn.append(figure("chrF of B minus chrF of A, each line that differs", [(0, "B - A", curve)], unit="place"))
     speeds = [(i, letter, _speeds(side)) for i, (letter, side) in enumerate(_sides(c)) if side.tokens]
     if speeds and c.batches > 1:
-        drawn.append(_figure("output tokens a second, batch by batch, longest lines first", speeds, "batch"))
+        drawn.append(figure("output tokens a second, batch by batch, longest lines first", speeds, unit="batch"))
     return f'<div class="charts">{"".join(drawn)}</div>'
-
-
-def _figure(title: str, curves: Sequence[tuple[int, str, Curve]], unit: str) -> str:
-    drawn = chart(title, curves, unit=unit)
-    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
 
 
 def _speeds(side: Side) -> Curve:

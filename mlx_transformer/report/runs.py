@@ -12,9 +12,8 @@ from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.system.chart import Curve
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
-from mlx_transformer.training.run_folder import METRICS, RECORD
+from mlx_transformer.training.run_folder import MAX_LOG_BYTES, METRICS, RECORD
 
-MAX_LOG_BYTES = 1 << 30
 DRAWN = 1e100
 """The largest number that is drawn: one above marks a damaged line, and no axis of floats holds twice the largest."""
 

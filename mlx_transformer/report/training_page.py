@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from mlx_transformer.system import page as kit
-from mlx_transformer.system.chart import Curve, chart, colour
+from mlx_transformer.system.chart import Curve, colour, figure
 
 from .runs import RunLog
 
@@ -91,8 +91,7 @@ def _each_chart(runs: Sequence[RunLog]) -> Iterator[str]:
             ]
             if curves:
                 label = f"{part} {title}" if name == "loss" else title
-                drawn = chart(label, curves, name in LOGARITHMIC)
-                yield f'<figure class="card"><figcaption>{escape(label)}</figcaption>{drawn}</figure>'
+                yield figure(label, curves, name in LOGARITHMIC)
 
 
 def _samples(run: RunLog) -> str:

@@ -56,6 +56,12 @@ def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: boo
     return "".join([*parts, "</svg>"])
 
 
+def figure(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: bool = False, unit: str = "step") -> str:
+    """The same in a frame of its own, below its title."""
+    drawn = chart(title, curves, logarithmic, unit)
+    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
+
+
 def thinned(curve: Curve) -> Curve:
     """At most `MOST_POINTS` points: means of neighbours, the last one as it is."""
     if len(curve) <= MOST_POINTS:

@@ -14,12 +14,13 @@ from mlx_transformer.data import cldr
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText, kept_pairs
 from mlx_transformer.data.documents import Documents, read_documents
-from mlx_transformer.data.epochs import BatchesByEpoch
+from mlx_transformer.data.epochs import BatchesByEpoch, legacy_random
 from mlx_transformer.data.pair_files import PairFiles
 from mlx_transformer.data.training_text import TrainingText, load_training, read_pairs
 from mlx_transformer.device import choices
 from mlx_transformer.system.errors import UserError
 
+from .objectives import Cutting
 from .options import CorpusOptions, DataOptions
 from .recipe import Recipe
 
@@ -98,7 +99,7 @@ def train_tokenizer(data: RunData, recipe: Recipe) -> Tokenizer:
     if isinstance(text, TrainingText):
         return text.tokenizer(options.vocab_size, options.vocab_lines, options.separate_vocabularies)
     if options.vocab_lines is not None:
-        order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((recipe.training.seed, 2))))
+        order = legacy_random(recipe.training.seed, 2)
         text = text.select(sorted(order.permutation(len(text))[: options.vocab_lines].tolist()))
     return Tokenizer.train(text.lines, options.vocab_size, mask=recipe.objective.masks)
 
@@ -136,6 +137,6 @@ class EncodedText:
         lengths = {"max_length": recipe.data.max_length, "min_length": choices().shortest}
         make_pairs = partial(TokenBatches if choices().few_shapes else SortedBatches, **common, **lengths)
         try:
-            return recipe.objective.batches(self._ids, self.tokenizer, recipe.data, make_pairs, common)
+            return recipe.objective.batches(self._ids, Cutting(self.tokenizer, recipe.data, make_pairs, common))
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from error

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
+from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
 
 VARIABLE = "MLX_TRANSFORMER_DISTRIBUTED"
@@ -63,7 +64,7 @@ class Group:
         if self._group is None:
             return tree
         received = []
-        for name, value in cast(list[tuple[str, mx.array]], tree_flatten(tree)):
+        for name, value in named_arrays(tree):
             sent = value if self.leads else mx.zeros_like(value)
             received.append((name, mx.distributed.all_sum(sent, group=self._group)))
             mx.eval(received[-1][1])

@@ -35,6 +35,18 @@ SAMPLES = 3
 
 
 @dataclass(frozen=True)
+class Cutting:
+    """How text is cut into batches."""
+
+    tokenizer: Tokenizer
+    options: DataOptions
+    make: MakePairs
+    """How pairs become batches."""
+    common: dict[str, Any]
+    """The arguments of all batches."""
+
+
+@dataclass(frozen=True)
 class Objective:
     architecture: Architecture
     reads: Literal["pairs", "documents"]
@@ -42,18 +54,16 @@ class Objective:
     """Whether its vocabulary has <mask>."""
     encoded: Callable[[Any, Tokenizer, DataOptions], Any]
     """(text, tokenizer, options) -> the text as ids, which takes its time, once."""
-    batches: Callable[[Any, Tokenizer, DataOptions, MakePairs, dict[str, Any]], BatchesByEpoch[Any]]
-    """(ids from `encoded`, tokenizer, options, how pairs become batches, arguments of all batches) -> batches."""
+    batches: Callable[[Any, Cutting], BatchesByEpoch[Any]]
+    """(ids from `encoded`, how they are cut) -> batches."""
 
 
 def _pairs(text: TrainingText | ParallelText, tokenizer: Tokenizer, options: DataOptions) -> Examples:
     return examples_of(text, tokenizer, options.max_length)
 
 
-def _translation(
-    pairs: Examples, tokenizer: Tokenizer, options: DataOptions, make: MakePairs, common: dict[str, Any]
-) -> TokenBatches:
-    return make(pairs)
+def _translation(pairs: Examples, cut: Cutting) -> TokenBatches:
+    return cut.make(pairs)
 
 
 def _prompted(text: Documents, tokenizer: Tokenizer, options: DataOptions) -> tuple[list[list[int]], list[list[int]]]:
@@ -61,14 +71,8 @@ def _prompted(text: Documents, tokenizer: Tokenizer, options: DataOptions) -> tu
     return tokenizer.encode_batch(text.texts), [ids[:-1] for ids in tokenizer.encode_batch(text.prompts)]
 
 
-def _language_model(
-    text: tuple[list[list[int]], list[list[int]]],
-    tokenizer: Tokenizer,
-    options: DataOptions,
-    make: MakePairs,
-    common: dict[str, Any],
-) -> PackedBatches:
-    return PackedBatches(*text, row_length=max(options.max_length, choices().shortest), **common)
+def _language_model(text: tuple[list[list[int]], list[list[int]]], cut: Cutting) -> PackedBatches:
+    return PackedBatches(*text, row_length=max(cut.options.max_length, choices().shortest), **cut.common)
 
 
 def _documents(
@@ -81,28 +85,16 @@ def _documents(
     return pieces, list(_pieces(tokenizer.encode_words(text.texts), options.max_length, options.max_length))
 
 
-def _masked(
-    text: tuple[list[list[int]], list[list[int]] | None],
-    tokenizer: Tokenizer,
-    options: DataOptions,
-    make: MakePairs,
-    common: dict[str, Any],
-) -> MaskedBatches:
+def _masked(text: tuple[list[list[int]], list[list[int]] | None], cut: Cutting) -> MaskedBatches:
     pieces, words = text
-    hidden = _mask_id(tokenizer)
-    ordinary = [id for id in range(len(SPECIAL_TOKENS), tokenizer.vocab_size) if id != hidden]
-    return MaskedBatches(make(pieces, pieces), hidden, ordinary, options.mask_share or 0.15, words)
+    hidden = _mask_id(cut.tokenizer)
+    ordinary = [id for id in range(len(SPECIAL_TOKENS), cut.tokenizer.vocab_size) if id != hidden]
+    return MaskedBatches(cut.make(pieces, pieces), hidden, ordinary, cut.options.mask_share or 0.15, words)
 
 
-def _denoising(
-    text: tuple[list[list[int]], None],
-    tokenizer: Tokenizer,
-    options: DataOptions,
-    make: MakePairs,
-    common: dict[str, Any],
-) -> DenoisingBatches:
-    pieces, _ = text
-    return DenoisingBatches(make(pieces, pieces), _mask_id(tokenizer), options.mask_share or 0.3, options.mask_span)
+def _denoising(text: tuple[list[list[int]], None], cut: Cutting) -> DenoisingBatches:
+    (pieces, _), o = text, cut.options
+    return DenoisingBatches(cut.make(pieces, pieces), _mask_id(cut.tokenizer), o.mask_share or 0.3, o.mask_span)
 
 
 OBJECTIVES: dict[str, Objective] = {

@@ -20,15 +20,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_map_with_path
 
 from mlx_transformer.core.parameters import added_table_names, embedding_names, output_weight_name
 from mlx_transformer.device import choices, cpu_streams
 from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
 
 from .options import ENDLESS, TrainingOptions
@@ -154,7 +155,7 @@ class Optimizer:
             streams = [] if choices().compiles else cpu_streams()
         self.streams = list(streams)
         kind = KINDS[options.optimizer_name]
-        trained = [name for name, _ in _flat(model.trainable_parameters())]
+        trained = [name for name, _ in named_arrays(model.trainable_parameters())]
         self._rate = kind.rate
         self._decay = kind.decay if options.weight_decay is None else options.weight_decay
         exempt = matching(trained, options.no_decay or NO_DECAY, "no_decay", strict=options.no_decay is not None)
@@ -190,7 +191,7 @@ class Optimizer:
 
 def freeze(model: Transformer, patterns: str) -> None:
     """Keep the parameters that one of the patterns fits as they are. `UserError` if a pattern fits none, or all are."""
-    names = [name for name, _ in _flat(model.parameters())]
+    names = [name for name, _ in named_arrays(model.parameters())]
     chosen = matching(names, patterns, "freeze")
     if chosen == set(names):
         raise UserError(f"freeze: {patterns!r} fits every parameter, so that nothing would be trained")
@@ -216,10 +217,6 @@ def matching(
             raise UserError(f"{key}: {pattern!r} fits no {what}; they are called such as {names[0]} and {names[-1]}")
         chosen |= fitting
     return frozenset(chosen)
-
-
-def _flat(tree: Any) -> list[tuple[str, mx.array]]:
-    return cast(list[tuple[str, mx.array]], tree_flatten(tree))
 
 
 def learning_rate(options: TrainingOptions, d_model: int, step: int, share: float) -> float:

@@ -169,20 +169,18 @@ class TrainStep:
 
         `picked` (B, M): the positions of the targets, None: all in order. `inputs`: those of `Transformer.hidden`.
         """
-        weight, bias = self.model.output_matrix(), self.model.output_bias()
-        hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
-        return label_smoothed_loss(hidden, weight, bias, targets, self.smoothing, pad_id, self.max_logits)
+        return self._loss_by(label_smoothed_loss, targets, picked, inputs)
 
     def losses(self, batch: TrainingBatch) -> tuple[mx.array, mx.array]:
         """Return (the loss, the same without label smoothing), sums over a batch's targets; without a gradient."""
         targets, picked, *inputs = self._inputs(batch)
-        weight, bias = self.model.output_matrix(), self.model.output_bias()
-        hidden, pad_id = self._hidden(picked, inputs), self.model.config.pad_id
-        return losses(hidden, weight, bias, targets, self.smoothing, pad_id, self.max_logits)
+        return self._loss_by(losses, targets, picked, inputs)
 
-    def _hidden(self, picked: Input, inputs: Sequence[Input]) -> mx.array:
+    def _loss_by(self, function: Callable[..., Any], targets: mx.array, picked: Input, inputs: Sequence[Input]) -> Any:
+        weight, bias = self.model.output_matrix(), self.model.output_bias()
         hidden = self.model.hidden(*inputs)
-        return hidden if picked is None else mx.take_along_axis(hidden, picked[..., None], axis=1)
+        hidden = hidden if picked is None else mx.take_along_axis(hidden, picked[..., None], axis=1)
+        return function(hidden, weight, bias, targets, self.smoothing, self.model.config.pad_id, self.max_logits)
 
     def _inputs(self, batch: TrainingBatch) -> list[Any]:
         return [None if array is None else mx.array(array) for array in batch.arrays(self.model.config.pad_id)]

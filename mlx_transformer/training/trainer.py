@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from mlx_transformer.blas import use_fast_blas
 from mlx_transformer.core.parameters import parameter_count
@@ -20,6 +20,7 @@ from mlx_transformer.core.tokenizer_files import tokenizer_files, tokenizer_path
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.data.prefetch import Prefetched
 from mlx_transformer.device import device_record, training_memory
+from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import NullReporter, Reporter
 
@@ -266,7 +267,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the current step, with the optimizer's state."""
-        optimizer = {name: np.array(value) for name, value in _flat(self._arrays())}
+        optimizer = {name: np.array(value) for name, value in named_arrays(self._arrays())}
         weights, state, text = self.weights.table(), asdict(self.state), self.tokenizer.to_json()
         keep, extra = self.options.checkpoints_to_keep, self.weights.extra_files()
         self.files.save(self.config, weights, text, optimizer, state, keep, extra)
@@ -279,7 +280,7 @@ class Trainer:
             self.reporter.line(f"{self.out}: no checkpoint yet, starting from the first step")
             return
         opened, optimizer, state = newest
-        expected = {name: tuple(value.shape) for name, value in _flat(self._arrays())}
+        expected = {name: tuple(value.shape) for name, value in named_arrays(self._arrays())}
         if opened.config != self.config or {name: a.shape for name, a in optimizer.items()} != expected:
             raise UserError(f"{opened.folder}: its config or optimizer differs from the run's; start a new run")
         try:
@@ -322,7 +323,3 @@ def train(
         check_folder(out, resume, force)  # before the recipe is read, which may be that of the run
     chosen = load_recipe(None if recipe is None else os.fspath(recipe), tables_of(keys), run=out if resume else None)
     return Trainer(chosen, out, resume, force=force, group=group).run()
-
-
-def _flat(tree: Any) -> list[tuple[str, mx.array]]:
-    return cast(list[tuple[str, mx.array]], tree_flatten(tree))

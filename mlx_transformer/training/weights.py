@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_map, tree_unflatten
 from numpy.typing import NDArray
 
 from mlx_transformer.convert.average import averaged
@@ -25,6 +25,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.nn.quantize import quantization_of
 
 from .options import TrainingOptions
@@ -50,13 +51,13 @@ class Weights:
 
     def arrays(self) -> Arrays:
         """Return the trained arrays by name."""
-        return {name: np.array(value) for name, value in cast(list[tuple[str, mx.array]], tree_flatten(self.tree()))}
+        return {name: np.array(value) for name, value in named_arrays(self.tree())}
 
     def table(self, arrays: Arrays | None = None) -> Arrays:
         """Return every parameter of the table of `core/parameters.py`."""
         return self.arrays() if arrays is None else arrays
 
-    def extra_files(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
+    def extra_files(self) -> tuple[dict[str, str], dict[str, Arrays]]:
         """Return the further files of a checkpoint: texts and arrays by their names."""
         return {}, {}
 
@@ -66,7 +67,7 @@ class Weights:
 
     def average(self, folders: Sequence[Path]) -> Arrays:
         """Average the trained arrays over checkpoints of the run."""
-        return averaged(folders)
+        return averaged([open_checkpoint(folder) for folder in folders])
 
     def restore(self, folder: Path) -> None:
         """Go on with the trained arrays of one of the run's checkpoints."""
@@ -97,8 +98,8 @@ class AdapterWeights(Weights):
         adapter = self._adapter(arrays)
         return {name: adapter.merged(name, weight) for name, weight in self._base().items()}
 
-    def extra_files(self, arrays: Arrays | None = None) -> tuple[dict[str, str], dict[str, Arrays]]:
-        adapter = self._adapter(arrays)
+    def extra_files(self) -> tuple[dict[str, str], dict[str, Arrays]]:
+        adapter = self._adapter(None)
         return {ADAPTER: adapter.json()}, {ARRAYS: dict(adapter.arrays)}
 
     def read(self, folder: Path) -> Arrays:
@@ -158,7 +159,7 @@ class MovingAverage:
 
     @property
     def arrays(self) -> dict[str, NDArray]:
-        return {name: np.array(value) for name, value in cast(list[tuple[str, mx.array]], tree_flatten(self.values))}
+        return {name: np.array(value) for name, value in named_arrays(self.values)}
 
 
 def final_weights(
