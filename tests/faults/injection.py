@@ -24,7 +24,7 @@ from typing import Any, Literal
 How = Literal["kill", "power", "full", "refuse"]
 GROWING = {"make", "write", "mkdir", "save", "fsync"}
 """What a full disk refuses. (A file system that allots blocks late says so when it flushes.)"""
-NATIVE = ("core.checkpoint", "convert.huggingface", "system.durable")
+NATIVE = ("system.tensors", "system.durable")
 MODES = os.O_CREAT | os.O_TRUNC
 
 
@@ -67,10 +67,9 @@ class Injection:
 
     def _install_native(self) -> None:
         """Of the modules that are imported already."""
-        checkpoint, huggingface, durable = (sys.modules.get(f"mlx_transformer.{name}") for name in NATIVE)
-        for module in (checkpoint, huggingface):
-            if module is not None:
-                vars(module)["save_file"] = self._saving(vars(module)["save_file"])
+        tensors, durable = (sys.modules.get(f"mlx_transformer.{name}") for name in NATIVE)
+        if tensors is not None:
+            vars(tensors)["save_file"] = self._saving(vars(tensors)["save_file"])
         if durable is not None:
             exchange = vars(durable)["_exchange"]
 
@@ -81,19 +80,19 @@ class Injection:
             vars(durable)["_exchange"] = swapped
 
     def _saving(self, save_file: Callable[..., None]) -> Callable[..., None]:
-        def save(tensors: Mapping[str, Any], path: Path, **named: Any) -> None:
+        def save(tensors: Mapping[str, Any], path: Path, *more: Any) -> None:
             def half() -> None:
                 """As far as the system lets a file grow: what the library says then is its own."""
                 most = resource.getrlimit(resource.RLIMIT_FSIZE)
                 limit = sum(array.nbytes for array in tensors.values()) // 2
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most[1]))
                 try:
-                    save_file(tensors, path, **named)
+                    save_file(tensors, path, *more)
                 finally:
                     resource.setrlimit(resource.RLIMIT_FSIZE, most)
 
             self.happens("save", path, half)
-            save_file(tensors, path, **named)
+            save_file(tensors, path, *more)
 
         return save
 

@@ -10,9 +10,8 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe
 
-from mlx_transformer.core import checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.system import durable
+from mlx_transformer.system import durable, tensors
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import run_folder
 from mlx_transformer.training.run_folder import Run
@@ -64,15 +63,15 @@ def test_the_disk_has_the_curve_before_the_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    original, calls = checkpoint.save_file, []
+    original, calls = tensors.save_file, []
 
-    def filling(arrays, path):
+    def filling(arrays, path, *more):
         calls.append(path)
         if len(calls) > 4:  # two files a checkpoint: the third one fails
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(arrays, path)
+        original(arrays, path, *more)
 
-    monkeypatch.setattr(checkpoint, "save_file", filling)
+    monkeypatch.setattr(tensors, "save_file", filling)
     with pytest.raises(UserError, match=r"step-00000003: the checkpoint could not be written .*No space left"):
         train(tmp_path, steps=9, checkpoint_seconds=0)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
