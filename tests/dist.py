@@ -32,6 +32,7 @@ SUFFIXES = {
     ".css",
     ".js",
     ".svg",
+    ".txt",
 }  # of a package's files; its reference pages stay behind
 EXTRAS = "[serve,text,plots]"
 SECONDS = 300  # for one command; the longest takes some 20
@@ -99,7 +100,7 @@ def build() -> tuple[Path, Path]:
 
 def packaged() -> set[str]:
     listing = run(["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", *PACKAGES], ROOT)
-    return {name for name in listing.split("\0") if Path(name).suffix in SUFFIXES}
+    return {name for name in listing.split("\0") if Path(name).suffix in SUFFIXES or Path(name).name == "py.typed"}
 
 
 def compare(file: Path, expected: set[str], names: set[str], more: bool = False) -> None:
