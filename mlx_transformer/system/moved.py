@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 TYPE_CHECKING = False  # typing's own takes longer to import than all that is here
 if TYPE_CHECKING:
-    from types import ModuleType
+    from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 PACKAGES = ("spec", "compare")  # which are no more
@@ -43,7 +44,7 @@ class Loader:
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         new = MODULES.get(spec.name.partition(".")[2])
         if new is None:
-            return None  # an empty package
+            return _OldPackage(spec.name)
         module = import_module(f"{PACKAGE}.{new}")
         spec.loader_state = module.__spec__
         return module
@@ -52,3 +53,12 @@ class Loader:
         spec = module.__spec__
         if spec is not None and spec.loader_state is not None:
             module.__spec__ = spec.loader_state
+
+
+class _OldPackage(ModuleType):
+    """An empty package, which importing puts in the place of a function of that name: `mlx_transformer.compare(...)` is
+    that function all the same."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        function = getattr(import_module(f"{PACKAGE}.commands.models"), self.__name__.rpartition(".")[2])
+        return function(*arguments, **options)

@@ -34,3 +34,12 @@ def test_what_never_was_is_no_module() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("mlx_transformer.nothing")
     assert mlx_transformer.load is not None
+
+
+def test_an_old_package_hides_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing mlx_transformer.compare.run sets the attribute `compare` of the package."""
+    from mlx_transformer.commands import models
+
+    importlib.import_module("mlx_transformer.compare.run")
+    monkeypatch.setattr(models, "compare", lambda *arguments, **options: (arguments, options))
+    assert mlx_transformer.compare("a", "b", source=[]) == (("a", "b"), {"source": []})
