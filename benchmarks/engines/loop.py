@@ -15,10 +15,8 @@ class Loop:
         self.model = SearchModel(folder / "search.onnx", threads=threads)
 
     def translate(self, rows: Rows, beam: int, length: int | None, limit: int, prefix: Rows | None = None) -> Rows:
-        if prefix and prefix[0]:
-            raise NotImplementedError("the search in the graph forces no tokens")
         options: dict[str, Any] = {"max_new_tokens": length or limit, "min_new_tokens": length or 0, "beam": beam}
         if not length:
             # See ours.py.
             options |= {"length_penalty": 1.0, "penalty_form": "length", "early_stopping": beam > 1}
-        return self.model.generate(rows, **options)
+        return self.model.generate(rows, prefix, **options)
