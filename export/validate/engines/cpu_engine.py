@@ -20,10 +20,10 @@ import onnx
 from numpy.typing import NDArray
 
 from export.graph.protos import add_taps
-from export.interface import CROSS_ATTENTION, DECODER_CPU, ENCODER_CPU
+from export.interface import DECODER_CPU, ENCODER_CPU
+from export.runtime.transformer import graphs_of
 from export.targets.cpu.runtime import CpuModel
 from export.validate.cases import Case, search_inputs
-from export.validate.findings import PLAIN
 from export.validate.locate.isolate_onnx import points_of
 from export.validate.reference.layers import softmax
 from mlx_transformer.core.checkpoint import Checkpoint
@@ -79,9 +79,6 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         tap[case.source_real] = runs[0]
         return tap
 
-    def _encode(self, case: Case) -> Array:
-        return self.graphs.encode(case.inputs, case.source_real.astype(np.int64))
-
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         """As `Engine` says: the decoder's attention weights are computed from what its operators read."""
         inside = tuple(name for name in names if name.endswith(".weights"))
@@ -92,18 +89,11 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
             self._attending[inside] = self._attention(inside)
         sessions, encoder_values, read = self._attending[inside]
         self._observed = {}
-        self._logits_of(self._over(sessions), case)
-        source = self.graphs.begin(case.inputs, case.source_real.astype(np.int64)).source
+        self._logits_of(graphs_of(self.folder.request, sessions), case)
+        source = self.graphs.begin(case.inputs, case.source_mask).source
         cross = {self.graphs.inputs[value]: source[value] for value in self.graphs.cross}
         points |= {point: self._observed[value][0] for point, value in encoder_values.items()}
         return points | decoder_weights(read, self._observed, cross, self.config.of("decoder").heads, case.source_real)
-
-    def attention(self, case: Case) -> dict[str, Array]:
-        """As `Engine` says: each step's row, of the graph as it translates."""
-        self._observed = {}
-        decoder = TappedSession(self.sessions[DECODER_CPU], [CROSS_ATTENTION], self._observe)
-        self._logits_of(self._over({**self.sessions, DECODER_CPU: decoder}), case)
-        return {PLAIN: np.stack(self._observed[CROSS_ATTENTION], axis=1)}
 
     def _attention(self, inside: Sequence[str]) -> Attention:
         models = {graph: onnx.load(path, load_external_data=False) for graph, path in self.files.items()}
@@ -129,12 +119,9 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
             return [(ids, 0.0) for ids in rows]
         return super().search(sources, beam, max_new_tokens, sample)
 
-    def _over(self, sessions: Mapping[str, Any]) -> CpuModel:
-        return CpuModel(self.folder.request, sessions[ENCODER_CPU], sessions[DECODER_CPU])
-
     def _logits_of(self, graphs: CpuModel, case: Case) -> Array:
         assert case.target_ids is not None
-        return graphs.logits(case.inputs, case.source_real.astype(np.int64), case.target_ids)
+        return graphs.logits(case.inputs, case.source_mask, case.target_ids)
 
 
 def values_read(graph: onnx.GraphProto, points: Sequence[str]) -> dict[str, Read]:
