@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import onnx
 
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_protobuf
+
 COMPUTED = "/computed"
 """Ends the names of the outputs that `cut` makes."""
+
+
+def read_model(file: Path) -> onnx.ModelProto:
+    """Read a model without its data files; `UserError` for a file that holds none."""
+    data = read_protobuf(file)
+    try:
+        return onnx.load_from_string(data)
+    except Exception as error:  # protobuf's DecodeError, which onnx does not export
+        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+
+
+def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 class Wiring:

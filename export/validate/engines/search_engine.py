@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from export.graph.protos import metadata_of, read_model
 from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
 from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION
@@ -21,7 +22,6 @@ from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_protobuf
 
 from .onnx_engine import OnnxFiles, check_same_model
 from .onnxruntime_engine import WholeEngine, open_changed, provider_of
@@ -31,10 +31,9 @@ from .protocol import Capabilities
 def is_search(path: Path) -> bool:
     """Whether this file is one that `export_search` wrote."""
     try:
-        model = onnx.load_from_string(read_protobuf(path))
-    except Exception:  # protobuf's exceptions have no common base
+        return CONFIG in metadata_of(read_model(path))
+    except UserError:
         return False
-    return any(entry.key == CONFIG for entry in model.metadata_props)
 
 
 class SearchEngine(WholeEngine, OnnxFiles):
