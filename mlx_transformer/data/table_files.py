@@ -6,7 +6,6 @@ field `translation`, as {"translation": {"en": ..., "de": ...}}. A null is a sid
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
 
-from .line_files import PACKED, line_blocks, missing, unpacked_suffix
+from .line_files import PACKED, json_blocks, line_blocks, missing, unpacked_suffix
 
 Columns = tuple[str, str]
 Part = tuple[list[str], list[str]]
@@ -62,45 +61,35 @@ def _reader(path: Path) -> Callable[[Path, Columns], Iterator[Part]]:
     return readers[kind]
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read blocks of lines, each with the number of its first."""
+def _tsv(path: Path, columns: Columns) -> Iterator[Part]:
     number = 1
     for lines in line_blocks(path):
-        yield number, lines
-        number += len(lines)
-
-
-def _tsv(path: Path, columns: Columns) -> Iterator[Part]:
-    for number, lines in _numbered(path):
         rows = [line.split("\t") for line in lines]
-        for i, row in enumerate(rows):
+        for i, row in enumerate(rows, number):
             if len(row) != 2:
                 raise UserError(
-                    f"{path}, line {number + i}: {len(row)} columns; each line is a source, one tab and its translation"
+                    f"{path}, line {i}: {len(row)} columns; each line is a source, one tab and its translation"
                 )
         yield [row[0] for row in rows], [row[1] for row in rows]
+        number += len(rows)
 
 
 def _json(path: Path, columns: Columns) -> Iterator[Part]:
-    for number, lines in _numbered(path):
-        pairs = [_from_json(line, columns, path, number + i) for i, line in enumerate(lines) if line.strip()]
+    for entries in json_blocks(path):
+        pairs = [_from_json(*entry, columns) for entry in entries]
         yield [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def _from_json(line: str, columns: Columns, path: Path, number: int) -> tuple[str, str]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number}: not JSON ({' '.join(str(error).split())[:200]})") from error
+def _from_json(where: str, line: str, row: Any, columns: Columns) -> tuple[str, str]:
     inside = row if isinstance(row, dict) and columns[0] in row else row.get(INSIDE) if isinstance(row, dict) else None
     if not isinstance(inside, dict) or any(name not in inside for name in columns):
-        raise UserError(f"{path}, line {number}: {_lacks(columns)}")
+        raise UserError(f"{where}: {_lacks(columns)}")
     values = tuple("" if inside[name] is None else inside[name] for name in columns)
     for name, value in zip(columns, values, strict=True):
         if not isinstance(value, str):
-            raise UserError(f"{path}, line {number}: {name} is {value!r:.60}, no text")
+            raise UserError(f"{where}: {name} is {value!r:.60}, no text")
         if "\\" in line and not _is_unicode(value):
-            raise UserError(f"{path}, line {number}: {name} holds half a surrogate pair, which is no Unicode text")
+            raise UserError(f"{where}: {name} holds half a surrogate pair, which is no Unicode text")
     return values  # type: ignore[return-value]
 
 
