@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +124,12 @@ def read_pairs(corpus: PairFiles) -> ParallelText:
     """Read all pairs for validation, empty ones too. `UserError` as for `PairFiles.parts` and `read_parallel`."""
     if corpus.is_plain:
         return read_parallel(str(corpus.source), str(corpus.target))
-    source, target = _joined((part[0], part[1]) for part in corpus.parts())
-    return ParallelText([corpus.tag + line for line in source], target)
+    source: list[str] = []
+    target: list[str] = []
+    for sources, targets in corpus.parts():
+        source += [corpus.tag + line for line in sources]
+        target += targets
+    return ParallelText(source, target)
 
 
 def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
@@ -133,22 +137,16 @@ def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
     if len(corpora) == 1 and corpora[0].is_plain:
         text, dropped = read_pairs(corpora[0]).without_empty()
         return text, [len(text)], dropped
-    texts, dropped = [], 0
-    for corpus in corpora:
-        parts = list(corpus.usable_parts())
-        texts.append(_joined((source, target) for source, target, _ in parts))
-        dropped += sum(others for *_, others in parts)
-    source, target = _joined(texts)
-    return ParallelText(source, target), [len(each[0]) for each in texts], dropped
-
-
-def _joined(parts: Iterable[tuple[list[str], list[str]]]) -> tuple[list[str], list[str]]:
     source: list[str] = []
     target: list[str] = []
-    for more_source, more_target in parts:
-        source += more_source
-        target += more_target
-    return source, target
+    ends, dropped = [0], 0
+    for corpus in corpora:
+        for sources, targets, others in corpus.usable_parts():
+            source += sources
+            target += targets
+            dropped += others
+        ends.append(len(source))
+    return ParallelText(source, target), np.diff(ends).tolist(), dropped
 
 
 def _split(kept: np.ndarray, counts: list[int]) -> list[int]:

@@ -136,9 +136,9 @@ class TextVerbs:
     def fill(self, lines: Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]: ...
     def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[Filling]] | list[list[list[Filling]]]:
         """Return the `top_k` likeliest tokens for each <mask> of a line, or of each of several, by an encoder alone."""
-        from .fill import Filler
+        from .fill import fill
 
-        found = Filler(self.config, self.tokenizer, self.token_logits, self.where).fill(lines, top_k)
+        found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
