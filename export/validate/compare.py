@@ -27,6 +27,7 @@ from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
 
@@ -145,7 +146,7 @@ def _default_runtimes(onnx: str | Path | None) -> list[str]:
 @one_blas_thread()
 def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:
     if find_spec("mlx") is None:
-        raise Unavailable("gradients are MLX's, which is not installed (pip install mlx)")
+        raise Unavailable(f"gradients are MLX's, which is not installed: {needs('train')}")
     return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
 
 

@@ -16,6 +16,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 
 from .protocol import Capabilities, ModelEngine, Placement, Unavailable
@@ -42,7 +43,7 @@ class MlxEngine(ModelEngine):
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", precision: str = "float32"):
         if find_spec("mlx") is None:
-            raise Unavailable("runtime mlx is not installed (pip install mlx)")
+            raise Unavailable(f"runtime mlx is not installed: {needs('train')}")
         if precision not in PRECISIONS or (precision == "tf32" and device == "cpu"):
             known = PRECISIONS if device != "cpu" else PRECISIONS[:-1]
             raise UserError(f"mlx:{device}:{precision}: choose {', '.join(known)}")
