@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
-from .data import Report
+from pathlib import Path
 
-__all__ = ["Report"]
+from rich.console import Console
+
+from mlx_transformer.system import terminal
+from mlx_transformer.system.durable import write_text
+from mlx_transformer.system.page import table
+
+from .data import ReportData, summary
+from .html import page
+from .terminal import print_report
+
+
+class Report(ReportData):
+    """What a validation returns: its data, and every way to show them."""
+
+    def write(self, path: str | Path) -> None:
+        """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
+        write_text(Path(path), self.to_json())
+
+    def write_html(self, path: str | Path) -> None:
+        """Write one page that needs nothing else; `UserError` if the place can't be written to."""
+        write_text(Path(path), page(self))
+
+    def _repr_html_(self) -> str:
+        """Show the verdict, and what supports it or went wrong, in notebooks."""
+        return table(f"validate: {self.verdict}", summary(self))
+
+    def print(self, console: Console | None = None) -> None:
+        """Print it on the terminal: verdict first, then what supports it."""
+        print_report(self, console or terminal.Console())

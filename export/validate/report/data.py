@@ -12,10 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from export.validate.checks.data_files import DataFile
 from export.validate.checks.gradients import Gradient, worst_of_each
@@ -23,20 +20,14 @@ from export.validate.checks.structure import Structure
 from export.validate.engines.protocol import Placement
 from export.validate.findings import Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
-from mlx_transformer.system import terminal
-from mlx_transformer.system.durable import write_text
-from mlx_transformer.system.page import table
 
 EQUAL, MISMATCH = "equal", "mismatch"
 FAILURES = 6  # lines of a summary
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a validation returns: the whole of one run, and every way to show it.
-
-    `points` are in the order of the data's way through the network.
-    """
+class ReportData:
+    """The whole of one run. `points` are in the order of the data's way through the network."""
 
     checkpoint: str
     onnx: str
@@ -130,33 +121,13 @@ class Report:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
-    def write(self, path: str | Path) -> None:
-        """Write the JSON, making folders as needed; `UserError` if the place can't be written to."""
-        write_text(Path(path), self.to_json())
-
-    def write_html(self, path: str | Path) -> None:
-        """Write one page that needs nothing else; `UserError` if the place can't be written to."""
-        from .html import page
-
-        write_text(Path(path), page(self))
-
-    def _repr_html_(self) -> str:
-        """Show the verdict, and what supports it or went wrong, in notebooks."""
-        return table(f"validate: {self.verdict}", summary(self))
-
-    def print(self, console: Console | None = None) -> None:
-        """Print it on the terminal: verdict first, then what supports it."""
-        from .terminal import print_report
-
-        print_report(self, console or terminal.Console())
-
 
 def _brief(taps: Iterable[str]) -> list[str]:
     """Write the layers of a stack as one: encoder.layers.*.feed_forward."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
 
 
-def summary(r: Report) -> Iterator[tuple[str, str]]:
+def summary(r: ReportData) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of what went wrong, of each runtime, and of the whole, for notebooks."""
     for line in r.failures()[:FAILURES]:
         yield "failure", line

@@ -11,20 +11,20 @@ from export.validate.findings import Point, Tokens
 from mlx_transformer.system import page as kit
 from mlx_transformer.system.chart import colour
 
-from .data import Report
+from .data import ReportData
 from .plot import plot, series_of, short
 
 WORST = 6  # elements shown for each runtime
 
 
-def page(report: Report) -> str:
+def page(report: ReportData) -> str:
     """Return a self-contained HTML page."""
     sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _tokens, _gradients, _runs)
     body = "".join(section(report) for section in sections)
     return kit.page(f"validate: {report.verdict}", body, kit.texts_beside(__file__, "report.css"))
 
 
-def _verdict(r: Report) -> str:
+def _verdict(r: ReportData) -> str:
     names = " and ".join(runtime.name for runtime in r.runtimes)
     if r.equal:
         verb = "compute" if len(r.runtimes) > 1 else "computes"
@@ -45,7 +45,7 @@ def _verdict(r: Report) -> str:
     )
 
 
-def _summary(r: Report) -> str:
+def _summary(r: ReportData) -> str:
     parts = []
     if r.weights:
         parts.append(f"{sum(check.count for check in r.weights)} parameters bit for bit")
@@ -55,7 +55,7 @@ def _summary(r: Report) -> str:
     return ", ".join(parts)
 
 
-def _plots(r: Report) -> str:
+def _plots(r: ReportData) -> str:
     taps = list(dict.fromkeys(point.tap for point in r.points))
     paths = list(dict.fromkeys(point.path for point in r.points))
     cards = []
@@ -80,7 +80,7 @@ def _plots(r: Report) -> str:
     return f'<h2>Error against budget</h2><p class="note">{note}</p>{"".join(cards)}'
 
 
-def _worst(r: Report) -> str:
+def _worst(r: ReportData) -> str:
     worst: list[Point] = []
     for runtime in r.runtimes:
         points = [p for p in r.points if p.runtime == runtime.name and p.worst.deviation.index]
@@ -105,7 +105,7 @@ def _element(p: Point) -> list[str]:
     return [share, escape(p.runtime), place, *map(escape, cells)]
 
 
-def _weights(r: Report) -> str:
+def _weights(r: ReportData) -> str:
     rows = []
     for check in r.weights:
         result = "<br>".join([_mark(check.passed, "equal", "differ"), *map(escape, check.problems[:WORST])])
@@ -116,7 +116,7 @@ def _weights(r: Report) -> str:
     return _section("Weights", note, head, rows, (2,))
 
 
-def _structure(r: Report) -> str:
+def _structure(r: ReportData) -> str:
     rows = []
     for s in r.structures:
         result = _mark(not s.problem, "as designed", escape(s.problem))
@@ -131,7 +131,7 @@ def _structure(r: Report) -> str:
     return _section("Structure", note, head, rows, (1, 2, 3, 4))
 
 
-def _data_files(r: Report) -> str:
+def _data_files(r: ReportData) -> str:
     rows = []
     for file in r.data_files:
         result = _mark(file.passed, "every byte", "<br>".join(map(escape, file.problems[:WORST])))
@@ -141,7 +141,7 @@ def _data_files(r: Report) -> str:
     return _section("Data files", note, head, rows, (1, 2, 3, 4))
 
 
-def _tokens(r: Report) -> str:
+def _tokens(r: ReportData) -> str:
     rows = []
     for check in r.tokens:
         cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
@@ -151,7 +151,7 @@ def _tokens(r: Report) -> str:
     return _section("Tokens", note, head, rows, (2, 3)) + "".join(_parting(check) for check in r.tokens)
 
 
-def _gradients(r: Report) -> str:
+def _gradients(r: ReportData) -> str:
     rows = []
     for g in worst_of_each(list(r.gradients)):
         share = _mark(g.passed, f"{g.error / BUDGET:.2g}")
@@ -184,7 +184,7 @@ def _row(tokens: Sequence[str], first: int) -> str:
     return f'<div class="tokens mono">{"".join(spans)}</div>'
 
 
-def _runs(r: Report) -> str:
+def _runs(r: ReportData) -> str:
     rows = []
     for place in r.placements:
         nodes = ", ".join(f"{count} on {provider}" for provider, count in place.providers.items()) or place.device

@@ -10,14 +10,14 @@ from rich.text import Text
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.findings import TAPPED, Point
 
-from .data import Report
+from .data import ReportData
 from .plot import short
 
 GAP = 2  # columns between two of a table's
 NARROWEST_NAMES = 26
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: ReportData, console: Console) -> None:
     """Print the verdict first, then what supports it."""
     colour = "green" if report.equal else "red"
     console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
@@ -52,14 +52,14 @@ def print_report(report: Report, console: Console) -> None:
     console.print(Text(f"{len(report.inputs)} inputs: {'; '.join(report.inputs)}; {report.seconds:.1f} s", style="dim"))
 
 
-def _weights_table(report: Report) -> Table:
+def _weights_table(report: ReportData) -> Table:
     table = _table(["weights, bit for bit", "where"], ["parameters", "result"])
     for check in report.weights:
         table.add_row(check.runtime, check.where, str(check.count), _mark(check.passed, check.result))
     return table
 
 
-def _points_tables(report: Report, width: int) -> list[Table]:
+def _points_tables(report: ReportData, width: int) -> list[Table]:
     """Make a row for each tap, a column for each runtime: worst rms and max ratio over all inputs; then the logits of
     the other paths. Rows with a mismatch come first. Runtimes that have no room beside others get a table of their
     own."""
@@ -129,7 +129,7 @@ def _table(names: list[str], figures: list[str], wrapped_head: bool = False) -> 
     return table
 
 
-def _tokens_table(report: Report) -> Table:
+def _tokens_table(report: ReportData) -> Table:
     table = _table(["tokens", "search"], ["sentences", "tokens", "result"])
     for check in report.tokens:
         counts = str(check.sentences), str(check.tokens)
