@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
@@ -140,5 +141,7 @@ def _checkpoint(model: Path, verify: bool) -> Transformer:
         if (error.name or "").split(".")[0] != "mlx":
             raise
         build = f"python -m export build {model} OUT"
-        raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
+        raise UserError(
+            f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
+        ) from None
     return load(model, verify)[0]

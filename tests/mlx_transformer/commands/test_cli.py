@@ -158,7 +158,11 @@ def test_recipes_that_are_wrong(call, tmp_path):
         (UserError("two\nlines"), 2, "two lines"),
         (MemoryError("of 9 TB"), 2, "out of memory (of 9 TB); try smaller batches or a smaller model"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (ModuleNotFoundError("No module named 'mlx'", name="mlx.core"), 2, "MLX is not installed"),
+        (
+            ModuleNotFoundError("No module named 'mlx'", name="mlx.core"),
+            2,
+            "this needs mlx: pip install 'mlx-tr",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
