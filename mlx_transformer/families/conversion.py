@@ -21,9 +21,9 @@ def import_huggingface(
     """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
 
     float16 and bfloat16 are widened to float32; keep_float16: float16 stays, and is computed with. Weights go from file
-    to file one by one. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a checkpoint that is
-    replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no
-    family in `FAMILIES`, and for whatever in it our config can't express.
+    to file one by one. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a
+    checkpoint that is replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is
+    damaged or of no family in `FAMILIES`, and for whatever in it our config can't express.
     """
     folder, out = Path(folder), Path(out)
     check_free(out, "checkpoint", holds_checkpoint, force, folder)

@@ -17,13 +17,14 @@ Reader = Callable[[Path], dict[str, Stored]]
 
 
 class Form(NamedTuple):
-    """A kind of file, its name where there is one, and what reads it; INDEX says which tensor is in which of several."""
+    """A kind of file: its name where there is one, and what reads it."""
 
     name: str
     reader: Reader
 
     @property
     def index(self) -> str:
+        """The file that says which of several has which tensor."""
         return f"{self.name}.index.json"
 
 

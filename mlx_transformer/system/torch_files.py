@@ -1,7 +1,7 @@
 """Tensors of the files that `torch.save` writes, read without PyTorch: nothing that is in them is run.
 
-Such a file is a zip archive of data.pkl, which says what there is (`torch_pickle.py`), and data/KEY, the numbers of each
-storage as they lie in memory.
+Such a file is a zip archive of data.pkl, which says what there is (`torch_pickle.py`), and data/KEY for each storage,
+its numbers as they lie in memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def stored_torch_tensors(path: Path) -> dict[str, Stored]:
         try:
             program, folder = _pickle(archive)
             found = views(program)
-            return {name: _stored(path, name, view, _entry(file, archive, folder, view)) for name, view in found.items()}
+            return {
+                name: _stored(path, name, view, _entry(file, archive, folder, view)) for name, view in found.items()
+            }
         except Refused as error:
             raise UserError(f"{path}: {error}") from error
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
@@ -62,9 +64,8 @@ def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
         begin = file.read(512)
         if any(begin[place:].startswith(mark) for place, mark in OLD.items()):
             save = f"torch.save(torch.load({path.name!r}, weights_only=True), {path.name!r})"
-            raise UserError(
-                f'{path}: is of PyTorch before version 1.6; convert it where PyTorch is: python -c "import torch; {save}"'
-            ) from error
+            how = f'convert it where PyTorch is: python -c "import torch; {save}"'
+            raise UserError(f"{path}: is of PyTorch before version 1.6; {how}") from error
         if begin.startswith(b"version https://git-lfs"):
             raise UserError(f"{path}: stands for a file of Git LFS; fetch it: git lfs pull") from error
         raise UserError(f"{path}: no file of torch.save, or damaged ({error}); restore it from a copy") from error
@@ -97,7 +98,9 @@ def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, view:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
         raise Refused(f"its {shown} is compressed or encrypted, which torch.save never does")
     if info.file_size != size:
-        raise Refused(f"its {shown} has {info.file_size} bytes, its pickle says {size}: damaged; restore it from a copy")
+        raise Refused(
+            f"its {shown} has {info.file_size} bytes, its pickle says {size}: damaged; restore it from a copy"
+        )
     file.seek(info.header_offset)
     header = file.read(LOCAL_HEADER)
     if len(header) < LOCAL_HEADER or not header.startswith(b"PK\3\4"):

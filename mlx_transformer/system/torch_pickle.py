@@ -19,7 +19,11 @@ from .errors import shortened
 STORAGES = {"DoubleStorage": np.float64, "FloatStorage": np.float32, "HalfStorage": np.float16}
 STORAGES |= {"BFloat16Storage": ml_dtypes.bfloat16, "LongStorage": np.int64, "IntStorage": np.int32}
 STORAGES |= {"ShortStorage": np.int16, "CharStorage": np.int8, "ByteStorage": np.uint8, "BoolStorage": np.bool_}
-DICT, TENSOR, PARAMETER = "collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"
+DICT, TENSOR, PARAMETER = (
+    "collections.OrderedDict",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
+)
 KNOWN = {DICT, TENSOR, PARAMETER, *(f"torch.{name}" for name in STORAGES)}
 
 
@@ -226,5 +230,7 @@ def views(program: bytes) -> dict[str, View]:
         raise Refused(f"holds a {type(found).__name__}, no dict of tensors by name")
     for name, value in found.items():
         if not isinstance(value, View):
-            raise Refused(f"{shortened(name)!r} is a {type(value).__name__}, no tensor: save the model's state_dict alone")
+            raise Refused(
+                f"{shortened(name)!r} is a {type(value).__name__}, no tensor: save the model's state_dict alone"
+            )
     return found

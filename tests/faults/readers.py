@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from commands import Verdict, copy
 
 STEP = "run/checkpoints/step-00000002"

@@ -10,8 +10,8 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe
 
-from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core import checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.system import durable
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import run_folder
