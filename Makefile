@@ -78,7 +78,7 @@ define install
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,.)
+	$(call install,.[train,export])
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(call install,.[dev])

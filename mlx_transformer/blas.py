@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 
 _GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-_JUMP_SLOT = 7  # R_X86_64_JUMP_SLOT
+_JUMP_SLOT = {"x86_64": 7, "aarch64": 1026}
+"""R_X86_64_JUMP_SLOT and R_AARCH64_JUMP_SLOT: the type of relocation by the machine's name."""
 # Tags of the ELF dynamic section.
 _PLTRELSZ, _STRTAB, _SYMTAB, _JMPREL = 2, 5, 6, 23
 
@@ -29,7 +30,7 @@ def use_fast_blas() -> str:
 
     "openblas <config>" after a change, otherwise "mlx" with the reason. Never raises: without it MLX is only slower.
     """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or platform.machine() not in _JUMP_SLOT:
         return f"mlx ({sys.platform} {platform.machine()})"
     if os.environ.get("MLX_TRANSFORMER_BLAS", "").lower() == "wheel":
         return "mlx (MLX_TRANSFORMER_BLAS=wheel)"
@@ -101,7 +102,7 @@ def _jump_slots(base: int, dynamic: int) -> dict[str, int]:
     slots = {}
     for entry in range(relocations, relocations + tags[_PLTRELSZ], 24):
         offset, info = (ctypes.c_uint64.from_address(entry + at).value for at in (0, 8))
-        if info & 0xFFFFFFFF == _JUMP_SLOT:
+        if info & 0xFFFFFFFF == _JUMP_SLOT[platform.machine()]:
             name_at = ctypes.c_uint32.from_address(symbols + 24 * (info >> 32)).value
             name = ctypes.string_at(strings + name_at).decode()
             if name in _GEMMS:

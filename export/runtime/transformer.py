@@ -8,7 +8,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
+from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU, Request
 from export.precision.table import PRECISIONS
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
@@ -71,23 +71,11 @@ class OnnxTransformer(TextVerbs):
         self.graphs = self._graphs(threads)
 
     def _graphs(self, threads: int | None) -> Any:
-        sessions: Any = self.sessions
-        request = self.folder.request
-        if DECODER_COREML in sessions:
-            return CoreMLModel(request, sessions)
-        if ENCODER_COREML in sessions:
-            return CoreMLEncoder(request, sessions)
-        if ENCODER_CPU not in sessions:
-            kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
-            return kinds[self.config.architecture](request, sessions)
-
-        def cpu_model(sessions: dict[str, Any], **named: Any) -> CpuModel:
-            return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **named)
-
-        cores = threads or usable_cores()
-        if cores == 1 or self.folder.weights_size > opening.SMALL:
-            return cpu_model(self.sessions)
-        return cpu_model(self.sessions, threads=cores, single_threaded=lambda: cpu_model(self._open(1)))
+        request, cores = self.folder.request, threads or usable_cores()
+        if ENCODER_CPU not in self.sessions or cores == 1 or self.folder.weights_size > opening.SMALL:
+            return graphs_of(request, self.sessions)
+        alone = lambda: graphs_of(request, self._open(1))  # noqa: E731
+        return graphs_of(request, self.sessions, threads=cores, single_threaded=alone)
 
     def _repr_html_(self) -> str:
         """For notebooks: what the folder holds, sizes and choices."""
@@ -208,6 +196,18 @@ class OnnxTransformer(TextVerbs):
         rows = check_ids(ids, vocab_size, "ids")
         check_equally_long(rows, self.config, "ids")
         return np.stack(rows)
+
+
+def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> Any:
+    """Return the graphs of one folder, by their names, as one model; of_cpu: arguments of `CpuModel` alone."""
+    if DECODER_COREML in sessions:
+        return CoreMLModel(request, sessions)
+    if ENCODER_COREML in sessions:
+        return CoreMLEncoder(request, sessions)
+    if ENCODER_CPU in sessions:
+        return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **of_cpu)
+    kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
+    return kinds[request.config.architecture](request, sessions)
 
 
 def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:

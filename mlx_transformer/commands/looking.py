@@ -152,7 +152,7 @@ def _print(found: Comparison) -> None:
     for head in ("A", "B", "B beside A"):
         table.add_column(head, overflow="fold", justify="left" if head == "B beside A" else "right")
     for row in rows(found):
-        table.add_row(*row.cells)
+        table.add_row(*row)
     console = Console()
     console.print(sentence_of(found), markup=False)
     console.print(table)

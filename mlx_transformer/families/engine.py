@@ -14,7 +14,6 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -240,16 +239,16 @@ def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
     return dataclasses.replace(config, positions=positions, **dict.fromkeys(_biases(family), True))
 
 
-ROUNDED = {np.float16: 1e-3, ml_dtypes.bfloat16: 4e-3}
-"""{type: how far its numbers between -1 and 1 may be from those that they were rounded from}"""
-
-
 def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
     if table.ndim != 2 or table.shape[1] != c.d_model:
         return False
     numbers = np.asarray(table, np.float32)
-    fits = (most for kind, most in ROUNDED.items() if np.array_equal(numbers.astype(kind).astype(np.float32), numbers))
-    return bool(np.abs(numbers - sinusoids(len(numbers), c.d_model, c.positions)).max(initial=0) <= next(fits, 1e-6))
+    most = 1e-6
+    if not (numbers.view(np.uint32) & 0xFFFF).any():  # all of them were rounded to bfloat16
+        most = 4e-3
+    elif np.array_equal(numbers.astype(np.float16), numbers):
+        most = 1e-3
+    return bool(np.abs(numbers - sinusoids(len(numbers), c.d_model, c.positions)).max(initial=0) <= most)
 
 
 def _at(theirs: str | At) -> At:

@@ -39,11 +39,9 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
     config, generation = _object(path / CONFIG), {}
     if (path / GENERATION).is_file():
         generation = _object(path / GENERATION)
-    widened = {"bfloat16"} if keep_float16 else {"bfloat16", "float16"}
-    tensors: dict[str, Any] = {
-        name: stored.astype(np.float32) if stored.dtype.name in widened else stored
-        for name, stored in open_weights(path).items()
-    }
+    tensors = open_weights(path)
+    if not keep_float16:
+        tensors = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in tensors.items()}
     return Published(path, config, generation, tensors)
 
 

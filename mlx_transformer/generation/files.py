@@ -5,7 +5,6 @@ check the whole input -> parts of some thousand lines -> translations -> written
 
 from __future__ import annotations
 
-import hashlib
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import Any, BinaryIO
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
-from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_regular, without_mark
+from mlx_transformer.system.files import open_regular
+from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
@@ -26,7 +26,6 @@ from .options import Overlong, TextSettings
 from .output import Writer, writer
 from .verbs import TextVerbs
 
-BLOCK = 1 << 20  # bytes
 DONE_WITH = {
     "split": "translated in pieces",
     "truncate": "translated as far as it takes",
@@ -188,25 +187,11 @@ def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[
 
 
 def _checked(path: Path, model: TextVerbs, overlong: Overlong) -> _Input:
-    """The lines and the SHA-256 of a file; `UserError` for a line that would end its translation."""
-    digest, lines, last, line = hashlib.sha256(), 0, b"\n", 0
+    """Count the lines of a file and take its SHA-256; `UserError` for a line that would end its translation."""
     with open_regular(path) as file:
-        try:
-            while block := file.read(BLOCK):
-                if not lines:
-                    without_mark(block, str(path))
-                digest.update(block)
-                lines += block.count(b"\n")
-                line = len(block) - block.rfind(b"\n") - 1 if b"\n" in block else line + len(block)
-                if line > LONGEST_LINE:  # before the rest, which may be as large as a disk
-                    raise line_without_end(path, lines + 1)
-                last = block[-1:]
-            file.seek(0)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-        if overlong == "error":
-            reader, first = LineReader(file, str(path), quiet=True), 1
-            for part in reader.parts():
+        reader, first = LineReader(file, str(path), quiet=True), 1
+        for part in reader.parts():
+            if overlong == "error":
                 model.check_lines(part, overlong, first)
-                first += len(part)
-    return _Input(lines + (last != b"\n"), digest.hexdigest())
+            first += len(part)
+    return _Input(reader.number, sha256(path))

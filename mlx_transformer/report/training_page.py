@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_transformer.system import page as kit
 from mlx_transformer.system.chart import Curve, colour, figure
+from mlx_transformer.training.run_folder import flat
 
 from .runs import RunLog
 
@@ -115,20 +116,15 @@ def _samples(run: RunLog) -> str:
 
 def _recipes(runs: Sequence[RunLog]) -> str:
     """Return the recipes of all runs, first the keys in which they differ."""
-    flat = [_flat(run.record["recipe"]) for run in runs]
-    names = list(dict.fromkeys(name for each in flat for name in each))
-    differing = [name for name in names if len({each.get(name) for each in flat}) > 1]
+    recipes = [_flat(run.record["recipe"]) for run in runs]
+    names = list(dict.fromkeys(name for each in recipes for name in each))
+    differing = [name for name in names if len({each.get(name) for each in recipes}) > 1]
     rows = [*differing, *(name for name in names if name not in differing)]
     state = " open" if differing else ""
-    table = _table(runs, flat, rows, differing)
+    table = _table(runs, recipes, rows, differing)
     return "<h2>Recipe</h2>" + kit.card(f"<details{state}><summary>all keys</summary>{table}</details>")
 
 
-def _flat(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            found[prefix + name] = json.dumps(value, ensure_ascii=False)
-    return found
+def _flat(recipe: dict[str, Any]) -> dict[str, str]:
+    values = {name: value for name, value in flat(recipe).items() if value is not None}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}

@@ -7,13 +7,31 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UserError
 from .files import open_file
+
+
+class Kind(NamedTuple):
+    """The type of a file's numbers, and what they are read as."""
+
+    stored: np.dtype
+    read: np.dtype
+
+    @classmethod
+    def of(cls, dtype: Any) -> Kind:
+        return cls(np.dtype(dtype), np.dtype(dtype))
+
+    def as_read(self, numbers: NDArray) -> NDArray:
+        return numbers if self.stored == self.read else (numbers.astype(np.uint32) << 16).view(self.read)
+
+
+BFLOAT16 = Kind(np.dtype(np.uint16), np.dtype(np.float32))
+"""The upper half of a float32 with the same value. NumPy has no such type by itself."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,8 +39,11 @@ class Entry:
 
 
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
-    """All tensors of one file, none of them read yet. `UserError` for a file that is damaged, of PyTorch before 1.6, or
-    holds something other than tensors, and as they are read for damage and numbers that are not finite."""
+    """All tensors of one file, none of them read yet, bfloat16 as float32.
+
+    `UserError` for a file that is damaged, of PyTorch before 1.6, or holds something other than tensors, and as they are
+    read for damage and numbers that are not finite.
+    """
     with open_file(path) as file:
         archive = _archive(path, file)
         try:
@@ -90,7 +93,7 @@ def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, view:
     """Where a view's storage is, which has to have the size that the pickle says. Raises `Refused`."""
     storage = view.storage
     name = f"{folder}data/{storage.key}"
-    shown, size = repr(shortened(name)), storage.count * storage.dtype.itemsize
+    shown, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
     try:
         info = archive.getinfo(name)
     except KeyError:
@@ -120,14 +123,15 @@ def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
 
     def read() -> NDArray:
         if empty:
-            return np.zeros(shape, storage.dtype)
-        itemsize = storage.dtype.itemsize
-        numbers = read_piece(path, entry.begin + view.offset * itemsize, end - view.offset, storage.dtype)
+            return np.zeros(shape, storage.kind.read)
+        stored = storage.kind.stored
+        numbers = read_piece(path, entry.begin + view.offset * stored.itemsize, end - view.offset, stored)
         whole = len(numbers) == storage.count
         if whole and zlib.crc32(numbers.view(np.uint8).data) != entry.checksum:
             raise UserError(f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy")
-        array = np.lib.stride_tricks.as_strided(numbers, shape, [stride * itemsize for stride in strides])
+        numbers = storage.kind.as_read(numbers)
+        array = np.lib.stride_tricks.as_strided(numbers, shape, [stride * numbers.itemsize for stride in strides])
         check_finite(path, name, array)
         return array
 
-    return Stored(shape, storage.dtype, read)
+    return Stored(shape, storage.kind.read, read)

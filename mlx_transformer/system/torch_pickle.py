@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .errors import shortened
+from .stored import BFLOAT16, Kind
 
-STORAGES = {"DoubleStorage": np.float64, "FloatStorage": np.float32, "HalfStorage": np.float16}
-STORAGES |= {"BFloat16Storage": ml_dtypes.bfloat16, "LongStorage": np.int64, "IntStorage": np.int32}
-STORAGES |= {"ShortStorage": np.int16, "CharStorage": np.int8, "ByteStorage": np.uint8, "BoolStorage": np.bool_}
+TYPES = {"Double": np.float64, "Float": np.float32, "Half": np.float16, "Long": np.int64, "Int": np.int32}
+TYPES |= {"Short": np.int16, "Char": np.int8, "Byte": np.uint8, "Bool": np.bool_}
+STORAGES = {f"{name}Storage": Kind.of(dtype) for name, dtype in TYPES.items()} | {"BFloat16Storage": BFLOAT16}
 DICT, TENSOR, PARAMETER = (
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor_v2",
@@ -39,7 +39,7 @@ class Storage:
     """Numbers one after the other, in a file of their own in the archive."""
 
     key: str
-    dtype: np.dtype
+    kind: Kind
     count: int
 
 
@@ -148,11 +148,11 @@ class Machine:
 
     def _storage(self) -> None:
         """The only objects that a file may keep elsewhere: ("storage", its kind, its name, a device, its length)."""
-        word, kind, key, device, count = self._pop(tuple)
-        dtype = STORAGES[kind.name.removeprefix("torch.")] if isinstance(kind, Global) else None
-        if word != "storage" or dtype is None or not isinstance(key, str) or not isinstance(device, str):
+        word, storage, key, device, count = self._pop(tuple)
+        kind = STORAGES[storage.name.removeprefix("torch.")] if isinstance(storage, Global) else None
+        if word != "storage" or kind is None or not isinstance(key, str) or not isinstance(device, str):
             raise TypeError
-        self._push(Storage(key, np.dtype(dtype), _size(count)))
+        self._push(Storage(key, kind, _size(count)))
 
     def _call(self) -> None:
         arguments, function = self._pop(tuple), self._pop(Global)
