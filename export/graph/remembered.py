@@ -59,6 +59,11 @@ class RememberingBuilder(onnxscript.GraphBuilder):
                 return list(args), {name: kwargs[name] for name in attributes if name in kwargs}
         return super()._partition_inputs_attributes(schema, args, kwargs)
 
+    def _cast_attributes(self, schema: OpSchema | None, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Give each attribute the schema's type, which onnxscript would look for in the value."""
+        types = {} if schema is None else _attributes(schema.name, schema.since_version, schema.domain)[0]
+        return {name: ir.convenience.convert_attribute(name, x, types.get(name)) for name, x in attributes.items()}
+
     def _infer_shapes(self, node: ir.Node) -> None:
         known = any(x.type is not None or x.shape is not None for x in node.outputs)
         key = None if known else _key(node)
@@ -80,10 +85,10 @@ class RememberingBuilder(onnxscript.GraphBuilder):
 
 
 @functools.cache
-def _attributes(operator: str, version: int, domain: str) -> tuple[dict[str, None], set[str]]:
-    """Return the names of an operator's attributes in order, and those that it can't do without."""
-    attributes = get_schema(operator, version, domain).attributes
-    return dict.fromkeys(attributes), {name for name, attribute in attributes.items() if attribute.required}
+def _attributes(operator: str, version: int, domain: str) -> tuple[dict[str, ir.AttributeType], set[str]]:
+    """Return the types of an operator's attributes in order, and the names of those that it can't do without."""
+    attributes = ir.schemas.OpSignature.from_op_schema(get_schema(operator, version, domain)).attributes
+    return {x.name: x.type for x in attributes}, {x.name for x in attributes if x.required}
 
 
 def _key(node: ir.Node) -> tuple[Any, ...] | None:
