@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,9 @@ from safetensors.numpy import save_file
 
 from .errors import UserError
 from .files import open_file
+
+with suppress(ModuleNotFoundError):  # what only runs models does without
+    import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 
 
 def open_tensors(path: Path):
