@@ -48,6 +48,16 @@ class LayerState:
         return (self.state,)
 
 
+class OneStep(LayerState):
+    """The same where a run has one new position a row: rows (..., D) of any axes, as the state has them."""
+
+    def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
+        """f and v (..., D); returns c, (..., D), the state after it."""
+        (state,) = self.held()
+        self.state = op.Add(op.Mul(f, state), v)
+        return self.state
+
+
 class SSRU(nn.Module):
     """Each position's weighted mean of the inputs so far, in which every number forgets at a rate of its own."""
 
