@@ -140,7 +140,8 @@ def decoder_coreml(request: Request) -> GraphBuilder:
     attention = AttentionTap(model, request.attention_layer, g.tap)
     logits = model.step(g.op, ids, state, tap=attention.tap)
     held = [layer.held() for layer in layers]
-    cache = [(g.op.Squeeze(*state, [1]),) for state in held] if recurrent else held
+    extents = [request.shape.rows, request.config.d_model]
+    cache = [(g.op.Reshape(*state, extents),) for state in held] if recurrent else held
     g.give(logits=logits, cache=cache, attention=attention.mean(g.op, ids))
     return g
 
