@@ -146,7 +146,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     """
     check_name(path)
     path = Path(path)
-    if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
+    if path.name == "onnx" and not _has_config(path) and _has_config(path.parent):
         path = path.parent
     if path.is_file():
         raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --embed-tokenizer")
@@ -229,6 +229,10 @@ def _precision(place: Path, requested: str | None) -> str:
     if len(available) > 1 and "float32" not in available:
         raise UserError(f"{place}: holds {' and '.join(available)}; choose with precision")
     return available[0] if len(available) == 1 else "float32"
+
+
+def _has_config(path: Path) -> bool:
+    return any((path / name).is_file() for name in (SPEC, "config.json"))
 
 
 def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:
