@@ -2,6 +2,8 @@
 # Works with GNU Make 3.81 (macOS) and later. Each target first makes .venv with the versions of constraints.txt.
 
 SHELL := /bin/sh
+# Without byte code every process of the tests compiles the project and its tests again.
+export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= quickstart
