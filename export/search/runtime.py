@@ -26,7 +26,7 @@ from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
     Options,
-    check_beam,
+    check_options,
     check_prefix,
     check_single,
     expected_tokens,
@@ -263,7 +263,7 @@ class SearchModel(TextVerbs):
 
     def _options(self, options: dict[str, Any]) -> Options:
         chosen = Options(**options)
-        check_beam(chosen, self.config)
+        check_options(chosen, self.config)
         return chosen
 
     def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:

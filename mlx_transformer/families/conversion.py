@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_transformer.core.checkpoint import holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.generation.settings import read_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
-from .engine import Published, exported, imported
-from .folder import read_folder, read_tokenizer, write_folder
+from .engine import exported, imported
+from .folder import GENERATION, read_folder, read_tokenizer, write_folder
+from .generation import settings_of, with_first_end
 from .table import FAMILIES, family_of
 
 
@@ -27,14 +28,16 @@ def import_huggingface(
     """
     folder, out = Path(folder), Path(out)
     check_free(out, "checkpoint", holds_checkpoint, force, folder)
-    source = read_folder(folder, keep_float16)
+    source = with_first_end(read_folder(folder, keep_float16))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights = imported(FAMILIES[model_type], source)
-    tokenizer, note = read_tokenizer(folder, config)
-    save_checkpoint(out, config, weights, tokenizer)
-    return [*_left_behind(source, config), *note]
+    tokenizer, notes = read_tokenizer(folder, config)
+    where = folder / (GENERATION if source.generation else CONFIG)
+    settings, left = settings_of(source.config, source.generation, config, str(where))
+    save_checkpoint(out, config, weights, tokenizer, texts=settings_text(settings))
+    return [*left, *notes]
 
 
 def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None = None, force: bool = False) -> Path:
@@ -54,15 +57,5 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
         )
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
-    return write_folder(Path(out), opened.config, config, weights, tokenizer)
-
-
-def _left_behind(source: Published, c: TransformerConfig) -> list[str]:
-    """Rules of its generation that our search doesn't have by itself: pad and the start token are never generated."""
-    settings = {**source.config, **source.generation}
-    banned = []
-    for key in ("bad_words_ids", "suppress_tokens"):
-        value = settings.get(key)
-        never_generated = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
-        banned += [ids for ids in value if ids not in never_generated] if isinstance(value, list) else []
-    return [f"banned tokens left behind: {banned}"] if banned else []
+    settings = read_settings(opened.folder, opened.config)
+    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings)

@@ -41,8 +41,8 @@ class Entry:
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
     """All tensors of one file, none of them read yet, bfloat16 as float32.
 
-    `UserError` for a file that is damaged, of PyTorch before 1.6, or holds something other than tensors, and as they are
-    read for damage and numbers that are not finite.
+    `UserError` for a file that is damaged, of PyTorch before 1.6, or holds something other than tensors, and as they
+    are read for damage and numbers that are not finite.
     """
     with open_file(path) as file:
         archive = _archive(path, file)
