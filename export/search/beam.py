@@ -84,7 +84,7 @@ class Beam:
         bans = op.Gather(self.rules.bans, early)  # (V,)
         tokens, scores, log_p = self._extensions(op, logits, bans, state["history"], t)  # (B, h, c)
         live = op.Unsqueeze(state["live"], [2])
-        scores = op.Add(op.Add(scores, live), op.Add(op.Gather(bans, tokens), self._others(op, tokens, t)))
+        scores = op.Add(op.Add(scores, live), self._banned(op, bans, tokens, t))
         scores = op.Flatten(scores)  # (B, h*c)
         count = op.Min(self.candidates, op.Shape(scores, start=1))
         values, place = op.TopK(scores, count, _outputs=2)  # (B, C)
@@ -124,9 +124,11 @@ class Beam:
 
         def ruled(op: Op) -> list[ir.Value]:
             log_p = op.LogSoftmax(logits, axis=-1)
-            scores = self.rules.ruled(op, op.Where(self.greedy, logits, log_p), history)
-            tokens = chosen(op, scores)
-            return [tokens, *(op.GatherElements(x, tokens, axis=2) for x in (scores, log_p))]
+            penalised = self.rules.penalised(op, op.Where(self.greedy, logits, log_p), history)
+            ruled = self.rules.without_repeats(op, penalised, history)
+            tokens = chosen(op, ruled)
+            scores, free, log_p = (op.GatherElements(x, tokens, axis=2) for x in (ruled, penalised, log_p))
+            return [tokens, op.Where(op.GreaterOrEqual(self._prefix(op, t), 0), free, scores), log_p]
 
         types = (ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.FLOAT)
         return either(op, self.rules.reads_history, "ruled", ruled, plain, types)
@@ -140,10 +142,10 @@ class Beam:
         forced, first = self._prefix(op, t), op.Equal(op.Range(0, size(op, tokens, 2), 1), 0)
         return op.Where(op.And(op.GreaterOrEqual(forced, 0), first), forced, tokens)
 
-    def _others(self, op: Op, tokens: ir.Value, t: ir.Value) -> ir.Value:
-        """What bans the others (B, 1, c)."""
-        others = op.Greater(op.Range(0, size(op, tokens, 2), 1), 0)
-        return op.Where(op.And(op.GreaterOrEqual(self._prefix(op, t), 0), others), BANNED, 0.0)
+    def _banned(self, op: Op, bans: ir.Value, tokens: ir.Value, t: ir.Value) -> ir.Value:
+        """What is added to the candidates (B, h, c): BANNED on those that may not be, or on all but a prefix's one."""
+        others = op.Where(op.Greater(op.Range(0, size(op, tokens, 2), 1), 0), BANNED, 0.0)  # (c,)
+        return op.Where(op.GreaterOrEqual(self._prefix(op, t), 0), others, op.Gather(bans, tokens))
 
     def _forced(
         self, op: Op, live: ir.Value, values: ir.Value, parent: ir.Value, token: ir.Value, t: ir.Value

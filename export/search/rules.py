@@ -56,12 +56,15 @@ class Rules:
         """Whether any sentence may get such a token as number t."""
         return op.Or(op.Less(t, self.first_count), self.options["forced_end"])
 
-    def ruled(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
-        """Scores (B, h, V), logits or log p: what was written is weakened, what would repeat itself banned."""
+    def penalised(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+        """Scores (B, h, V), logits or log p, those of what was written weakened."""
         penalty = self.options["repetition_penalty"]
         seen = op.ScatterElements(op.Expand(0.0, op.Shape(scores)), history, op.Expand(1.0, op.Shape(history)), axis=2)
         weaker = op.Where(op.Less(scores, 0.0), op.Mul(scores, penalty), op.Div(scores, penalty))
-        scores = op.Where(op.Greater(seen, 0.0), weaker, scores)
+        return op.Where(op.Greater(seen, 0.0), weaker, scores)
+
+    def without_repeats(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+        """Scores (B, h, V), BANNED on each token that would end the same n tokens as were written before."""
         n = op.Max(self.options["no_repeat_ngram"], 1)
         before, length = op.Sub(n, 1), size(op, history, 2)
         step = op.Range(0, before, 1)  # of a window of n tokens the places before the last

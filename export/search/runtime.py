@@ -140,7 +140,7 @@ class SearchModel(TextVerbs):
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
         sources = Sources.of(self.config, ids=ids)
-        forced = check_prefix(prefix, len(sources), self.config)
+        forced = check_prefix(prefix, len(sources), self.config, chosen.end_ids)
         if any(map(len, forced)) and "prefix" not in self.ports.input_names:
             raise UserError(f"{self.path}: takes no prefix: an earlier version wrote it; export it again")
         limits = length_limits(sources, forced, chosen, self.config, hard=True)

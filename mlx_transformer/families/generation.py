@@ -41,9 +41,10 @@ def settings_of(config: Values, generation: Values, c: TransformerConfig, where:
         settings |= {"length_penalty": given.get("length_penalty", 1.0)}
         settings |= {"early_stopping": True} if early is True else {"heuristic_stop": True} if early is False else {}
     settings |= _lengths(given, c)
-    for theirs, ours in (("repetition_penalty", "repetition_penalty"), ("no_repeat_ngram_size", "no_repeat_ngram")):
-        if given.get(theirs, 0) not in (0, 1 if ours == "repetition_penalty" else 0):
-            settings[ours] = given[theirs]
+    if given.get("repetition_penalty", 1) != 1:
+        settings["repetition_penalty"] = given["repetition_penalty"]
+    if given.get("no_repeat_ngram_size", 0) != 0:
+        settings["no_repeat_ngram"] = given["no_repeat_ngram_size"]
     if "forced_bos_token_id" in given:
         settings["forced_first"] = [given["forced_bos_token_id"]]
     if "forced_eos_token_id" in given:

@@ -170,8 +170,11 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
         raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
 
 
-def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
-    """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
+def check_prefix(
+    prefix: Ids | None, rows: int, config: TransformerConfig, end_ids: Sequence[int] = ()
+) -> list[np.ndarray]:
+    """Forced first tokens for each of `rows` inputs (an empty list forces none); end_ids: those that end an output,
+    beside the model's own."""
     import numpy as np
 
     from mlx_transformer.core.inputs import check_ids, listed
@@ -187,6 +190,8 @@ def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> li
             found = np.flatnonzero(row == getattr(config, name))
             if found.size:
                 raise UserError(f"prefix row {i}, position {found[0]}: {name} {row[found[0]]} can't be forced")
+        for id in set(row.tolist()) & {*end_ids}:
+            raise UserError(f"prefix row {i}: {id} can't be forced: it is one of end_ids")
     return checked
 
 

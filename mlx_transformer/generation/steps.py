@@ -170,13 +170,16 @@ class Rules:
             self.forced[i, first : first + len(row)] = row
 
     def apply(self, scores: Array, t: int) -> Array:
-        """Add BANNED to the scores (B, K, V) of tokens that may not be number t."""
-        xp = self.xp
+        """Add BANNED to the scores (B, K, V) of tokens that may not be number t. What a prefix forces may always be."""
+        xp, given = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
+        if self.history is not None:
+            scores = self._without_repeats(scores)
         if t < self.forced.shape[1]:
             forced = xp.asarray(self.forced[:, t])[:, None, None]
-            scores = xp.where((forced >= 0) & (self.token != forced), scores + BANNED, scores)
-        return scores if self.history is None else self._without_repeats(scores)
+            only = xp.where(self.token == forced, given, given + BANNED)
+            scores = xp.where(forced >= 0, only, scores)
+        return scores
 
     def penalised(self, scores: Array) -> Array:
         """Scores (B, K, V), those of all that was written weakened: logits, or in beam search log p (transformers)."""

@@ -88,7 +88,7 @@ class TextVerbs:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
-        return self._streamed(lambda model: stream_ids(model, ids, prefix, **resolved(self.generation, options)))
+        return self._streamed(lambda model: stream_ids(model, ids, prefix, **self._streaming(options)))
 
     @overload
     def translate(self, lines: str, *, overlong: Overlong = "error", **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -125,8 +125,7 @@ class TextVerbs:
             return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
-        chosen = resolved(self.generation, options)
-        return self._streamed(lambda model: stream(model, self.translator, text, **chosen))
+        return self._streamed(lambda model: stream(model, self.translator, text, **self._streaming(options)))
 
     @overload
     def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -178,6 +177,10 @@ class TextVerbs:
         from .translate import fitting_tokenizer
 
         return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
+
+    def _streaming(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Streams have no beam of which nobody asked for."""
+        return resolved(self.generation, {"beam": 1, **options})
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
         """Begin at once, so that what is wrong is said at the call; the rest while the caller reads."""

@@ -4,7 +4,8 @@ Runs in an environment that has transformers and none of our packages:
 
     .venv-consumers/bin/python tests/mlx_transformer/generation/make_rules.py
 
-rules.json: {"ids": rows, "cases": [{"settings": as in generation_config.json, "tokens": rows, "scores": of beam search}]}
+rules.json holds {"ids": rows, "cases": [...]}: of each case the settings, as in generation_config.json, the tokens of
+each row, and the scores of beam search.
 """
 
 from __future__ import annotations
