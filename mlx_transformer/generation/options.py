@@ -117,7 +117,9 @@ class Options:
         given = getattr(self, name)
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
             return [f"{name}={given!r:.60} must be a list of ids"]
-        wrong = [id for id in given if isinstance(id, bool) or not isinstance(id, Integral) or not 0 <= id < LONGEST]
+        wrong = [
+            id for id in given if isinstance(id, bool) or not isinstance(id, Integral) or int(id) not in range(LONGEST)
+        ]
         if not wrong:
             object.__setattr__(self, name, tuple(map(int, given)))
         return [f"{name}: {wrong[0]!r:.60} is no id" for _ in wrong[:1]]

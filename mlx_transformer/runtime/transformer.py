@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -31,6 +31,9 @@ from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.system.errors import UserError
 
 from .decoding import MlxModel, evaluating
+
+if TYPE_CHECKING:
+    from mlx_transformer.families.conversion import Imported
 
 
 class Transformer(nn.Transformer, TextVerbs):
@@ -53,17 +56,34 @@ class Transformer(nn.Transformer, TextVerbs):
         return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
 
     @classmethod
-    def load(cls, folder: str | Path, verify: bool = True) -> Transformer:
+    def load(cls, folder: str | Path, verify: bool = True, revision: str | None = None) -> Transformer:
         """Open the model of a checkpoint folder (or a run's folder), in evaluation mode; `UserError` if it is damaged.
 
-        Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if the folder
-        has one. verify: compare the files with the digests in their manifest.
+        folder: or a name on the Hugging Face Hub, of a checkpoint or of a published model that `import` takes, and its
+        revision. Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if
+        the folder has one. verify: compare the files with the digests in their manifest.
         """
-        checkpoint = open_checkpoint(folder, verify)
+        # Here, as few need them: a published model is read as it is.
+        from mlx_transformer.families.conversion import is_published, read_published
+        from mlx_transformer.families.hub import find_model
+
+        found = find_model(folder, revision)
+        if found.repository is not None and is_published(found.folder):
+            return cls._published(read_published(found.folder), str(folder))
+        checkpoint = open_checkpoint(found.folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
         model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
         keep_adapter(model, checkpoint)
         model._folder, model.where = checkpoint.folder, str(folder)
+        return model
+
+    @classmethod
+    def _published(cls, ours: Imported, where: str) -> Transformer:
+        """A published model, opened without a checkpoint of ours."""
+        weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
+        model = cls._filled(ours.config, weights, None)
+        model.where, model.__dict__["generation"] = where, ours.settings
+        model.tokenizer = None if ours.tokenizer is None else Tokenizer(ours.tokenizer, where)
         return model
 
     @classmethod
@@ -113,10 +133,11 @@ class Transformer(nn.Transformer, TextVerbs):
             return self(ids)
 
 
-def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenizer | None]:
+def load(folder: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:
     """Open the model of a checkpoint folder (or a run's folder), in evaluation mode, and its tokenizer, if it has one.
 
-    Files are compared with their digests (`verify`) and the weights with the config; `UserError` says what is damaged.
+    folder: or a name on the Hugging Face Hub, and its revision: a branch, tag or commit. Files are compared with their
+    digests (`verify`) and the weights with the config; `UserError` says what is damaged.
     """
-    model = Transformer.load(folder, verify)
+    model = Transformer.load(folder, verify, revision)
     return model, model.tokenizer
