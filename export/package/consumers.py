@@ -22,8 +22,13 @@ def configs(
     dtype: str = "fp32",
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """Return {file name: contents}. `external`: graph files that a data file of their own name goes with; `dtype`:
-    transformers.js's word for the precision that it takes unless told another; `settings`: how the model generates."""
+    """Return {file name: contents}; none for a decoder of SSRUs, for no published architecture has such a cache.
+
+    `external`: graph files that a data file of their own name goes with; `dtype`: transformers.js's word for the
+    precision that it takes unless told another; `settings`: how the model generates.
+    """
+    if config.recurrent:
+        return {}
     kinds = {"encoder-decoder": _marian, "decoder": _llama, "encoder": _bert}
     shared = {
         "pad_token_id": config.pad_id,

@@ -34,7 +34,13 @@ def open_model(
     """
     path = Path(path)
     if path.is_file():
-        return _search_model(path, runtime, threads, precision, verify)
+        from export import SearchModel
+        from export.search.metadata import check_file
+
+        check_file(path, precision)
+        if runtime == "mlx":
+            raise UserError(f"{path}: runs with --runtime onnx; MLX needs the checkpoint folder")
+        return SearchModel(path, threads=threads, verify=verify)
     if _is_onnx(path, runtime, threads, precision):
         from export import OnnxTransformer
 
@@ -139,15 +145,3 @@ def _checkpoint(model: Path, verify: bool) -> Transformer:
             f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
         ) from None
     return load(model, verify)[0]
-
-
-def _search_model(
-    file: Path, runtime: str | None, threads: int | None, precision: str | None, verify: bool
-) -> SearchModel:
-    from export import SearchModel
-    from export.search.metadata import check_file
-
-    check_file(file, precision)
-    if runtime == "mlx":
-        raise UserError(f"{file}: runs with --runtime onnx; MLX needs the checkpoint folder")
-    return SearchModel(file, threads=threads, verify=verify)

@@ -51,7 +51,9 @@ def _lines(of: type, name: str, default: Any, more: str = "") -> Iterator[str]:
         type_name, default = "table", dict(default)
     else:
         return
-    shown = "" if default is None else " " + json.dumps(default)
-    text = textwrap.wrap(f"{meanings_of(of).get(name, '')}{more} ({type_name})", WIDTH - COLUMN - 2)
-    for left, right in itertools.zip_longest([f"# {name} ={shown}"], text, fillvalue=""):
-        yield f"{left:{COLUMN - 1}} # {right}"
+    key = f"# {name} =" + ("" if default is None else " " + json.dumps(default))
+    missing = " " * (len(key) - COLUMN + 1)  # of the first line's room, beside a long key
+    meaning = f"{meanings_of(of).get(name, '')}{more} ({type_name})"
+    text = textwrap.wrap(meaning, WIDTH - COLUMN - 2, initial_indent=missing)
+    for left, right in itertools.zip_longest([key], text, fillvalue=""):
+        yield f"{left:{COLUMN - 1}} # {right.lstrip()}"

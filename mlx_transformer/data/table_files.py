@@ -91,7 +91,7 @@ def _from_json(where: str, line: str, row: Any, columns: Columns) -> tuple[str, 
     for name, value in zip(columns, values, strict=True):
         if not isinstance(value, str):
             raise UserError(f"{where}: {name} is {value!r:.60}, no text")
-        if "\\" in line and not _is_unicode(value):
+        if "\\" in line and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
             raise UserError(f"{where}: {name} holds half a surrogate pair, which is no Unicode text")
     return values  # type: ignore[return-value]
 
@@ -99,14 +99,6 @@ def _from_json(where: str, line: str, row: Any, columns: Columns) -> tuple[str, 
 def _lacks(columns: Columns) -> str:
     names = f'has no "{columns[0]}" and "{columns[1]}"'
     return f'{names}, alone or inside "{INSIDE}"; languages = "en-de" names others'
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _folder(path: Path, columns: Columns) -> Iterator[Part]:

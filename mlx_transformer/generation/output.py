@@ -85,7 +85,9 @@ class Partial(Writer):
         self.shown = path.with_name(self.partial.name)
         self.facts, self.finished = facts, False
         try:
-            stream = self._opened()
+            if (handle := open_locked(self.partial)) is None:
+                raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
+            stream = open(handle, "r+b", buffering=0)  # noqa: SIM115 - `close` closes it
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
         super().__init__(stream, str(path))
@@ -108,12 +110,6 @@ class Partial(Writer):
         except UserError:
             self._close(remove=False)
             raise
-
-    def _opened(self) -> BinaryIO:
-        """The file, locked. `UserError` while another process is at it."""
-        if (handle := open_locked(self.partial)) is None:
-            raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
-        return open(handle, "r+b", buffering=0)
 
     def _read(self) -> None:
         if not self.record.exists():

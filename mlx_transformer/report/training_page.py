@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
@@ -81,10 +81,7 @@ def _steps(found: Any) -> str:
 
 
 def _charts(runs: Sequence[RunLog]) -> str:
-    return f'<div class="charts">{"".join(_each_chart(runs))}</div>'
-
-
-def _each_chart(runs: Sequence[RunLog]) -> Iterator[str]:
+    drawn = []
     for part, of in (("training", "train"), ("validation", "valid")):
         for name, title in TITLES.items():
             curves: list[tuple[int, str, Curve]] = [
@@ -92,7 +89,8 @@ def _each_chart(runs: Sequence[RunLog]) -> Iterator[str]:
             ]
             if curves:
                 label = f"{part} {title}" if name == "loss" else title
-                yield figure(label, curves, name in LOGARITHMIC)
+                drawn.append(figure(label, curves, name in LOGARITHMIC))
+    return f'<div class="charts">{"".join(drawn)}</div>'
 
 
 def _samples(run: RunLog) -> str:

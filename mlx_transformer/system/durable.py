@@ -57,6 +57,12 @@ def is_within(path: Path, folder: Path) -> bool:
     return any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
 
 
+def check_unread(out: Path, *read: Path) -> None:
+    """`UserError` if a file that is to be written is read as well, by whichever name."""
+    if out.exists() and any(path.exists() and out.samefile(path) for path in read):
+        raise UserError(f"{out}: is read as well: choose another output")
+
+
 @contextmanager
 def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterator[Path]:
     """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
@@ -160,19 +166,12 @@ def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
         yield
     except BaseException:
         for name in names:
-            _remove(folder / name)
+            _discard(folder / name)
             if os.path.lexists(aside / name):
                 os.rename(aside / name, folder / name)
         aside.rmdir()
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def clear_leftovers(parent: Path, name: str) -> None:
@@ -186,7 +185,8 @@ def clear_leftovers(parent: Path, name: str) -> None:
 def _discard(path: Path) -> None:
     """Remove a file or a folder, as far as the system lets it be removed."""
     with suppress(OSError):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        is_folder = path.is_dir() and not path.is_symlink()
+        shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink(missing_ok=True)
 
 
 def previous(folder: Path) -> Path:

@@ -46,18 +46,13 @@ def opening_lines(
     step_tokens, steps_per_epoch = batches.batch_tokens * batches_per_step, max(1, len(batches) // batches_per_step)
     yield from plan_lines(recipe.training, config, text, step_tokens, steps_per_epoch)
     if adapter is not None:
-        yield adapter_line(adapter, config)
+        count = sum(int(np.prod(shape)) for shape in adapter.shapes(config).values())
+        maps = f"{len(adapter.targets)} of {len(linear_maps(config))} linear maps"
+        yield f"{adapter.kind} of rank {adapter.rank} on {maps}: {count:,} parameters are trained"
     if batches.dropped or data.dropped:
         long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", "empty documents")
         note = f"{batches.dropped:,} {long} longer than {recipe.data.max_length} tokens"
         yield f"left out: {note}, {data.dropped:,} {empty}"
-
-
-def adapter_line(adapter: AdapterConfig, config: TransformerConfig) -> str:
-    """Say in a line which part of the model is trained."""
-    count = sum(int(np.prod(shape)) for shape in adapter.shapes(config).values())
-    maps = f"{len(adapter.targets)} of {len(linear_maps(config))} linear maps"
-    return f"{adapter.kind} of rank {adapter.rank} on {maps}: {count:,} parameters are trained"
 
 
 def plan_lines(

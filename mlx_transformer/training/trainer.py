@@ -18,7 +18,7 @@ from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_files, tokenizer_path
 from mlx_transformer.data.epochs import TrainingBatch
-from mlx_transformer.data.prefetch import Prefetched
+from mlx_transformer.data.prefetch import prefetched
 from mlx_transformer.device import device_record, training_memory
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
@@ -140,9 +140,9 @@ class Trainer:
         try:
             with self.reporter, self.stop:
                 recorded = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
-                batches = Prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
-                limited = training_memory(cache_limit(self.options))
-                with limited, self.group.translating_errors(), Clock(recorded, self.state.seconds) as clock, batches:
+                coming = prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
+                limited, clocked = training_memory(cache_limit(self.options)), Clock(recorded, self.state.seconds)
+                with limited, self.group.translating_errors(), clocked as clock, coming as batches:
                     self._train(clock, batches)
                 if not self.group.leads:
                     return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
@@ -159,8 +159,8 @@ class Trainer:
     def rehearse(self) -> str:
         """Take the first steps of the run, write no model, and return a line that says their speed and memory."""
         try:
-            batches = Prefetched(self.batches.from_step(0))
-            with self.reporter, self.stop, Clock(None, 0.0) as clock, batches:
+            coming = prefetched(self.batches.from_step(0))
+            with self.reporter, self.stop, Clock(None, 0.0) as clock, coming as batches:
                 self._train(clock, batches, FORECAST_AFTER)
         finally:
             self.files.close()

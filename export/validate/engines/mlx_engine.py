@@ -59,15 +59,6 @@ class MlxEngine(ModelEngine):
                 self.model.set_dtype(getattr(self.mx, precision))
                 self.mx.eval(self.model.parameters())
 
-    @classmethod
-    def of(cls, model: Any, device: str = "cpu") -> MlxEngine:
-        """Return an engine around a `Transformer` that exists already."""
-        engine = cls.__new__(cls)
-        engine.precision = "float32"
-        engine._open(device)
-        engine.model = model
-        return engine
-
     def _open(self, device: str) -> None:
         import mlx.core as mx
 

@@ -284,11 +284,8 @@ def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:
         ids, mask = case.ids, case.prompt_mask
         real = np.ones(ids.shape, np.int64) if mask is None else mask.astype(np.int64)
         cache = model.begin(real[:, : case.prefill])
-    return np.concatenate([_step(model, ids[:, part], cache) for part in case.passes()], axis=1)
-
-
-def _step(model: EncoderDecoderGraphs | CausalGraphs, ids: Array, cache: Any) -> Array:
-    return model.step(np.ascontiguousarray(ids), cache)
+    step: Any = model.step
+    return np.concatenate([step(np.ascontiguousarray(ids[:, part]), cache) for part in case.passes()], axis=1)
 
 
 def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -> None:
