@@ -13,17 +13,22 @@ from .settings import Checkpoint, Force, OutArgument
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json and weights.")],
+    model: Annotated[
+        Path, typer.Argument(help="A Hugging Face folder (config.json and weights), or a name on the Hub: ORG/NAME.")
+    ],
     out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
     keep_float16: Annotated[
         bool, typer.Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
     ] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Of a name on the Hub: a branch, tag or commit.", show_default="main")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Make a checkpoint of a model that `transformers` has saved."""
     from mlx_transformer.convert import import_huggingface
 
-    notes = import_huggingface(folder, out, force, keep_float16)
+    notes = import_huggingface(model, out, force, keep_float16, revision)
     print("; ".join([f"{out}: imported", *notes]))
 
 
