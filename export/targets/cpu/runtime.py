@@ -59,8 +59,7 @@ class CpuModel:
         # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
         # captured.
         self.options.add_run_config_entry("gpu_graph_id", "-1")
-        self.encoder = CpuEncoder(encoder, GRAPHS[ENCODER_CPU](request))
-        self.encoder.options = self.options
+        self.encoder = PortSession(encoder, GRAPHS[ENCODER_CPU](request), self.options)
         ports = GRAPHS[DECODER_CPU](request)
         self.inputs, self.outputs = ports.input_names, ports.output_names
         self.made = {port.value: port for port in ports.outputs}
@@ -102,27 +101,20 @@ class CpuModel:
 
     def logits(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Return teacher-forced logits (B, T, V) of targets (B, T)."""
-        decoder = self.begin(source, mask)
-        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+        return self._stepped(LOGITS, source, mask, target_ids)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
-        decoder = self.begin(source, mask, ("attention",))
-        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+        return self._stepped(("attention",), source, mask, target_ids)
+
+    def _stepped(self, outputs: Sequence[str], source: Values, mask: NDArray, ids: NDArray) -> NDArray[np.float32]:
+        decoder = self.begin(source, mask, outputs)
+        return np.stack([decoder.step(column).copy() for column in ids.T], axis=1)
 
     def _encode(self, outputs: list[str], source: Values, mask: NDArray) -> Values:
         self.encoder.check_source(source)
         # The graph's output of that name is the decoder's input: the same tokens in another type.
         return self.encoder(outputs, {**source, "source_mask": mask})
-
-
-class CpuEncoder(PortSession):
-    """encoder_cpu, with the options of a run that are quick to look up."""
-
-    options: ort.RunOptions | None = None
-
-    def run(self, names: list[str], feeds: Mapping[str, NDArray]) -> Sequence[Any]:
-        return self.session.run(names, feeds, self.options)  # type: ignore[call-arg]
 
 
 def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:

@@ -55,7 +55,7 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
 def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
     """Return everything that any of the graphs may want, by value."""
     case, before = s.case, s.before
-    real = case.source_real.astype(np.int64)
+    real = case.source_mask
     values = {**case.inputs, "source_mask": real}
     if config.architecture == "encoder-decoder":
         assert case.target_ids is not None
