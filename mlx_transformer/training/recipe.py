@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
 from mlx_transformer.data.pair_files import language_pair
 from mlx_transformer.system.errors import UserError
