@@ -257,7 +257,7 @@ ONNX = {
     ),
     "the state kept after the ReLU": Mutation(
         after("Gather", f"{d0}/self_attention/Gather", "Relu", at=1), model="ssru", files=PAST,
-        tap=f"{D0}.self_attention", path="cached, tapped", culprit="no single operation", search="beam 4",
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="the state that is kept", search="beam 4",
     ),
     "another layer's state": Mutation(
         reads(d1, "past_key_values.1.decoder.state", "past_key_values.0.decoder.state"), model="ssru", files=PAST,
