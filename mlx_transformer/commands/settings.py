@@ -257,7 +257,7 @@ class RecipeKeys:
     @staticmethod
     @cache
     def declared() -> tuple[Key, ...]:
-        from mlx_transformer.core.config import PRESETS
+        from mlx_transformer.core.presets import PRESETS
         from mlx_transformer.training import options
 
         stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}
