@@ -9,8 +9,10 @@
 An entry for each matrix of a linear map or an embedding, by the name of its parameter. `activation` a and `steps` say
 how what is multiplied with it becomes integers, `weight` m how it does itself, a row of it at a time where m is absent:
 
-    x   round_half_even(clip(x a, -127, 127)), in steps of 255 round_half_even(clip(x a, 0, 255))
-    W   round_half_even(W m)
+    x   steps 127   round_half_even(clip(x a, -127, 127))
+              128   round_half_even(clip(x a, -128, 127)): all that a byte holds, which saves a graph the clipping
+              255   round_half_even(clip(x a, 0, 255)), of what is never negative
+    W               round_half_even(W m)
 
 Without `activation` each token has a scale of its own, from its largest magnitude: nobody has seen what comes there. An
 embedding that is only looked up has none. Numbers are float32, and come back bit for bit.
@@ -35,8 +37,9 @@ from .parameters import embedding_names, output_weight_name, quantizable_shapes
 
 INT8_SCALES = "int8_scales.json"
 FORMAT = 1
-SIGNED, UNSIGNED = 127, 255
-"""Steps of activations of both signs, on either side of zero; of those that are never negative, as behind a ReLU."""
+SYMMETRIC, SIGNED, UNSIGNED = 127, 128, 255
+"""Steps on either side of zero, of which the last two have one more below it; and from zero up, as behind a ReLU."""
+STEPS = (SYMMETRIC, SIGNED, UNSIGNED)
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,8 @@ class ProductScales:
     """The multipliers of one matrix and of what is multiplied with it, float32; None: not fixed."""
 
     activation: np.float32 | None = None
-    steps: int = SIGNED
+    steps: int = SYMMETRIC
     weight: np.float32 | None = None
-
-    @property
-    def largest(self) -> np.float32:
-        """The largest magnitude of an activation that isn't clipped."""
-        assert self.activation is not None
-        return np.float32(self.steps / np.float64(self.activation))
 
 
 @dataclass(frozen=True)
@@ -112,8 +109,8 @@ def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterato
             for key in ("activation", "weight"):
                 if key in entry and not _is_multiplier(entry[key]):
                     yield f"{name}: {key}={entry[key]!r} must be a positive float32 number, and so its reciprocal"
-            if entry.get("steps", SIGNED) not in (SIGNED, UNSIGNED) or isinstance(entry.get("steps"), float):
-                yield f"{name}: steps={entry['steps']!r} must be {SIGNED} or {UNSIGNED}"
+            if type(steps := entry.get("steps", SYMMETRIC)) is not int or steps not in STEPS:
+                yield f"{name}: steps={steps!r} must be one of {', '.join(map(str, STEPS))}"
             if name not in multiplied and entry.keys() & {"activation", "steps"}:
                 yield f"{name} is only looked up: nothing is multiplied with it"
 
@@ -129,7 +126,7 @@ def _is_multiplier(value: Any) -> bool:
 def _written(entry: ProductScales) -> Iterator[tuple[str, float]]:
     if entry.activation is not None:
         yield "activation", float(entry.activation)
-    if entry.steps != SIGNED:
+    if entry.steps != SYMMETRIC:
         yield "steps", entry.steps
     if entry.weight is not None:
         yield "weight", float(entry.weight)
@@ -137,4 +134,4 @@ def _written(entry: ProductScales) -> Iterator[tuple[str, float]]:
 
 def _read(entry: Mapping[str, Any]) -> ProductScales:
     activation, weight = (np.float32(entry[key]) if key in entry else None for key in ("activation", "weight"))
-    return ProductScales(activation, entry.get("steps", SIGNED), weight)
+    return ProductScales(activation, entry.get("steps", SYMMETRIC), weight)

@@ -10,6 +10,8 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import (
     INT8_SCALES,
+    STEPS,
+    SYMMETRIC,
     Int8Scales,
     ProductScales,
     multiplied_names,
@@ -27,8 +29,8 @@ def drawn(config=CONFIG, seed=0):
     products = {}
     for i, name in enumerate(quantizable_shapes(config)):
         a, m = np.exp(rng.normal(0, 20, 2)).astype(np.float32)
-        activation = a if name in multiplied and i % 3 else None
-        steps = 255 if activation is not None and i % 2 else 127
+        activation = a if name in multiplied and i % 5 else None
+        steps = STEPS[i % len(STEPS)] if activation is not None else SYMMETRIC
         products[name] = ProductScales(activation, steps, m if i % 4 else None)
     return Int8Scales(products, {"text": "valid.é", "sentences": 3, "share": 0.5})
 
@@ -69,7 +71,7 @@ def test_one_line_lists_everything_wrong(tmp_path):
     values = values_of(drawn(SPLIT))
     up, down = (f"encoder.layers.0.feed_forward.{part}_proj.weight" for part in ("up", "down"))
     values["note"] = "?"
-    values["products"] |= {up: {"activaton": 1.0}, down: {"activation": float("nan"), "steps": 128}}
+    values["products"] |= {up: {"activaton": 1.0}, down: {"activation": float("nan"), "steps": 126}}
     values["products"]["source_embedding.weight"] = {"activation": 1.0}
     values["products"]["encoder.norm.weight"] = {}
     del values["products"]["output_proj.weight"]
@@ -80,7 +82,7 @@ def test_one_line_lists_everything_wrong(tmp_path):
         "source_embedding.weight is only looked up: nothing is multiplied with it; "
         f"{up}: unknown key 'activaton' (did you mean 'activation'?); "
         f"{down}: activation=nan must be a positive float32 number, and so its reciprocal; "
-        f"{down}: steps=128 must be 127 or 255; unknown encoder.norm.weight"
+        f"{down}: steps=126 must be one of 127, 128, 255; unknown encoder.norm.weight"
     )
 
 
