@@ -58,6 +58,10 @@ class Int8Scales:
     products: Mapping[str, ProductScales]
     origin: Mapping[str, str | int | float] = field(default_factory=dict)
 
+    def of(self, name: str) -> ProductScales:
+        """Return a matrix's; without an entry nothing is fixed."""
+        return self.products.get(name, ProductScales())
+
     def json(self) -> str:
         """Write the text of the file."""
         products = {name: dict(_written(entry)) for name, entry in self.products.items()}
