@@ -21,6 +21,7 @@ from onnx import numpy_helper
 
 from export.graph.protos import add_taps, constant_part, initializers
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
+from export.precision.int8 import BY_ROW
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.targets.coreml.shape import joined, parts_of
@@ -30,6 +31,7 @@ from export.validate.cases import Case, search_inputs
 from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
@@ -92,6 +94,8 @@ class OnnxFiles(Engine):
     it whose data files lie beside `path`."""
 
     checkpoint: Checkpoint | None
+    int8_scales: Int8Scales = BY_ROW
+    """The fixed ones that the files were exported with."""
     _round_trips: dict[tuple[str, str], RoundTrip]
 
     @property
@@ -124,7 +128,7 @@ class OnnxFiles(Engine):
             tensors = joined(tensors, 0)
             for name, held in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
                 yield path.name, name, held.astype(np.float32) if held.dtype.name == "bfloat16" else held
-            for name, array, round_trip in restored(tensors, table):
+            for name, array, round_trip in restored(tensors, table, self.int8_scales):
                 where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
                 self._round_trips[where, name] = round_trip
                 yield where, name, array
@@ -155,6 +159,8 @@ class OnnxEngine(OnnxFiles):
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
         self.config, self._round_trips = self.folder.config, {}
+        if self.precision == "int8":
+            self.int8_scales = read_int8_scales(self.folder.path, self.config) or BY_ROW
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
         self.capabilities = Capabilities(
