@@ -35,13 +35,15 @@ from .checks.agreement import Agreement
 from .checks.data_files import data_files
 from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
+from .checks.on_integers import on_its_integers
 from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, reference_weights
 from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
+from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
-from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
+from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
 from .locate.isolate import Culprit, isolate
 from .report import Report
 from .rule import Deviation, ErrorScale, Measurement, Truth
@@ -180,6 +182,8 @@ def _compare(
             watch(begun + part * share, status)
 
         judged += len(members)
+        for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.products):
+            points += on_its_integers(engine, stored, cases)
         network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within)
         points += network_points
         tokens += network_tokens
@@ -254,7 +258,13 @@ def _culprits(
     for engine in engines:
         point = report.first_over_budget(engine.name)
         failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
-        if point is not None and not failed and point.tap != CROSS_ATTENTION and engine.capabilities.isolates:
+        if (
+            point is not None
+            and not failed
+            and point.path != ON_INTEGERS
+            and point.tap != CROSS_ATTENTION
+            and engine.capabilities.isolates
+        ):
             position = next(iter(point.worst.deviation.index[1:]), None)
             yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 

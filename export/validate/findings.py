@@ -22,7 +22,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 
 from .rule import Budget, Measurement
 
-TAPPED, PLAIN = "tapped", "plain"
+TAPPED, PLAIN, ON_INTEGERS = "tapped", "plain", "on its integers"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Point:
     """One tap of one runtime over all inputs: `worst` is the measurement that came nearest to its budget, or went past.
 
     `path`: tapped (a copy of the model that shows its inside), plain (the model as it is used), or a name with "cached"
-    (plain, step by step). `failures`: the inputs on which it was over budget.
+    (plain, step by step), or "on its integers" (against the reference of the integers that it shows). `failures`: the
+    inputs on which it was over budget.
     """
 
     runtime: str

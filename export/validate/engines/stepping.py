@@ -48,6 +48,15 @@ class SteppingEngine(OnnxEngine):
             taps[self.memory] = self._encode(case)
         return taps
 
+    def _values_of(self, sessions: Mapping[str, Any], case: Case) -> dict[str, Array]:
+        self._observed = {}
+        self._logits_of(self._over({**self.sessions, **sessions}), case)
+        side = {value: graph for graph in sessions for value in self._integers_of(graph).values()}
+        return {
+            value: self._joined("encoder." if side[value].startswith("encoder") else "decoder.", runs, case)
+            for value, runs in self._observed.items()
+        }
+
     def _over(self, sessions: Mapping[str, Any]) -> Any:
         """Return the graphs as one model."""
         raise NotImplementedError
