@@ -104,7 +104,7 @@ def _source(config: TransformerConfig, row: Sequence[int]) -> tuple[dict[str, ND
 
 def _session(checkpoint: Checkpoint, request: Request, name: str, folder: Path, sites: dict[str, Site]) -> Session:
     """Open a float32 graph that shows what comes to its products."""
-    import onnxruntime
+    from export.runtime.sessions import open_session  # writing a package needs no ONNX Runtime
 
     model = target_of("portable").build(name, request)
     for linear in linears(model):
@@ -116,8 +116,7 @@ def _session(checkpoint: Checkpoint, request: Request, name: str, folder: Path, 
     fill([model], checkpoint, folder / f"{name}.onnx_data", 1024)
     path = folder / f"{name}.onnx"
     path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return _Watched(session, sites)
+    return _Watched(open_session(path), sites)
 
 
 def _show(model: ir.Model, node: ir.Node, x: ir.Value, name: str) -> None:

@@ -27,6 +27,7 @@ from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
 
@@ -144,13 +145,14 @@ def _default_runtimes(onnx: str | Path | None) -> list[str]:
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
+@one_blas_thread()
 def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:
     if find_spec("mlx") is None:
-        raise Unavailable("gradients are MLX's, which is not installed (pip install mlx)")
-    with one_blas_thread():
-        return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
+        raise Unavailable(f"gradients are MLX's, which is not installed: {needs('train')}")
+    return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
 
 
+@one_blas_thread()
 def compare_engines(
     checkpoint: Checkpoint,
     engines: Sequence[Engine],
@@ -158,14 +160,7 @@ def compare_engines(
     watch: Watch = unwatched,
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
-    with one_blas_thread():
-        return _compare(checkpoint, engines, cases, token_text(checkpoint), watch)
-
-
-def _compare(
-    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: TokenText, watch: Watch
-) -> Report:
-    begin = time.perf_counter()
+    begin, words = time.perf_counter(), token_text(checkpoint)
     stored = dict(checkpoint.tensors())
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]

@@ -13,14 +13,17 @@ from .settings import Checkpoint, Force, OutArgument
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json, model.safetensors.")],
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json and weights.")],
     out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
+    keep_float16: Annotated[
+        bool, typer.Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
+    ] = False,
     force: Force = False,
 ) -> None:
     """Make a checkpoint of a model that `transformers` has saved."""
     from mlx_transformer.convert import import_huggingface
 
-    notes = import_huggingface(folder, out, force)
+    notes = import_huggingface(folder, out, force, keep_float16)
     print("; ".join([f"{out}: imported", *notes]))
 
 

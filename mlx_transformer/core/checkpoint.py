@@ -155,7 +155,7 @@ def save_checkpoint(
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
-            write_tensors(temporary / name, group, CONFIG)
+            write_tensors(temporary / name, group)
         write_manifest(temporary)
     return folder
 

@@ -35,6 +35,7 @@ MODELS = {
     "paper": PAPER,
     "odd widths": encoder_decoder("odd widths"),
     "modern": encoder_decoder("modern"),
+    "ssru": dataclasses.replace(PAPER, decoder_self_attention="ssru"),
     "decoder": alone("modern", "decoder"),
     "encoder": alone("untied", "encoder"),
 }
@@ -93,7 +94,12 @@ def graphs(folder):
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [("decoder", "portable"), ("encoder", "web"), *combined(["paper", "odd widths", "modern"], TARGETS)],
+    [
+        ("decoder", "portable"),
+        ("encoder", "web"),
+        ("ssru", "cpu"),
+        *combined(["paper", "odd widths", "modern"], TARGETS),
+    ],
 )
 def test_every_target_is_what_the_scales_say(name, target, tmp_path):
     """Between its integers as exact as float32 is; each of these a rounding of the reference's own activation."""
