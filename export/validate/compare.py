@@ -44,7 +44,7 @@ from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
 from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
-from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens
+from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens, worse
 from .locate.isolate import Culprit, isolate
 from .report import Report
 from .rule import Deviation, ErrorScale, Measurement, Truth
@@ -332,7 +332,7 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
         case = sample.case.name
         point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
         key = (engine.name, sample.path, tap)
-        points[key] = _worse(points[key], point) if key in points else point
+        points[key] = worse(points[key], point) if key in points else point
     return list(points.values())
 
 
@@ -340,9 +340,3 @@ def _limit(engine: Engine, scales: Sequence[ErrorScale]) -> float:
     """Return the largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
     budget, pool = engine.budget, ErrorScale.pooled(scales)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
-
-
-def _worse(a: Point, b: Point) -> Point:
-    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
-    worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
-    return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)

@@ -10,7 +10,7 @@ These are the taps; the points inside the sub-layers are named in `locate/inside
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -83,6 +83,12 @@ class Point:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+
+def worse(a: Point, b: Point) -> Point:
+    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
+    worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
+    return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)
 
 
 @dataclass(frozen=True)
