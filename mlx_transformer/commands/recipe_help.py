@@ -33,9 +33,11 @@ class Key:
 
     def lines(self) -> Iterator[str]:
         default = "" if self.default is None else " " + json.dumps(self.default)
-        text = textwrap.wrap(f"{self.meaning} ({self.type_name})", WIDTH - COLUMN - 2)
-        for left, right in itertools.zip_longest([f"# {self.name} ={default}"], text, fillvalue=""):
-            yield f"{left:{COLUMN - 1}} # {right}"
+        key = f"# {self.name} ={default}"
+        missing = " " * (len(key) - COLUMN + 1)  # of the first line's room, beside a long key
+        text = textwrap.wrap(f"{self.meaning} ({self.type_name})", WIDTH - COLUMN - 2, initial_indent=missing)
+        for left, right in itertools.zip_longest([key], text, fillvalue=""):
+            yield f"{left:{COLUMN - 1}} # {right.lstrip()}"
 
 
 def recipe_help() -> str:

@@ -25,6 +25,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
 SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
 """Positions that are added to the embeddings and not learned."""
+DecoderSelfAttention = Literal["attention", "ssru"]
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
@@ -45,7 +46,7 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale", "logit_scale", "token_types", "decoder")
+YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -135,6 +136,9 @@ class TransformerConfig:
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
     attention_scale: Scale | None = None
     """What the products of queries and keys are multiplied by; unset: 1 / sqrt(d_k). T5 has 1."""
+    decoder_self_attention: DecoderSelfAttention = "attention"
+    """The decoder's look at its own tokens: attention, or in its place a simpler simple recurrent unit, whose memory
+    stays one vector a layer (ssru; Kim et al. 2019, as in Marian's students)."""
     feed_forward_bias: bool = True
     """Biases in the feed-forward nets."""
     output_bias: bool = False
@@ -229,6 +233,11 @@ class TransformerConfig:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the decoder's layers remember one vector each, instead of keys and values."""
+        return self.decoder_self_attention == "ssru"
 
     @property
     def one_embedding(self) -> bool:
@@ -361,6 +370,11 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
     only = f"token_types={c.token_types}: an encoder alone tells kinds of tokens apart, not {c.architecture!r}"
     check(not c.token_types or c.architecture == "encoder", only)
+    if c.recurrent:
+        alone = f"decoder_self_attention='ssru': only an encoder-decoder has it, not {c.architecture!r}"
+        check(c.architecture == "encoder-decoder", alone)
+        within = f"positions={c.positions!r} act in self-attention, which a decoder with decoder_self_attention='ssru'"
+        check(c.positions not in ("rotary", "relative"), f"{within} lacks: choose others, or none")
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")

@@ -5,6 +5,7 @@ rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value 
 
     encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
     encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
+    decoder.layers.0.self_attention.forget_proj.weight (SSRU)
     embedding.weight (one table) or source_embedding.weight, target_embedding.weight; output_proj.weight (not tied)
 """
 
@@ -125,9 +126,10 @@ def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Sh
 
 def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
     yield from _position_tables(c, name)
+    of_self = _ssru if cross and c.recurrent else _attention
     for i in range(layers):
         layer = f"{name}.layers.{i}"
-        yield from _attention(c, f"{layer}.self_attention")
+        yield from of_self(c, f"{layer}.self_attention")
         yield from _norm(c, f"{layer}.self_attention_norm")
         if cross:
             yield from _attention(c, f"{layer}.cross_attention")
@@ -146,6 +148,11 @@ def _attention(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.query_norm.weight", (c.d_k,)
         yield f"{name}.key_norm.weight", (c.d_k,)
     yield from _linear(f"{name}.output_proj", c.d_model, c.heads * c.d_v, c.attention_bias)
+
+
+def _ssru(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
+    yield from _linear(f"{name}.input_proj", c.d_model, c.d_model, bias=False)
+    yield from _linear(f"{name}.forget_proj", c.d_model, c.d_model, bias=True)
 
 
 def _feed_forward(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:

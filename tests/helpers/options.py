@@ -28,7 +28,8 @@ Choice = tuple[int, ...]
 
 def options_of(of: type) -> dict[str, tuple[Any, ...]]:
     """{field: its values}"""
-    return {name: kind.choices for name, kind in kinds_of(of).items() if kind.choices}
+    graphs_come_next = "decoder_self_attention"
+    return {name: kind.choices for name, kind in kinds_of(of).items() if kind.choices and name != graphs_come_next}
 
 
 OPTIONS = options_of(TransformerConfig)
