@@ -80,6 +80,30 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = ()) -> str:
     return json.dumps(specification, ensure_ascii=False, indent=1) + "\n"
 
 
+def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
+    """The unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has none."""
+    if not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
+        return None
+    tables = [each for each in _normalizers(specification) if each["type"] == "Precompiled"]
+    control = {each["content"] for each in _added(specification) if each["special"]}
+    vocabulary, unknown = specification["model"]["vocab"], specification["model"]["unk_id"]
+    types = [
+        UNKNOWN if id == unknown else CONTROL if text in control else NORMAL for id, (text, _) in enumerate(vocabulary)
+    ]
+    last = max(id for id, type in enumerate(types) if type == NORMAL)
+    pieces = tuple(Piece(text, score, type) for (text, score), type in zip(vocabulary, types, strict=True))[: last + 1]
+    ids = {piece.text: id for id, piece in enumerate(pieces) if piece.type == CONTROL}
+    return SentencePiece(
+        pieces=pieces,
+        byte_fallback=bool(specification["model"].get("byte_fallback")),
+        charsmap=base64.b64decode(tables[0]["precompiled_charsmap"]) if tables else b"",
+        normalizer="nmt_nfkc" if tables else "identity",
+        dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never",
+        remove_extra_whitespace=any(each["type"] == "Replace" for each in _normalizers(specification)),
+        special=(unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
+    )
+
+
 def _score(model: SentencePiece, piece: Piece, best: float) -> float:
     """A piece that a user defined wins over all ways to cut it, as in SentencePiece."""
     defined = piece.type == USER_DEFINED and model.model_type != BPE
