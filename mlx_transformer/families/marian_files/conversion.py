@@ -74,7 +74,7 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
 
 def read_original(path: Path) -> Original:
     """A file of either kind. `UserError` for what is damaged, and for options of another network."""
-    *tensors, options = read_npz(path) if path.suffix == ".npz" else read_bin(path)
+    *tensors, options = read_model(path)
     fields, sizes, problems = read_options(parse_options(options.text(), str(path)))
     if problems:
         raise UserError(f"{path}: its options mean no network that can be read: {first_of(problems)}")
@@ -83,6 +83,11 @@ def read_original(path: Path) -> Original:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return Original(path, {item.name: item for item in tensors}, options.text(), config, sizes)
+
+
+def read_model(path: Path) -> list[Item]:
+    """The tensors of a file of either kind, the options as the last."""
+    return read_npz(path) if path.suffix == ".npz" else read_bin(path)
 
 
 def read_scales(original: Original) -> Int8Scales | None:

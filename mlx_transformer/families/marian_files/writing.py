@@ -147,9 +147,8 @@ def _weights(opened: Checkpoint) -> dict[str, NDArray]:
     found = dict(opened.tensors())
     for name in ("embedding.weight", "target_embedding.weight"):
         if name in found and found[name][config.bos_id].any():
-            raise UserError(
-                f"{opened.folder}: Marian's decoders start from zeros, and row {config.bos_id} of {name} is not"
-            )
+            row = f"row {config.bos_id} of {name}"
+            raise UserError(f"{opened.folder}: Marian's decoders start from zeros, and {row} has other numbers")
     return {name: found.get(name, np.zeros(shape, np.float32)) for name, shape in parameter_shapes(full).items()}
 
 
