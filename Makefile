@@ -2,6 +2,8 @@
 # Works with GNU Make 3.81 (macOS) and later. Each target first makes .venv with the versions of constraints.txt.
 
 SHELL := /bin/sh
+# Without byte code every process of the tests compiles the project and its tests again.
+export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= quickstart
@@ -14,7 +16,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms graph-bytes fuzz faults test-consumers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms graph-bytes test-lowest fuzz faults test-consumers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -25,6 +27,7 @@ help:
 	@echo 'make mutations      69 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make graph-bytes    whether the code exports the same bytes as another revision does: BASE=main'
+	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
@@ -118,6 +121,18 @@ BASE ?=
 graph-bytes: $(VENV)/.installed-dev
 	@if [ -z '$(BASE)' ]; then echo 'make: graph-bytes needs a revision to compare with: make graph-bytes BASE=main' >&2; exit 1; fi
 	@OMP_NUM_THREADS=1 PYTHONPATH=.:tests/helpers $(BIN)/python tests/graph_bytes.py '$(BASE)' --workers $(WORKERS)
+
+# What a person may have installed already: the lowest versions that pyproject.toml allows.
+LOWEST_VENV := .venv-lowest
+test-lowest: $(LOWEST_VENV)/.installed
+	@PYTHONPATH=. OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/pytest -n $(WORKERS) -q -W ignore -m 'not slow and not consumers' \
+	  tests/mlx_transformer/nn tests/mlx_transformer/generation tests/export/nn tests/export/runtime tests/export/serve $(ARGS)
+
+$(LOWEST_VENV)/.installed: pyproject.toml constraints-lowest.txt | $(VENV)/.installed
+	@$(BIN)/python -m venv --clear $(LOWEST_VENV)
+	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints-lowest.txt \
+	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx2
+	@touch $@
 
 # ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.
 fuzz: $(VENV)/.installed-dev

@@ -272,11 +272,14 @@ def decoder_cpu(r: Request) -> Ports:
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
+    indirection = (
+        named("beam_width", "int32", 1),
+        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
+    )
     inputs = (
         Port("target_ids", "input_ids", "int64", ("rows",)),
         named("past_length", "int32", 1),
-        named("beam_width", "int32", 1),
-        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
+        *(() if r.config.recurrent else indirection),
         named("source_mask", "int32", SENTENCES, LENGTH),
         named("bans", "float32", r.config.vocab_size),
         named("candidates", "int64", 1),

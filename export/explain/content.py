@@ -194,12 +194,6 @@ def packed(weights: NDArray[np.float32], bits: int) -> str:
     return _text(steps.astype("<u2" if bits == FINE else "u1"))
 
 
-def unpacked(text: str, bits: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Read what `packed` wrote, to within half a step."""
-    data = np.frombuffer(base64.b64decode(text), "<u2" if bits == FINE else "u1")
-    return data.reshape(shape) / (2**bits - 1)
-
-
 def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, Any]:
     """Return {"largest": of each map (layers, H), "values": second - first of each map in parts of its largest, signed
     bytes}.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import onnx_ir as ir
-import onnxscript
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
+from export.graph.remembered import RememberingBuilder
 from export.interface import GRAPHS, PARTS, SOURCE_NAMES, STATE, Ports, Request
 from export.nn.cache import KeyValues
 from export.nn.primitives import FULL_PRECISION, Op
@@ -33,7 +33,7 @@ class GraphBuilder:
     def __init__(self, name: str, ports: Ports = UNDECLARED) -> None:
         """ports: what is declared of the graph; without them `input` and `output` declare."""
         self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
-        self.builder = onnxscript.GraphBuilder(self.graph)
+        self.builder = RememberingBuilder(self.graph)
         self.op: Op = self.builder.op
         self.tapped: list[ir.Value] = []
         self.ports = ports

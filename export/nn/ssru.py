@@ -18,7 +18,7 @@ from onnxscript import nn
 from mlx_transformer.core.config import TransformerConfig
 
 from .feedforward import relu
-from .primitives import Linear, Op, scope, size
+from .primitives import Linear, Op, branch, scope, size
 
 END = 2**63 - 1
 """Behind the last position, however many there are."""
@@ -48,6 +48,16 @@ class LayerState:
         return (self.state,)
 
 
+class OneStep(LayerState):
+    """The same where a run has one new position a row: rows (..., D) of any axes, as the state has them."""
+
+    def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
+        """f and v (..., D); returns c, (..., D), the state after it."""
+        (state,) = self.held()
+        self.state = op.Add(op.Mul(f, state), v)
+        return self.state
+
+
 class SSRU(nn.Module):
     """Each position's weighted mean of the inputs so far, in which every number forgets at a rate of its own."""
 
@@ -67,9 +77,19 @@ def recurrence(op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
     """c_t = f_t c_{t-1} + v_t from c_{-1} = 0 on, along the second axis: (B, T, D), (B, T, D) -> (B, T, D).
 
     Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: after each round a position
-    knows twice as many before it (Hillis and Steele 1986). A single position takes no round.
+    knows twice as many before it (Hillis and Steele 1986). A single position takes no round, and on a GPU, which has no
+    Loop, nothing leaves it then.
     """
     length, name = size(op, f, 1), f"{v.name}/recurrence"
+    several = branch(op, f"{name}/several", [ir.Value(name=f"{name}/several")], lambda op: [_rounds(op, f, v, length)])
+    one = branch(op, f"{name}/one", [ir.Value(name=f"{name}/one")], lambda op: [op.Identity(v)])
+    c = op.If(op.Less(1, length), then_branch=several, else_branch=one)
+    c.type, c.shape = v.type, v.shape
+    return c
+
+
+def _rounds(op: Op, f: ir.Value, v: ir.Value, length: ir.Value) -> ir.Value:
+    name = f"{v.name}/rounds"
 
     def round_of(op: Op, _: ir.Value, __: ir.Value, s: ir.Value, f: ir.Value, v: ir.Value) -> list[ir.Value]:
         with scope(op, name, "Loop"):
@@ -96,6 +116,4 @@ def recurrence(op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
     given = [value("more", boolean), value("s.next", integer)]
     given += [value(f"{key}.next", real, shape) for key in ("f", "v")]
     body = op.builder.subgraph(round_of, taken, given, name=name)
-    _, _, c = op.Loop(None, op.Less(1, length), 1, f, v, body=body, _outputs=3)
-    c.type, c.shape = v.type, v.shape
-    return c
+    return op.Loop(None, True, 1, f, v, body=body, _outputs=3)[2]

@@ -16,8 +16,13 @@ from mlx_transformer.families.keys import their_activation
 
 
 def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
-    """Return {file name: contents}. `external`: graph files that a data file of their own name goes with; `dtype`:
-    transformers.js's word for the precision that it takes unless told another."""
+    """Return {file name: contents}; none for a decoder of SSRUs, for no published architecture has such a cache.
+
+    `external`: graph files that a data file of their own name goes with; `dtype`: transformers.js's word for the
+    precision that it takes unless told another.
+    """
+    if config.recurrent:
+        return {}
     kinds = {"encoder-decoder": _marian, "decoder": _llama, "encoder": _bert}
     shared = {
         "pad_token_id": config.pad_id,

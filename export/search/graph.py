@@ -22,11 +22,13 @@ from .beam import Beam
 from .decoder import CpuTreeDecoder, TreeDecoder
 from .metadata import CONFIG
 from .options import OptionInputs, set_defaults
+from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
 from .text import TextOps
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 """What the decoder's step is made of: standard operators, or ONNX Runtime's own, measured faster on its CPU."""
+RECURRENT_DECODERS = {STANDARD: RecurrentDecoder, ONNXRUNTIME: CpuRecurrentDecoder}
 
 
 def search_model(request: Request, target: str = "portable", tokenizer: str | None = None) -> ir.Model:
@@ -92,6 +94,7 @@ def _search(
     """sequences, lengths, scores, and what was read of the source."""
     options = OptionInputs(g.inputs)
     strategy = Beam(g.op, options, request.config, g.op.ReduceSum(mask, [1], keepdims=0))
-    decoder = DECODERS[operators](g.op, request, source, mask, strategy.beam)
+    decoders = RECURRENT_DECODERS if request.config.recurrent else DECODERS
+    decoder = decoders[operators](g.op, request, source, mask, strategy.beam)
     state, kept = run(g.op, decoder, strategy)
     return strategy.results(g.op, state, kept[WRITTEN], kept.get(READ))

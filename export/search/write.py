@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from export.graph.protos import metadata_of, read_model
 from export.package import export_onnx
 from export.package.plan import Plan
 from export.package.quality import gate_text
@@ -25,7 +26,6 @@ from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.system.durable import replace_files
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_protobuf
 from mlx_transformer.system.watch import Watch, unwatched
 
 from .graph import search_model
@@ -125,10 +125,9 @@ def _check_text(plan: Plan, out: Path) -> None:
 def _source(file: Path) -> str | None:
     """The digest of the weights that a file of this project was made from."""
     try:
-        model = onnx.load_from_string(read_protobuf(file))
-    except Exception:  # protobuf's errors have no public name
+        return metadata_of(read_model(file)).get(SOURCE)
+    except UserError:
         return None
-    return {entry.key: entry.value for entry in model.metadata_props}.get(SOURCE)
 
 
 def _judge(

@@ -143,13 +143,14 @@ def _default_runtimes(onnx: str | Path | None) -> list[str]:
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
+@one_blas_thread()
 def _gradients(checkpoint: Checkpoint, seed: int) -> tuple[Gradient, ...]:
     if find_spec("mlx") is None:
         raise Unavailable(f"gradients are MLX's, which is not installed: {needs('train')}")
-    with one_blas_thread():
-        return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
+    return tuple(check_gradients(checkpoint.config, dict(checkpoint.tensors()), seed))
 
 
+@one_blas_thread()
 def compare_engines(
     checkpoint: Checkpoint,
     engines: Sequence[Engine],
@@ -157,14 +158,7 @@ def compare_engines(
     watch: Watch = unwatched,
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
-    with one_blas_thread():
-        return _compare(checkpoint, engines, cases, token_text(checkpoint), watch)
-
-
-def _compare(
-    checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case], words: TokenText, watch: Watch
-) -> Report:
-    begin = time.perf_counter()
+    begin, words = time.perf_counter(), token_text(checkpoint)
     stored = dict(checkpoint.tensors())
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]

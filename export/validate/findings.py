@@ -10,7 +10,6 @@ These are the taps; the points inside the sub-layers are named in `locate/inside
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,6 +57,10 @@ class Weights:
     @property
     def passed(self) -> bool:
         return not self.problems
+
+    @property
+    def result(self) -> str:
+        return "equal" if self.passed else f"{len(self.problems)} differ"
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,12 @@ class Tokens:
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def result(self) -> str:
+        if self.problems:
+            return f"{len(self.problems)} differ"
+        return f"equal, {len(self.ties)} at a certified tie" if self.ties else "equal"
+
 
 def tap_names(config: TransformerConfig) -> list[str]:
     """Return the names of the taps of a full pass."""
@@ -133,8 +142,3 @@ def _points(config: TransformerConfig, inner_points: bool) -> tuple[str, ...]:
         ids, ids if config.architecture == "encoder-decoder" else None, tap=lambda name, value: names.append(name)
     )
     return tuple(names)
-
-
-def natural_order(taps: Iterable[str]) -> list[str]:
-    """Return each tap once, in the order of the data, whatever paths they were seen on."""
-    return list(dict.fromkeys(taps))

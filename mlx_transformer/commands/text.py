@@ -92,15 +92,13 @@ def evaluate(
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
     from mlx_transformer.generation.scoring import score
-    from mlx_transformer.system.durable import write_text
+    from mlx_transformer.system.durable import check_unread, write_text
     from mlx_transformer.system.progress import quiet_progress
 
     options = chosen(search, BEST)
     pairs = read_parallel(source, reference)
     if out is not None:
-        for read in (source, reference):
-            if out.exists() and out.samefile(read):
-                raise UserError(f"{out}: is read as well: choose another output")
+        check_unread(out, source, reference)
     long: list[int] = []
     with quiet_progress("evaluate") as report:
         found = open_model(model, **vars(runtime)).n_best(

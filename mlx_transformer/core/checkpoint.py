@@ -160,7 +160,7 @@ def save_checkpoint(
         for name, path in (copies or {}).items():
             shutil.copyfile(path, temporary / name)
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
-            write_tensors(temporary / name, group, CONFIG)
+            write_tensors(temporary / name, group)
         write_manifest(temporary)
     return folder
 

@@ -11,6 +11,7 @@ rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from mlx_transformer.system.errors import UserError, first_of
@@ -28,13 +29,7 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
 
 def parameter_count(config: TransformerConfig) -> int:
     """Number of trained scalars (tied matrices counted once)."""
-    total = 0
-    for shape in parameter_shapes(config).values():
-        size = 1
-        for extent in shape:
-            size *= extent
-        total += size
-    return total
+    return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 TOKEN_TYPES = "token_type_embedding.weight"
@@ -55,7 +50,7 @@ def output_weight_name(config: TransformerConfig) -> str:
     """Parameter that the classifier multiplies by: an embedding when tied."""
     if config.own_classifier:
         return "output_proj.weight"
-    return "embedding.weight" if config.one_embedding else "target_embedding.weight"
+    return target_embedding_name(config)
 
 
 def embedding_names(config: TransformerConfig) -> set[str]:

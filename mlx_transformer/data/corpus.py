@@ -12,9 +12,8 @@ import numpy as np
 
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import check_memory
 
-from .line_files import line_blocks
+from .line_files import line_blocks, within_memory
 
 MOST_SET_ASIDE = 1000  # pairs for validation; one in a hundred of a smaller text
 
@@ -42,11 +41,9 @@ class ParallelText:
     def __len__(self) -> int:
         return len(self.source)
 
-    @property
-    def lines(self) -> Iterator[str]:
-        """All text, for a joint vocabulary."""
-        yield from self.source
-        yield from self.target
+    def parts(self) -> Iterator[tuple[list[str], list[str]]]:
+        """All sources and targets, as text on disk gives them some at a time (`StoredText.parts`)."""
+        yield self.source, self.target
 
     def select(self, indices: list[int]) -> "ParallelText":
         """Return the pairs at `indices`, in that order."""
@@ -106,13 +103,11 @@ def write_lines(path: str | Path, lines: list[str]) -> None:
 
 def _read(path: str | Path) -> tuple[list[str], str]:
     """Read the lines and the SHA-256 of their bytes, unpacked."""
-    digest, size = hashlib.sha256(), 0
+    digest, bounded = hashlib.sha256(), within_memory(str(path))
 
     def watch(block: bytes) -> None:
-        nonlocal size
         digest.update(block)
-        size += len(block)
-        check_memory(3 * size, f"{path}: its text", "give less")
+        bounded(block)
 
     lines = [line for block in line_blocks(path, watch=watch, pipes=True) for line in block]
     return lines, digest.hexdigest()

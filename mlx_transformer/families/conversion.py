@@ -15,16 +15,19 @@ from .folder import read_folder, read_tokenizer, write_folder
 from .table import FAMILIES, family_of
 
 
-def import_huggingface(folder: str | Path, out: str | Path, force: bool = False) -> list[str]:
-    """Write the model of a Hugging Face folder (config.json, model.safetensors) as this project's checkpoint `out`.
+def import_huggingface(
+    folder: str | Path, out: str | Path, force: bool = False, keep_float16: bool = False
+) -> list[str]:
+    """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
 
-    Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a checkpoint that is
-    replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no
-    family in `FAMILIES`, and for whatever in it our config can't express.
+    float16 and bfloat16 are widened to float32; keep_float16: float16 stays, and is computed with. Weights go from file
+    to file one by one. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a
+    checkpoint that is replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is
+    damaged or of no family in `FAMILIES`, and for whatever in it our config can't express.
     """
     folder, out = Path(folder), Path(out)
     check_free(out, "checkpoint", holds_checkpoint, force, folder)
-    source = read_folder(folder)
+    source = read_folder(folder, keep_float16)
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import CONFIG, FLOATS, HALVES, WEIGHTS
+from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -18,32 +18,30 @@ from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json, read_text
-from mlx_transformer.system.tensors import open_tensors, read_tensors, write_tensors
+from mlx_transformer.system.tensors import write_tensors
 
 from .engine import Published
+from .weights import open_weights
 
 GENERATION = "generation_config.json"
 
 
-def read_folder(path: Path) -> Published:
-    """Raises `UserError` for missing and damaged files and for weights in another form than one safetensors file."""
+def read_folder(path: Path, keep_float16: bool = False) -> Published:
+    """Open a folder, without reading its weights: they are, tensor by tensor, where their numbers are asked for.
+
+    bfloat16 is widened to float32, and float16 unless it is kept; both are exact. Raises `UserError` for missing and
+    damaged files.
+    """
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
-    if not (path / WEIGHTS).is_file():
-        save = 'save it by save_pretrained("FOLDER", safe_serialization=True, max_shard_size="99GB") of transformers'
-        others = [*path.glob("pytorch_model*.bin"), *path.glob("model*.safetensors"), *path.glob("*.h5")]
-        held = f"its weights are in {min(others).name}" if others else "it has no weights"
-        raise UserError(f"{path}: {WEIGHTS} missing, {held}; {save}")
     config, generation = _object(path / CONFIG), {}
     if (path / GENERATION).is_file():
         generation = _object(path / GENERATION)
-    _check_types(path / WEIGHTS)
-    tensors = {
-        name: array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-        for name, array in read_tensors(path / WEIGHTS).items()
-    }
+    tensors = open_weights(path)
+    if not keep_float16:
+        tensors = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in tensors.items()}
     return Published(path, config, generation, tensors)
 
 
@@ -124,7 +122,7 @@ def write_folder(
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer)
         for name, values in texts.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        write_tensors(temporary / WEIGHTS, weights, CONFIG, metadata={"format": "pt"})  # transformers wants to be told
+        write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
     return out
 
 
@@ -133,11 +131,3 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
-
-
-def _check_types(path: Path) -> None:
-    """safetensors would raise a bare TypeError for what NumPy doesn't have."""
-    with open_tensors(path) as file:
-        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    if wrong := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS | HALVES]:
-        raise UserError(f"{path}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS | HALVES))}")

@@ -14,14 +14,13 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays, first_of, top_k
 from .options import Hypothesis, Options
-from .steps import BANNED, DEAD, Batch, Decoder, History, Model, Rules, take_sentences
+from .steps import BANNED, DEAD, Batch, History, Rules, Strategy, take_sentences
 
 
-class Beam:
+class Beam(Strategy):
     """State of one batch. Live hypotheses are (token, parent slot) a step; a finished one is where its path ended."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
@@ -38,9 +37,6 @@ class Beam:
         self.ends = {"step": none, "slot": none, "token": none}  # last step, slot before it, last token
         self.tokens, self.parents = History(xp, size), History(xp, size)
         self.aside = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
-
-    def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
-        return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
         return self.advance(*self.candidates(logits, t), t)

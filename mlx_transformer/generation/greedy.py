@@ -8,15 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options
 from .sampling import draw, likeliest, noise
-from .steps import Batch, Decoder, History, Model, Rules, take_sentences
+from .steps import Batch, History, Rules, Strategy, take_sentences
 
 
-class Greedy:
+class Greedy(Strategy):
     """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad.
 
     `scored`: log p of the output is wanted. Otherwise its score is only finite or not, as the logits are.
@@ -35,9 +34,6 @@ class Greedy:
         self.total = xp.full((size,), 0.0)
         self.history = History(xp, size)
         self.scores = np.zeros(size, np.float64)
-
-    def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
-        return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, None]:
         xp = self.xp

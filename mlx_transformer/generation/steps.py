@@ -86,7 +86,7 @@ class Strategy(Protocol):
 
     def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
         """Begin with these inputs: the decoder, and what it says of their first tokens."""
-        ...
+        return model.start(sources)
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array | None]:
         """Logits (R, V) of new token number t -> next ids (R,), and the rows (R,) they follow (None: their own)."""

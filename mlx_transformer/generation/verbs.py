@@ -22,7 +22,6 @@ from .steps import Model
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
 
-    from .complete import Completer
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
 
@@ -113,7 +112,9 @@ class TextVerbs:
         stop: as `complete` has it. options: also those of `generation.stream.stream`.
         """
         if stop is not None or self.config.architecture != "encoder-decoder":
-            return self._completer().stream(text, stop=stop or (), **options)
+            from .complete import stream as continued
+
+            return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
         return self._streamed(lambda model: stream(model, self.translator, text, **options))
@@ -124,7 +125,9 @@ class TextVerbs:
     def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]: ...
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
         """Return what a decoder alone writes after a prompt, or each of several, up to the first word of `stop`."""
-        found = self._completer().complete(prompts, stop=stop, **options)
+        from .complete import complete
+
+        found = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
         return found[0] if isinstance(prompts, str) else found
 
     @overload
@@ -133,16 +136,17 @@ class TextVerbs:
     def fill(self, lines: Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]: ...
     def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[Filling]] | list[list[list[Filling]]]:
         """Return the `top_k` likeliest tokens for each <mask> of a line, or of each of several, by an encoder alone."""
-        from .fill import Filler
+        from .fill import fill
 
-        found = Filler(self.config, self.tokenizer, self.token_logits, self.where).fill(lines, top_k)
+        found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
         from .likelihood import perplexity
 
-        return perplexity(self.config, self.tokenizer, self.token_logits, texts, self.where, done)
+        tokenizer = self._decoders("a text's perplexity")
+        return perplexity(self.config, tokenizer, self.token_logits, texts, done)
 
     def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
         """Raise `UserError` for the first line that can't be translated; first_line: its number in messages."""
@@ -160,10 +164,11 @@ class TextVerbs:
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         return self.translator.n_best(lines, **options)
 
-    def _completer(self) -> Completer:
-        from .complete import Completer
+    def _decoders(self, what: str) -> Tokenizer:
+        """Return the tokenizer of a decoder alone; `UserError`, which says `what` needs one, for any other model."""
+        from .translate import fitting_tokenizer
 
-        return Completer(self.config, self.tokenizer, self.generate, self.stream_ids, self.where)
+        return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
         """Begin at once, so that what is wrong is said at the call; the rest while the caller reads."""

@@ -18,7 +18,7 @@ from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.examples import Examples
 from mlx_transformer.data.packed import PackedBatches
-from mlx_transformer.data.training_text import TrainingText, examples_of
+from mlx_transformer.data.training_text import TrainingText
 from mlx_transformer.device import choices
 from mlx_transformer.generation.likelihood import perplexity_of
 from mlx_transformer.generation.scoring import score
@@ -59,11 +59,8 @@ class Objective:
 
 
 def _pairs(text: TrainingText | ParallelText, tokenizer: Tokenizer, options: DataOptions) -> Examples:
-    return examples_of(text, tokenizer, options.max_length)
-
-
-def _translation(pairs: Examples, cut: Cutting) -> TokenBatches:
-    return cut.make(pairs)
+    text = text if isinstance(text, TrainingText) else TrainingText(text, [len(text)])
+    return text.examples(tokenizer, options.max_length)
 
 
 def _prompted(text: Documents, tokenizer: Tokenizer, options: DataOptions) -> tuple[list[list[int]], list[list[int]]]:
@@ -98,7 +95,7 @@ def _denoising(text: tuple[list[list[int]], None], cut: Cutting) -> DenoisingBat
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "translation": Objective("encoder-decoder", "pairs", False, _pairs, _translation),
+    "translation": Objective("encoder-decoder", "pairs", False, _pairs, lambda pairs, cut: cut.make(pairs)),
     "language-model": Objective("decoder", "documents", False, _prompted, _language_model),
     "masked-language-model": Objective("encoder", "documents", True, _documents, _masked),
     "denoising": Objective("encoder-decoder", "documents", True, _documents, _denoising),

@@ -17,6 +17,7 @@ from assertions import files_below, hollow_asserts, idle_tests
 from imports import PACKAGES, ROOT, imports_of, modules
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from mlx_transformer.system.lazy import EXTRA_OF
 
@@ -189,6 +190,20 @@ def test_lower_bounds_allow_the_pins() -> None:
         version = next(iter(pins()[canonicalize_name(requirement.name)].specifier)).version
         assert requirement.specifier.contains(version), f"{line} excludes the pinned {version}"
 
+
+def test_lowest_versions_are_the_lower_bounds() -> None:
+    """What `make test-lowest` installs is what pyproject.toml promises."""
+    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    lowest = {canonicalize_name(one.name): one for one in map(Requirement, (x for x in lines if x and x[0] != "#"))}
+    tried = [*project()["dependencies"], *(x for e in TRIED for x in project()["optional-dependencies"][e])]
+    for requirement in map(Requirement, tried):
+        pin = lowest[canonicalize_name(requirement.name)]
+        [bound] = [one.version for one in requirement.specifier if one.operator == ">="]
+        assert Version(next(iter(pin.specifier)).version) == Version(bound), f"{requirement} is tried as {pin}"
+
+
+TRIED = ("train", "export", "serve", "data")
+"""The extras that `make test-lowest` installs."""
 
 WHERE_INSTALLED = {"wandb", "claims"}
 """What no extra brings: programs of a service that who uses it has installed, and docs/claims of a clone."""

@@ -65,6 +65,8 @@ ONLY_ONNX = {
     "model.Transformer.embedded": "vectors come in as they are; MLX checks them in _embedded",
     "model.OutputBias.forward": "MLX adds the bias in `logits`",
     "ssru.LayerState.held": "what becomes the graph's outputs",
+    "ssru.OneStep": "targets whose graphs take one token a run need no rounds; MLX sees the number",
+    "ssru.OneStep.extend": "see OneStep",
     "positions.distances": "MLX has kernels of their own for causal masks",
 }
 ARGUMENTS = {

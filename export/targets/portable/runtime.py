@@ -51,8 +51,6 @@ class OnnxCache:
         self.beams *= times
         rows = np.repeat(np.arange(next(iter(self.past.values())).shape[0]), times)
         self._take(rows, None if self.shared else rows)
-        if self.mask is not None:
-            self.mask = self.mask[rows]
 
     def reorder(self, rows: NDArray) -> None:
         """Let hypotheses of one sentence change places: what belongs to the source stays."""
@@ -61,11 +59,11 @@ class OnnxCache:
 
     def keep(self, rows: NDArray) -> None:
         self._take(rows, rows[:: self.beams] // self.beams if self.shared else rows)
-        if self.mask is not None:
-            self.mask = self.mask[rows]
 
     def _take(self, rows: NDArray, fixed: NDArray | None) -> None:
         self.past = {name: np.take(x, rows, axis=0) for name, x in self.past.items()}
+        if self.mask is not None:
+            self.mask = self.mask[rows]
         if fixed is not None:
             self.fixed = {name: np.take(x, fixed, axis=0) for name, x in self.fixed.items()}
 

@@ -23,15 +23,15 @@ from export.graph.protos import add_taps, constant_part, initializers
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
+from export.runtime.transformer import graphs_of
 from export.targets.coreml.shape import joined, parts_of
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
-from export.validate.cases import Case, search_inputs
+from export.validate.cases import Case
 from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
 from .protocol import Capabilities, Engine, Node
@@ -213,21 +213,13 @@ class OnnxEngine(OnnxFiles):
         if self._encoded is None or self._encoded[0] is not case:
             model = self._model()
             assert isinstance(model, EncoderDecoderGraphs)
-            self._encoded = case, model.encode(case.inputs, case.source_real.astype(np.int64))
+            self._encoded = case, model.encode(case.inputs, case.source_mask)
         return self._encoded[1]
-
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
-        inputs = search_inputs(sources) | ({} if sample is None else {"sample": True, "seed": sample})
-        results = search(self._model(), beam=beam, max_new_tokens=max_new_tokens, **inputs)  # type: ignore[arg-type]
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
         """Return the graphs as one model, some of its sessions being others. `only`: the names of those it may use."""
-        kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
-        return kinds[self.config.architecture](self.folder.request, sessions)
+        return graphs_of(self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
         """Return each way of running with a cache, and the graphs it takes."""
@@ -273,7 +265,7 @@ class OnnxEngine(OnnxFiles):
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
     """Run one full pass. `memory`: the encoder's output where it is known."""
-    mask = case.source_real.astype(np.int64)
+    mask = case.source_mask
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
         memory = model.encode(case.inputs, mask) if memory is None else memory
@@ -286,17 +278,14 @@ def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
         assert memory is not None
-        ids, mask = case.target_ids, case.source_real.astype(np.int64)
+        ids, mask = case.target_ids, case.source_mask
         cache = model.begin(memory, mask)
     else:
         ids, mask = case.ids, case.prompt_mask
         real = np.ones(ids.shape, np.int64) if mask is None else mask.astype(np.int64)
         cache = model.begin(real[:, : case.prefill])
-    return np.concatenate([_step(model, ids[:, part], cache) for part in case.passes()], axis=1)
-
-
-def _step(model: EncoderDecoderGraphs | CausalGraphs, ids: Array, cache: Any) -> Array:
-    return model.step(np.ascontiguousarray(ids), cache)
+    step: Any = model.step
+    return np.concatenate([step(np.ascontiguousarray(ids[:, part]), cache) for part in case.passes()], axis=1)
 
 
 def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -> None:

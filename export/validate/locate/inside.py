@@ -2,6 +2,7 @@
 
 attention       query_proj key_proj value_proj [query_norm key_norm] queries keys values scores weights context, then
                 the tap itself
+SSRU            input_proj forget_proj states, then the tap itself
 feed-forward    up_proj gate_proj inner, then the tap itself
 around each     X.residual (the sum), X_norm (the norm of sub-layer X)
 embedding       rows scaled, then the tap itself
@@ -39,6 +40,9 @@ OPERATIONS = {
     "scores": "scores: Q K^T / sqrt(d_k)",
     "weights": "mask and softmax",
     "context": "weights times values, heads merged",
+    "input_proj": "input projection",
+    "forget_proj": "forget projection",
+    "states": "states: f c + (1 - f) u, f the sigmoid of the forget projection",
     "self_attention": "output projection",
     "cross_attention": "output projection",
     "up_proj": "up projection",
@@ -59,6 +63,8 @@ def operation(point: str, config: TransformerConfig) -> str:
     last = point.rpartition(".")[2]
     if last == "scores" and config.attention_scale is not None:
         return f"scores: Q K^T times {config.attention_scale:g}"
+    if last == "self_attention" and point.startswith("decoder.") and config.recurrent:
+        return "ReLU of the states"
     if last in OPERATIONS:
         return OPERATIONS[last]
     if last == "embedding":

@@ -1,8 +1,8 @@
 """The MLX model with its modules wrapped: each one computes from the reference's values.
 
 A wrapped module notes what it is given and what it makes, and hands on the reference's value instead. The fused
-attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. MLX is
-imported inside functions.
+attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. An SSRU shows
+its states. MLX is imported inside functions.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def replacing(
     import mlx.core as mx
 
     from mlx_transformer.nn import attention as module
+    from mlx_transformer.nn import ssru
 
     def note(point: str, value: Any) -> Any:
         if only is not None and point not in only:
@@ -85,13 +86,16 @@ def replacing(
         return mx.array(inputs[point]) if point in inputs else value
 
     current = ""
-    fused = module.attention
+    fused, rectified = module.attention, ssru.relu
 
     def attend(q: Any, k: Any, v: Any, *settings: Any) -> Any:
         q, k, v = (note(f"{current}.{part}", x) for part, x in zip(HEADS, (q, k, v), strict=True))
         if only is None or f"{current}.weights" in only:
             note(f"{current}.weights", module.attention_weights(q, k, *settings))
         return fused(q, k, v, *settings)
+
+    def rectify(states: Any) -> Any:
+        return note(current, rectified(note(f"{current}.states", states)))
 
     def entering(name: str) -> Callable[[], None]:
         def enter() -> None:
@@ -116,6 +120,7 @@ def replacing(
             for i in range(len(layers)):
                 wrap(layers, i, f"{stack}.embedding" if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
+        undo.enter_context(patch.object(ssru, "relu", rectify))
         yield lambda name, value: observe(name, np.array(value)) if name == "logits" else None
 
 

@@ -7,10 +7,9 @@ import re
 import numpy as np
 import pytest
 from copying_model import write_copying_model
-from explained_models import data_of, write_explained
+from explained_models import data_of, unpacked, write_explained
 
 from export.explain.command import explain
-from export.explain.content import unpacked
 from export.explain.opening import open_model
 from export.explain.sentence import read_sentence
 from export.explain.trace import KINDS, norms, probabilities, trace

@@ -58,7 +58,7 @@ def test_a_shell_completes_commands_and_choices():
         (["train", "--out", "x", "--minutes", "soon"], ["--minutes"]),
         (["train", "--out", "x", "--steps", "3"], ["give either a corpus"]),
         (["train", "--out", "x", "--corpus", "cldr:en-de"], ["say how long to train"]),
-        (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["exclude each other"]),
+        (["train", "--out", "x", "--corpus", "cldr:en-de", "--source", "a", "--steps", "3"], ["either a corpus"]),
         (["train", "--out", "x", "--source", "a", "--steps", "3"], ["source and target files go together"]),
         (
             ["train", "--out", "x", "--source", "a", "--target", "b", "--steps", "3"],
