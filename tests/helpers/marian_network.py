@@ -28,6 +28,11 @@ def in_turn(terms: Array) -> Array:
     return np.cumsum(terms, axis=-1, dtype=terms.dtype)[..., -1]
 
 
+def exactly(function: Any, x: Array) -> Array:
+    """exp or sin as libm has it, rounded once from float64; NumPy's own of float32 has other last bits."""
+    return function(x.astype(np.float64)).astype(x.dtype)
+
+
 @dataclass
 class State:
     """What decoding remembers: the cells of SSRUs, or keys and values, and those of the source."""
@@ -98,7 +103,8 @@ class MarianNetwork:
         if self.arithmetic == "saturating":
             exponent = np.arange(half, dtype=np.float32) / np.float32(half - 1)
             angle = at[:, None].astype(np.float32) * np.float32(1e-4) ** exponent
-            return np.concatenate([np.sin(angle), np.sin(angle + np.float32(np.pi / 2))], axis=1)
+            angles = np.concatenate([angle, angle + np.float32(np.pi / 2)], axis=1)
+            return exactly(np.sin, angles)
         angle = at[:, None] * 10000.0 ** (-np.arange(half) / (half - 1))
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=1).astype(self.dtype)
 
@@ -129,7 +135,7 @@ class MarianNetwork:
 
     def recur(self, name: str, x: Array, state: State) -> Array:
         """c = f c + (1 - f) u, of which the part above zero goes on."""
-        f = 1 / (1 + np.exp(-self.affine(name, "f", x)))
+        f = 1 / (1 + exactly(np.exp, -self.affine(name, "f", x)))
         u = self.product(f"{name}_W", x)
         state.cells[name] = f * state.cells.get(name, np.zeros_like(u)) + (1 - f) * u
         return np.maximum(state.cells[name], 0)
@@ -153,7 +159,7 @@ class MarianNetwork:
         q, k, v = (self.split(part) for part in (self.affine(name, "q", x), keys, values))  # (H, ., d_h)
         scale = np.asarray(1 / np.sqrt(np.float32(q.shape[-1])) if self.dtype == np.float32 else q.shape[-1] ** -0.5)
         scores = in_turn(q[:, :, None] * k[:, None]) * scale.astype(self.dtype)  # (H, L, S)
-        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        powers = exactly(np.exp, scores - scores.max(axis=-1, keepdims=True))
         weights = powers / in_turn(powers)[..., None]
         context = in_turn(weights[:, :, None] * v.transpose(0, 2, 1)[:, None])  # (H, L, d_h)
         return self.affine(name, "o", context.transpose(1, 0, 2).reshape(len(x), -1))
@@ -185,7 +191,9 @@ class MarianNetwork:
         rounded = np.rint(np.clip(x.astype(self.dtype) * matrix.a.astype(self.dtype), -127, 127))
         if self.arithmetic == "exact":
             return (rounded.astype(np.float64) @ matrix.q).astype(self.dtype) * matrix.scale.astype(self.dtype) + b
-        total = matrix.saturated(rounded + 127).astype(np.float32)
+        shifted = rounded + 127
+        # The last product, as wide as the vocabulary, goes another way there, with sums of 32 bits.
+        total = (shifted.astype(np.float64) @ matrix.q if table else matrix.saturated(shifted)).astype(np.float32)
         return total * matrix.scale + (b - SHIFT * matrix.scale * matrix.sums)
 
     def integers(self, name: str, table: bool) -> Integers:
@@ -200,7 +208,7 @@ class Integers:
     """A matrix q (K, N) of integers, its multiplier m and the scale a of what it is multiplied with."""
 
     def __init__(self, q: Array, a: np.float32, m: np.float32) -> None:
-        self.q, self.a, self.scale = q.astype(np.float64), a, np.float32(1) / a * (np.float32(1) / m)
+        self.q, self.a, self.scale = q.astype(np.float64), a, np.float32(1) / (a * m)
         self.sums = self.q.sum(axis=0).astype(np.float32)
         # Only such pairs can leave 16 bits, as the other factors are at most 254.
         self.pair, self.column = np.nonzero(np.abs(self.q[0::2]) + np.abs(self.q[1::2]) > (1 << 15) // 254)
