@@ -33,7 +33,7 @@ from mlx_transformer.generation.options import (
     length_limits,
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
-from mlx_transformer.generation.settings import Settings, checked_settings, resolved
+from mlx_transformer.generation.settings import Settings, checked_settings, resolved, with_source_language
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
@@ -132,6 +132,7 @@ class SearchModel(TextVerbs):
         """Return the `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none;
         one that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
         server's batches. options: the fields of `Options`."""
+        ids, options = with_source_language(self.generation, ids, options)
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if ids is None:
