@@ -71,8 +71,8 @@ def stream(
     """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
 
     A piece ends with a whole character, so a token that is part of one comes with the next. `source_prefix`: what each
-    source begins with. `line_number` is for messages and `on_overlong`, which is told of a line that is too long. Errors
-    are raised at the call, as in `stream_ids`.
+    source begins with. `line_number` is for messages and `on_overlong`, which is told of a line that is too long.
+    Errors are raised at the call, as in `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
     # All are checked before the first is begun.
