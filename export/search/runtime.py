@@ -33,7 +33,13 @@ from mlx_transformer.generation.options import (
     length_limits,
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
-from mlx_transformer.generation.settings import Settings, checked_settings, resolved, with_source_language
+from mlx_transformer.generation.settings import (
+    SOURCE_LANGUAGE,
+    Settings,
+    checked_settings,
+    resolved,
+    with_source_language,
+)
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
@@ -282,6 +288,8 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
+        if options.pop(SOURCE_LANGUAGE, None) is not None:
+            raise UserError(f"{self.path}: takes text, before which no language can stand: export it without text")
         chosen = Options(**resolved(self.generation, options))
         check_options(chosen, self.config)
         usual, known = Options(), self.ports.input_names
