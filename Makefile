@@ -132,7 +132,7 @@ test-lowest: $(LOWEST_VENV)/.installed
 $(LOWEST_VENV)/.installed: pyproject.toml constraints-lowest.txt | $(VENV)/.installed
 	@$(BIN)/python -m venv --clear $(LOWEST_VENV)
 	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints-lowest.txt \
-	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx2
+	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx
 	@touch $@
 
 # ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.

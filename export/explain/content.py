@@ -83,6 +83,7 @@ def content(
         "model": first.folder.resolve().name,
         "facts": _facts(config),
         "architecture": config.architecture,
+        "recurrent": config.recurrent,
         "runtimes": _labels(models),
         "text": sentence.text,
         "output": sentence.output,

@@ -41,7 +41,7 @@ from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, Pr
 from mlx_transformer.system.errors import UserError
 
 from .late_weights import LateWeight, derived, late_initializer
-from .products import Linear, Lookup, is_vector, linears, lookups, put_product
+from .products import Linear, Lookup, is_positive, is_vector, linears, lookups, put_product
 from .rounding import int8_matrix, int8_rows
 
 CONTRIB = "com.microsoft"
@@ -51,6 +51,8 @@ WHOLE = "scale"
 """Names those of a product with fixed scales: W ~ q * NAME.scale."""
 LEAST = 1e-30
 """m of a row of zeros."""
+ROUNDED = 127
+"""Steps of the largest magnitude, on either side of zero."""
 ZERO = 128
 """The zero point of activations of both signs."""
 BY_ROW = Int8Scales({})
@@ -100,9 +102,8 @@ class Activations:
 def _by_row(add: Nodes, x: ir.Value) -> Activations:
     """Quantise x (..., D) by the largest magnitude of each row. Division and rounding are two operators, as
     QuantizeLinear takes a scale a row from opset 21 on."""
-    producer = x.producer()
-    positive = producer is not None and producer.op_type == "Relu"
-    zero, steps = (0, 255) if positive else (ZERO, 127)
+    positive = is_positive(x)
+    zero, steps = (0, UNSIGNED) if positive else (ZERO, ROUNDED)
     largest = add("ReduceMax", x if positive else add("Abs", x), add.constant([-1]), keepdims=1)
     largest = add("Max", largest, add.constant(np.float32(LEAST)))
     unit, zero = add.constant(np.float32(1 / steps)), add.constant(np.uint8(zero))

@@ -13,26 +13,30 @@ from .settings import Checkpoint, Force, OutArgument
 
 
 def import_command(
-    folder: Annotated[
+    model: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face folder: config.json and weights; or Marian's own .npz or .bin, or its folder."
+            help="A Hugging Face folder (config.json and weights), or a name on the Hub: ORG/NAME; or Marian's own "
+            ".npz or .bin, or its folder."
         ),
     ],
     out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
     keep_float16: Annotated[
         bool, typer.Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
     ] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Of a name on the Hub: a branch, tag or commit.", show_default="main")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Make a checkpoint of a published model, in the form of `transformers` or in Marian's own."""
     from mlx_transformer.convert import import_huggingface, import_marian
     from mlx_transformer.families.marian_files.folder import is_marian
 
-    if is_marian(folder):
-        notes = import_marian(folder, out, force)
+    if is_marian(model):
+        notes = import_marian(model, out, force)
     else:
-        notes = import_huggingface(folder, out, force, keep_float16)
+        notes = import_huggingface(model, out, force, keep_float16, revision)
     print("; ".join([f"{out}: imported", *notes]))
 
 
