@@ -196,12 +196,6 @@ def cache(
     return keys_values("cache", name, layers, shape(r.config), rows, length)
 
 
-def own_positions(r: Request, *axes: Axis) -> tuple[Port, ...]:
-    """Where a decoder's new tokens are, if it adds positions and no keys of the past say how many there were."""
-    wanted = r.config.recurrent and r.config.positions != "none"
-    return (Port("positions", "position_ids", "int64", axes),) if wanted else ()
-
-
 def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
     """What each layer of a decoder reads of the source."""
     return keys_values("cross", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
@@ -236,7 +230,8 @@ def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
     of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
     inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]
     inputs += [Port("target_ids", "input_ids", "int64", (BATCH, TARGET))]
-    inputs += own_positions(r, BATCH, TARGET) if later else ()
+    placed = later and r.config.recurrent and r.config.positions != "none"  # a state doesn't say how many there were
+    inputs += [Port("positions", "position_ids", "int64", (BATCH, TARGET))] if placed else []
     inputs += [memory(r, BATCH, SOURCE, name="encoder_hidden_states")] if first else []
     inputs += layer_by_layer(own, of_source) if later else []
     inputs += [Port("later", "use_cache_branch", "bool", (1,))] if first and later else []
@@ -272,14 +267,11 @@ def decoder_cpu(r: Request) -> Ports:
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
-    indirection = (
-        named("beam_width", "int32", 1),
-        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
-    )
+    beams = named("beam_width", "int32", 1), named("cache_indirection", "int32", SENTENCES, "beams", "positions")
     inputs = (
         Port("target_ids", "input_ids", "int64", ("rows",)),
         named("past_length", "int32", 1),
-        *(() if r.config.recurrent else indirection),
+        *(() if r.config.recurrent else beams),
         named("source_mask", "int32", SENTENCES, LENGTH),
         named("bans", "float32", r.config.vocab_size),
         named("candidates", "int64", 1),
