@@ -4,7 +4,7 @@
                                                                              |
     a = steps / (a percentile of them over all tokens) <---------------------+
 
-Of encoder-decoders the decoder reads its own translations, which is what it will read; a model alone the text. Behind
+A decoder behind an encoder reads its own translations, which is what it will read; a model alone the text. Behind
 a Relu there are 255 steps from zero up, elsewhere 127 on either side.
 """
 
