@@ -47,8 +47,7 @@ from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
-from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER
-from .options import inputs_of
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER, inputs_of
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
