@@ -111,7 +111,7 @@ class Beam:
     def _extensions(
         self, op: Op, logits: ir.Value, bans: ir.Value, history: ir.Value, t: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """Of each hypothesis the tokens that come into question (B, h, c), a prefix's in the first's place, what they
+        """The tokens of each hypothesis that come into question (B, h, c), a prefix's in the first's place, what they
         are chosen by, and their log p."""
 
         every = op.LogSoftmax(logits, axis=-1)
