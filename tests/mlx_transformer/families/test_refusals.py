@@ -37,7 +37,7 @@ REFUSED = {
     "its weights are quantised": dict(quantization_config={"bits": 8}),
     "d_model='a lot' must be a whole number": dict(d_model="a lot"),
     "pad_id=77 is outside the vocabulary of 50": dict(pad_token_id=77),
-    "eos_token_id=[2, 3] must be a whole number": dict(eos_token_id=[2, 3]),
+    "eos_token_id='x' must be a whole number": dict(eos_token_id=["x", 3]),
     "missing model.encoder.layers.2.self_attn.q_proj.weight (32, 32)": dict(encoder_layers=3),
     "unknown model.decoder.layers.1.encoder_attn.v_proj.weight (32, 32)": dict(decoder_layers=1),
     "model.shared.weight is (50, 32), expected (51, 32)": dict(vocab_size=51, decoder_vocab_size=51),
