@@ -192,6 +192,6 @@ def _paths(
 def bans(config: TransformerConfig) -> np.ndarray:
     """(2, V): added to the scores; what is never generated, and what isn't while eos is too early."""
     rows = np.zeros((2, config.vocab_size), np.float32)
-    rows[:, [config.pad_id, config.bos_id]] = BANNED
+    rows[:, config.never_generated] = BANNED
     rows[1, config.eos_id] = BANNED
     return rows

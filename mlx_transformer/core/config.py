@@ -45,7 +45,7 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale", "logit_scale", "token_types", "decoder")
+YOUNGER = ("attention_scale", "logit_scale", "token_types", "embedding_norm", "decoder")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -158,6 +158,8 @@ class TransformerConfig:
     source-target: a classifier of its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
+    embedding_norm: bool = False
+    """One more norm at the start of each stack, over embedding + position, as BART has it (Lewis et al. 2020)."""
     token_types: Types = 0
     """Kinds of tokens that an encoder alone tells apart, each with a row that is added to the embedding, as BERT's
     segments (Devlin et al. 2019); 0: none."""
@@ -239,6 +241,11 @@ class TransformerConfig:
     def own_classifier(self) -> bool:
         """Whether the classifier has a matrix of its own."""
         return self.tie_embeddings in ("none", "source-target")
+
+    @property
+    def never_generated(self) -> list[int]:
+        """What no search writes: padding, and the start token unless it is the end as well."""
+        return sorted({self.pad_id, self.bos_id} - {self.eos_id})
 
     def of(self, stack: Stack) -> TransformerConfig:
         """The config as one stack sees it. What follows, as d_k = d_model / heads, follows from the stack's own."""
@@ -334,9 +341,8 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(
             getattr(c, id_name) < smallest, f"{id_name}={getattr(c, id_name)} is outside the vocabulary of {smallest}"
         )
-    distinct = len({c.pad_id, c.bos_id, c.eos_id}) == 3
-    # Marian starts its decoder with the padding token, so bos may equal pad; the others may not coincide.
-    check(distinct or (c.bos_id == c.pad_id != c.eos_id), "eos_id must differ from pad_id and bos_id")
+    # Marian starts its decoder with the padding token, BART with the end.
+    check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
     check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
     if c.positions == "relative":
         check(c.relative_buckets % 4 == 0, f"relative_buckets={c.relative_buckets} must be a multiple of 4")

@@ -144,12 +144,12 @@ def run(
 
 
 class Rules:
-    """Which tokens are allowed: never pad or start, no eos too early, forced prefixes."""
+    """Which tokens are allowed: none of `never_generated`, no eos too early, forced prefixes."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         self.xp, self.min_new_tokens = xp, options.min_new_tokens
         bans = np.zeros(config.vocab_size, np.float32)
-        bans[[config.pad_id, config.bos_id]] = BANNED
+        bans[config.never_generated] = BANNED
         self.bans = xp.asarray(bans)
         bans = bans.copy()
         bans[config.eos_id] = BANNED

@@ -22,7 +22,7 @@ BY_HAND: Factors = {
     "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],
     "widths": [{}, dict(d_k=6, d_v=3), dict(d_k=2, d_v=8, d_ff=17), dict(d_model=20, heads=3, d_k=4, d_v=5)],
     "vocabulary": [{}, dict(source_vocab_size=53), dict(vocab_size=7)],
-    "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0)],
+    "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0), dict(pad_id=1, bos_id=2, eos_id=2)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
     "attention scale": [{}, dict(attention_scale=0.7)],
@@ -100,7 +100,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             attention_dropout=draw(st.sampled_from([0.0, 0.3])),
             activation_dropout=draw(st.sampled_from([0.0, 0.3])),
             pad_id=pad_id,
-            bos_id=pad_id if draw(st.booleans()) else bos_id,
+            bos_id=draw(st.sampled_from([pad_id, eos_id, bos_id])),
             eos_id=eos_id,
         )
     )

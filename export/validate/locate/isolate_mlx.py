@@ -113,8 +113,9 @@ def replacing(
             wrap(_part(model, place), key, before, after, entering(place))
         for stack in ("encoder", "decoder"):
             layers = model[stack]["layers"] if stack in model else []
+            embedding = "" if config.embedding_norm else f"{stack}.embedding"
             for i in range(len(layers)):
-                wrap(layers, i, f"{stack}.embedding" if i == 0 else "", f"{stack}.layers.{i}")
+                wrap(layers, i, embedding if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
         yield lambda name, value: observe(name, np.array(value)) if name == "logits" else None
 
