@@ -50,8 +50,12 @@ class At:
     name: str
     copies: tuple[str, ...] = ()
     """Other names of the same tensor: any one of them will do, and those that are there are equal."""
+    each: bool = False
+    """Written under each of its names: their library shares none of them."""
     leading: bool = False
     """(1, V) in place of (V,)."""
+    unread: int = 0
+    """Rows in front that nothing reads: left behind, and written as zeros."""
     optional: bool = False
     """Where it isn't there it is zeros."""
 
@@ -83,6 +87,8 @@ class Family:
     Lines for parameters that a config doesn't have may stay."""
     derived: Callable[[Values], Values] = dict
     """The fields once more, with those that follow from others, `d_v` from `d_k`. What it is given is within bounds."""
+    untied_alike: bool = False
+    """Whether config.json says the same of "source-target" and "none", which the tensors tell apart."""
     sinusoids: tuple[str, ...] = ()
     """Tensors that hold the table of its positions: read, compared and left behind."""
     ignored: tuple[str, ...] = ()
@@ -104,6 +110,9 @@ class Family:
 
     def write_config(self, config: Any) -> Values:
         """config.json, but for the type of the weights."""
+        one_size = config.architecture == "encoder-decoder" and config.source_vocab_size == config.vocab_size
+        if self.untied_alike and config.tie_embeddings == "none" and one_size:
+            config = dataclasses.replace(config, tie_embeddings="source-target")
         named = {"architectures": [self.architecture], "model_type": self.model_type}
         return named | {key: value for line in self.keys for key, value in line.write(config).items()}
 
@@ -123,14 +132,15 @@ class Family:
                 continue
             array = tensors[present[0]]
             array = array[0] if at.leading and array.shape[:1] == (1,) else array
-            if array.shape != shape:
-                problems.append(f"{present[0]} is {array.shape}, expected {shape}")
+            stored = (shape[0] + at.unread, *shape[1:])
+            if array.shape != stored:
+                problems.append(f"{present[0]} is {array.shape}, expected {stored}")
             problems += [
                 f"{n} differs from {present[0]}, which config.json ties it to"
                 for n in present[1:]
                 if not np.array_equal(tensors[n], tensors[present[0]])
             ]
-            weights[name] = array
+            weights[name] = array[at.unread :]
         for name, array in tensors.items():
             if name in used or _is_any(name, self.ignored):
                 continue
@@ -141,11 +151,11 @@ class Family:
         return weights, problems
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
-        """Their tensors of our parameters, each under the first of its names."""
-        places = self.places(config)
-        return {
-            places[name][0][0]: array[None] if places[name][1].leading else array for name, array in weights.items()
-        }
+        """Their tensors of our parameters, under the first of their names or under each."""
+        written = {}
+        for name, (names, at) in self.places(config).items():
+            written |= dict.fromkeys(names if at.each else names[:1], _stored(weights[name], at))
+        return written
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
         """{parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
@@ -165,6 +175,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     """Our config and weights of a published model; biases that are zero everywhere are left out where our models have
     none unless told. Raises `UserError` with everything that is wrong."""
     config = config_of(family, published.config, published.generation, published.path / "config.json")
+    config = _tied_as_stored(family, config, published.tensors)
     weights, problems = family.read(config, published.tensors)
     if problems:
         raise UserError(f"{published.path}: weights don't fit config.json: {first_of(problems)}")
@@ -201,10 +212,11 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
         back = {name: value for name, value in known.items() if value is not None}
         refused = [str(error)]
     ours = {field.name: getattr(c, field.name) for field in dataclasses.fields(c)}
+    alike = {"source-target", "none"} if family.untied_alike else set()
     differing = [
         f"{name}={value!r}, {family.name} has {back[name]!r}"
         for name, value in ours.items()
-        if name in back and back[name] != value
+        if name in back and back[name] != value and not (name == "tie_embeddings" and {back[name], value} <= alike)
     ]
     return [*differing, *problems] or refused
 
@@ -224,6 +236,28 @@ def exported(
     return {**family.write_config(c), "torch_dtype": str(dtype)}, family.write(c, weights)
 
 
+EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
+TIES = ("all", "source-target", "target-output", "none")
+
+
+def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
+    """The config with its embeddings tied as they are stored, where what config.json ties differs: version 5 of
+    transformers ties what isn't there twice, and saves that all are tied of models of which none are."""
+
+    def copies(c: TransformerConfig) -> Iterator[list[NDArray]]:
+        places = family.places(c)
+        return ([tensors[n] for n in places[name][0] if n in tensors] for name in EMBEDDINGS if name in places)
+
+    def agree(arrays: list[NDArray]) -> bool:
+        return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
+
+    if all(agree(arrays) for arrays in copies(config)):
+        return config
+    others = [t for t in TIES if t in ("target-output", "none") or config.source_vocab_size == config.vocab_size]
+    looser = (dataclasses.replace(config, tie_embeddings=tie) for tie in others)
+    return next((c for c in looser if all(arrays and agree(arrays) for arrays in copies(c))), config)
+
+
 def _biases(family: Family) -> Iterator[str]:
     """The fields of biases that all models of the family have."""
     return (name for name, value in family.ours.items() if name.endswith("_bias") and value is True)
@@ -241,6 +275,13 @@ def _holds_sinusoids(table: NDArray, c: TransformerConfig) -> bool:
         return False
     expected = sinusoids(len(table), c.d_model, c.positions)
     return bool(np.abs(table - expected).max(initial=0) <= (1e-3 if table.dtype == np.float16 else 1e-6))
+
+
+def _stored(array: NDArray, at: At) -> NDArray:
+    """A parameter of ours as they store it."""
+    rows = np.zeros((at.unread, *array.shape[1:]), array.dtype)
+    array = np.concatenate([rows, array]) if at.unread else array
+    return array[None] if at.leading else array
 
 
 def _at(theirs: str | At) -> At:

@@ -73,13 +73,13 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
 
 
 def generation_config(c: TransformerConfig) -> dict[str, Any]:
-    """Greedy as ours: pad and bos are never chosen, nothing is forced."""
+    """Greedy as ours: what it never writes is banned, nothing is forced."""
     return {
         "pad_token_id": c.pad_id,
         "bos_token_id": c.bos_id,
         "eos_token_id": c.eos_id,
         **({"decoder_start_token_id": c.bos_id} if c.has_encoder else {}),
-        "bad_words_ids": [[id] for id in sorted({c.pad_id, c.bos_id})],
+        "bad_words_ids": [[id] for id in c.never_generated],
         "max_length": c.max_positions,
         "do_sample": False,
         "num_beams": 1,

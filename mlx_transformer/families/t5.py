@@ -22,6 +22,8 @@ def names(config: Any) -> dict[str, str | At]:
     up, head = "wi_1" if config.gated else "wi", () if config.own_classifier else ("lm_head",)
     return {
         "embedding": At("shared", copies=("encoder.embed_tokens", "decoder.embed_tokens", *head)),
+        "source_embedding": "encoder.embed_tokens",
+        "target_embedding": At("decoder.embed_tokens", copies=head),
         f"{BOTH}.positions": f"{BOTH}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{BOTH}.layers.*.self_attention.{QKVO}": f"{BOTH}.block.*.layer.0.SelfAttention.(q|k|v|o)",
         f"{BOTH}.layers.*.self_attention_norm": f"{BOTH}.block.*.layer.0.layer_norm",
