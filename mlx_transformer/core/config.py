@@ -34,6 +34,7 @@ Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
 TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
+FirstPosition = Annotated[int, Bounds(at_least=0, at_most=2**20)]
 Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
@@ -45,7 +46,7 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale", "logit_scale", "token_types", "embedding_norm", "decoder")
+YOUNGER = ("attention_scale", "logit_scale", "token_types", "embedding_norm", "first_position", "decoder")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -147,6 +148,8 @@ class TransformerConfig:
     published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
+    first_position: FirstPosition = 0
+    """Number of the first token's position, of sinusoids alone; M2M100 counts from pad_id + 1."""
     rotary_base: Base = 10000.0
     """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
     relative_buckets: Length = 32
@@ -350,6 +353,8 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(
             far, f"relative_distance={c.relative_distance} must be over half of relative_buckets={c.relative_buckets}"
         )
+    counted = not c.first_position or c.positions in SINUSOIDS
+    check(counted, f"first_position={c.first_position} is of sinusoids, not of positions={c.positions!r}")
     if c.positions in SINUSOIDS:
         check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
     if c.positions == "sinusoidal_concat":

@@ -8,7 +8,7 @@ from options import OPTIONS, Choice, Factors, covering, drawn, factors_of, merge
 from random_models import write_model
 
 from export.validate import compare
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 BASE: dict[str, Any] = dict(vocab_size=40, d_model=16, heads=4, d_ff=24, max_positions=24)
@@ -29,6 +29,7 @@ BY_HAND: Factors = {
     "logit scale": [{}, dict(logit_scale=0.3)],
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
+    "first position": [{}, dict(first_position=3)],
     "lengths": [{}, dict(max_positions=17)],
     "token types": [{}, dict(token_types=3)],
 }
@@ -92,6 +93,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             d_ff=draw(st.integers(4, 40)),
             norm_epsilon=draw(st.sampled_from([1e-3, 1e-5, 1e-6, 1e-12])),
             max_positions=draw(st.integers(5, 40)),
+            first_position=draw(st.sampled_from([0, 2])) if values["positions"] in SINUSOIDS else 0,
             rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
             attention_scale=draw(st.sampled_from([None, 0.3, 1.0])),
             logit_scale=draw(st.sampled_from([None, 0.2, 2.0])),

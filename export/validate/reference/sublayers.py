@@ -75,7 +75,7 @@ class Sublayers:
                 raise UserError(f"{stack}: position {positions.max()} is past the learned table of {len(table)} rows")
             x = x + table[positions]
         elif c.positions in SINUSOIDS:
-            x = x + sinusoid(positions, c.d_model, c.positions).astype(self.dtype)
+            x = x + sinusoid(positions + c.first_position, c.d_model, c.positions).astype(self.dtype)
         x = observe_tap(tap, f"{stack}.embedding", x)
         if not c.embedding_norm:
             return x
