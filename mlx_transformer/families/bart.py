@@ -18,9 +18,9 @@ TIES = {True: "all", False: "source-target"}
 SPECIAL = (
     Key("pad_token_id", "pad_id", 1),
     Key("eos_token_id", "eos_id", 2),
-    Also("forced_eos_token_id", "eos_id"),
     Fixed("bos_token_id", 0, checked=False),  # what a source begins with
 )
+FORCED = Also("forced_eos_token_id", "eos_id")
 OTHERS = dict(normalize_before=False, normalize_embedding=True, add_final_layer_norm=False)
 """Keys that `transformers` ignores and other readers, such as CTranslate2's converter, ask for; with another value they
 mean another network."""
@@ -44,6 +44,7 @@ BART = Family(
         Key("tie_word_embeddings", "tie_embeddings", True, TIES),
         *SIZES,
         *SPECIAL,
+        FORCED,
         Key("decoder_start_token_id", "bos_id", 2),
         *(Fixed(key, value) for key, value in OTHERS.items()),
     ),

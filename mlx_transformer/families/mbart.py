@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .bart import BART, OTHERS, SPECIAL, TIES
+from .bart import BART, FORCED, OTHERS, SPECIAL, TIES
 from .keys import Fixed, Key
 from .marian import SIZES
 
@@ -22,6 +22,7 @@ MBART = replace(
         Key("tie_word_embeddings", "tie_embeddings", True, TIES),
         *SIZES,
         *SPECIAL,
+        FORCED,
         Key("decoder_start_token_id", "bos_id", "@eos_token_id"),
         *(Fixed(key, True) for key in OTHERS),
     ),

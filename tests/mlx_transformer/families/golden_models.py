@@ -24,6 +24,7 @@ BART = dict(
     model_type="bart", **STACKS, **dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)
 )
 MBART = {**BART, "model_type": "mbart", "activation_function": "relu", "scale_embedding": True}
+M2M100 = {**BART, "model_type": "m2m_100"}
 
 MODELS = {
     "t5": T5,
@@ -42,6 +43,11 @@ MODELS = {
     "mbart": {**MBART, "decoder_start_token_id": 37},
     "mbart-50": {**MBART, "forced_bos_token_id": 33, "activation_function": "gelu"},
     "mbart-odd": {**MBART, **ODD, "scale_embedding": False, "tie_word_embeddings": False},
+    "m2m100": {**M2M100, "forced_bos_token_id": 33},
+    "small100": {**M2M100, "encoder_layers": 3, "decoder_layers": 1, "d_model": 18, "decoder_attention_heads": 1}
+    | dict(encoder_attention_heads=3, activation_function="gelu"),
+    "nllb-odd": {**M2M100, "d_model": 10, "encoder_attention_heads": 5, "scale_embedding": False}
+    | dict(pad_token_id=5, tie_word_embeddings=False, activation_function="swish"),
 }
 MODELS_OF_5: dict[str, dict] = {}
 """Those that version 4 doesn't make: what it says of them is another network there."""
