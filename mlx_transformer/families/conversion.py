@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlx_transformer.core.checkpoint import holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
 
 from .engine import Published, exported, imported
 from .folder import read_folder, read_tokenizer, write_folder
@@ -52,6 +53,11 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
     return write_folder(Path(out), opened.config, config, weights, tokenizer)
+
+
+def pads_either_side(folder: str | Path) -> bool:
+    """Return whether `transformers` computes the same of a folder of theirs whichever side is padded."""
+    return FAMILIES[read_json(Path(folder) / CONFIG)["model_type"]].counts_tokens
 
 
 def _left_behind(source: Published, c: TransformerConfig) -> list[str]:

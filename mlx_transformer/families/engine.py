@@ -87,6 +87,8 @@ class Family:
     Lines for parameters that a config doesn't have may stay."""
     derived: Callable[[Values], Values] = dict
     """The fields once more, with those that follow from others, `d_v` from `d_k`. What it is given is within bounds."""
+    counts_tokens: bool = False
+    """Whether padding takes no position there either, so that it may stand on the left; else on the right alone."""
     untied_alike: bool = False
     """Whether config.json says the same of "source-target" and "none", which the tensors tell apart."""
     sinusoids: tuple[str, ...] = ()
@@ -213,10 +215,11 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
         refused = [str(error)]
     ours = {field.name: getattr(c, field.name) for field in dataclasses.fields(c)}
     alike = {"source-target", "none"} if family.untied_alike else set()
+    told = {name: value for name, value in ours.items() if name in back and back[name] != value}
+    if {back.get("tie_embeddings"), ours["tie_embeddings"]} <= alike:
+        told.pop("tie_embeddings", None)
     differing = [
-        f"{name}={value!r}, {family.name} has {back[name]!r}"
-        for name, value in ours.items()
-        if name in back and back[name] != value and not (name == "tie_embeddings" and {back[name], value} <= alike)
+        f"{name}={value!r}, {family.name} has {back[name]!r}" for name, value in told.items() if name not in TRAINING
     ]
     return [*differing, *problems] or refused
 
@@ -236,6 +239,8 @@ def exported(
     return {**family.write_config(c), "torch_dtype": str(dtype)}, family.write(c, weights)
 
 
+TRAINING = ("attention_dropout", "activation_dropout")
+"""What a model computes doesn't depend on; a family that has no keys for them has one rate for all."""
 EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 TIES = ("all", "source-target", "target-output", "none")
 

@@ -35,5 +35,6 @@ M2M100 = Family(
     derived=derived,
     sinusoids=("model.(encoder|decoder).embed_positions", "model.(encoder|decoder).embed_positions.weights"),
     ignored=("model.shared",),
+    counts_tokens=True,
     untied_alike=True,
 )

@@ -33,7 +33,12 @@ MODELS = {
     | dict(relative_attention_num_buckets=8, relative_attention_max_distance=12),
     "madlad": {**T5, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False}
     | dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=0),
+    "flan": {**T5, **GATED, "num_heads": 5, "d_kv": 3, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12},
+    "mt0": {**T5, **GATED, "model_type": "mt5", "num_heads": 2, "num_layers": 2, "num_decoder_layers": 1},
     "marian": MARIAN,
+    "marian-untied": {**MARIAN, "encoder_layers": 2, "decoder_layers": 1, "d_model": 12, "tie_word_embeddings": False}
+    | dict(encoder_attention_heads=3, decoder_attention_heads=6, activation_function="gelu", scale_embedding=False),
+    "marian-apart": {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_ffn_dim": 9},
     "pegasus": {**MARIAN, "model_type": "pegasus", "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     | dict(activation_function="relu"),
     "bart": BART,
@@ -49,5 +54,14 @@ MODELS = {
     "nllb-odd": {**M2M100, "d_model": 10, "encoder_attention_heads": 5, "scale_embedding": False}
     | dict(pad_token_id=5, tie_word_embeddings=False, activation_function="swish"),
 }
-MODELS_OF_5: dict[str, dict] = {}
-"""Those that version 4 doesn't make: what it says of them is another network there."""
+TIED_MT5 = {**T5, "model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True}
+MODELS_OF_4: dict[str, dict] = {"mt5-tied": TIED_MT5}
+"""Those of which version 5 computes something else."""
+MODELS_OF_5: dict[str, dict] = {
+    "mt5-tied-in-5": TIED_MT5,
+    "marian-two": {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 47},
+    "marian-three": {**MARIAN, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    | dict(vocab_size=50, decoder_vocab_size=41, decoder_layers=1, encoder_layers=3),
+    "t5-tied-unscaled": {**T5, **GATED},
+}
+"""Those of which version 4 computes something else: version 5 ties every T5."""

@@ -24,7 +24,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
 import numpy as np
 import torch
 import transformers
-from golden_models import MODELS, MODELS_OF_5
+from golden_models import MODELS, MODELS_OF_4, MODELS_OF_5
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 LENGTHS, NEW = (26, 4, 1), 12
@@ -110,11 +110,11 @@ def words(rng: np.random.Generator, config: dict, size: str, shape) -> np.ndarra
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out, first = Path(sys.argv[1]), Path(__file__).parent / "golden"
-    for name in sys.argv[2:] or [*MODELS, *(MODELS_OF_5 if FIVE else ())]:
+    for name in sys.argv[2:] or [*MODELS, *(MODELS_OF_5 if FIVE else MODELS_OF_4)]:
         if FIVE and name in MODELS:
             model = AutoModelForSeq2SeqLM.from_pretrained(first / name).eval()
             if not model.config.tie_word_embeddings:  # of what version 4 shares, version 5 reads one and draws two
                 model.model.encoder.embed_tokens = model.model.decoder.embed_tokens = model.model.shared
             save(out / name, model, answers(model, MODELS[name]))
         else:
-            make(out / name, {**MODELS, **MODELS_OF_5}[name])
+            make(out / name, {**MODELS, **MODELS_OF_4, **MODELS_OF_5}[name])
