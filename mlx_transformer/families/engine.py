@@ -236,7 +236,12 @@ def exported(
         ours = reordered(ours, channels(c.d_model))
     dtype = next(iter(ours.values())).dtype
     weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
-    return {**family.write_config(c), "torch_dtype": str(dtype)}, family.write(c, weights)
+    return {**written_config(family, c), "torch_dtype": str(dtype)}, family.write(c, weights)
+
+
+def written_config(family: Family, config: TransformerConfig) -> Values:
+    """config.json of the family's model that computes what ours does, but for the type of the weights."""
+    return family.write_config(_as_written(family, config))
 
 
 TRAINING = ("attention_dropout", "activation_dropout")

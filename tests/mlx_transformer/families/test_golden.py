@@ -4,6 +4,7 @@ here, in MLX and in exported graphs, and the same files again. `golden/` is vers
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -159,3 +160,46 @@ def test_validate_finds_every_target_equal(name: str, target: str, imported: Pat
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
     report = compare(imported / name, tmp_path / "onnx", engines, 3, threads=1)
     assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("name", ["t5-1.1", "bart", "mbart-50", "m2m100", "marian", "pegasus"])
+def test_an_exported_folder_says_what_the_published_one_does(name: str, imported: Path, tmp_path: Path) -> None:
+    """By its own name, for Optimum and transformers.js, which take the sizes of the cache from there."""
+    written = contents(export_onnx(imported / name, tmp_path / "onnx"), "config.json")
+    published = contents(FOLDERS[name], "config.json")
+    sizes = ("model_type", "architectures", "d_model", "d_kv", "num_heads", "decoder_layers", "num_decoder_layers")
+    sizes += ("decoder_attention_heads", "vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+    assert {key: written.get(key) for key in sizes} == {key: published.get(key) for key in sizes}
+
+
+def off_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n: np.roll(array, 1, axis=0) if n.endswith(".positions.weight") else array for n, array in weights.items()}
+
+
+WRONG: dict[str, tuple[str, dict]] = {
+    "epsilon 1e-12 for 1e-5": ("bart", dict(norm_epsilon=1e-12)),
+    "tanh for erf": ("bart", dict(activation="gelu_tanh")),
+    "erf for tanh": ("t5-1.1", dict(activation="gelu")),
+    "no square root": ("mbart", dict(scale_embeddings=False)),
+    "positions from 0": ("m2m100", dict(first_position=0)),
+    "positions from pad_id": ("m2m100", dict(first_position=1)),
+    "the paper's frequencies": ("small100", dict(positions="sinusoidal_halves")),
+    "scores divided": ("flan", dict(attention_scale=None)),
+    "classifier divided": ("madlad", dict(logit_scale=0.25)),
+    "classifier not divided": ("t5", dict(logit_scale=None)),
+    "buckets of another distance": ("mt5", dict(relative_distance=13)),
+    "rows of positions off by one": ("mbart-odd", {}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
+    name, changes = WRONG[what]
+    given, opened = answers(name), open_checkpoint(imported / name)
+    config = dataclasses.replace(opened.config, **changes)
+    weights = dict(opened.tensors()) if changes else off_by_one(dict(opened.tensors()))
+    inputs = given["ids"], given["target"], given["mask"].astype(bool)
+    truth64, truth32 = (Reference(config, weights, kind)(*inputs) for kind in (np.float64, np.float32))
+    truth = Truth.of(truth64, truth32, np.ones(given["target"].shape, bool))
+    pool, budget = ErrorScale.pooled([truth.scale]), budget_for("float32", "cpu")
+    assert not Measurement.of(Deviation.of(given["logits"], truth), truth.scale, pool, budget).passed
