@@ -6,8 +6,9 @@ by them, checked by them and described by them, so that a new input is a line he
 
 Values: source_ids, inputs_embeds (vectors in their place), source_mask, target_ids, target_mask, positions, memory,
 logits, attention;
-cache.N.key and cache.N.value, what a decoder's layer N remembers of its own positions; cross.N.key and cross.N.value,
-what it reads of the source; and those that one target or the search alone has, under the names that they have there.
+cache.N.key and cache.N.value, or cache.N.state, what a decoder's layer N remembers of its own positions; cross.N.key
+and cross.N.value, what it reads of the source; and those that one target or the search alone has, under the names that
+they have there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ INPUTS_EMBEDS = "inputs_embeds"
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
 """{value: name} of all that an encoder can read."""
 
-PARTS = ("key", "value")
+PARTS, STATE = ("key", "value"), "state"
+"""What a layer of a cache has: keys and values, or the state of an SSRU."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,10 @@ class Port:
     dtype: str = "float32"
     axes: tuple[Axis, ...] = ()
 
-    def without_positions(self, rows: int) -> tuple[int, int, int, int]:
-        """The shape of keys or values before there are any."""
+    def without_positions(self, rows: int) -> tuple[int, ...]:
+        """The shape of keys or values before there are any, or of a state, which then is 0."""
+        if len(self.axes) == 2:
+            return rows, int(self.axes[1])
         _, heads, _, width = self.axes
         return rows, int(heads), 0, int(width)
 
@@ -182,9 +186,20 @@ def keys_values(
     ]
 
 
-def cache(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
-    """What each layer of a decoder remembers of its own positions."""
-    return keys_values("cache", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
+def cache(
+    r: Request, name: str, rows: Axis, length: Axis, shape: Callable[[TransformerConfig], CacheShape] = cache_shape
+) -> list[tuple[Port, ...]]:
+    """What each layer of a decoder remembers of its own positions. An SSRU's state has no axis of them."""
+    layers, axes = r.config.decoder_layers, (rows, r.config.d_model)
+    if r.config.recurrent:
+        return [(Port(f"cache.{i}.{STATE}", f"{name.format(i)}.{STATE}", "float32", axes),) for i in range(layers)]
+    return keys_values("cache", name, layers, shape(r.config), rows, length)
+
+
+def own_positions(r: Request, *axes: Axis) -> tuple[Port, ...]:
+    """Where a decoder's new tokens are, if it adds positions and no keys of the past say how many there were."""
+    wanted = r.config.recurrent and r.config.positions != "none"
+    return (Port("positions", "position_ids", "int64", axes),) if wanted else ()
 
 
 def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
@@ -221,6 +236,7 @@ def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
     of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
     inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]
     inputs += [Port("target_ids", "input_ids", "int64", (BATCH, TARGET))]
+    inputs += own_positions(r, BATCH, TARGET) if later else ()
     inputs += [memory(r, BATCH, SOURCE, name="encoder_hidden_states")] if first else []
     inputs += layer_by_layer(own, of_source) if later else []
     inputs += [Port("later", "use_cache_branch", "bool", (1,))] if first and later else []
@@ -256,15 +272,14 @@ def decoder_cpu(r: Request) -> Ports:
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
-    def own(name: str) -> list[tuple[Port, ...]]:
-        shape, layers = operator_shape(r.config), r.config.decoder_layers
-        return keys_values("cache", name, layers, shape, "rows", "positions")
-
+    indirection = (
+        named("beam_width", "int32", 1),
+        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
+    )
     inputs = (
         Port("target_ids", "input_ids", "int64", ("rows",)),
         named("past_length", "int32", 1),
-        named("beam_width", "int32", 1),
-        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
+        *(() if r.config.recurrent else indirection),
         named("source_mask", "int32", SENTENCES, LENGTH),
         named("bans", "float32", r.config.vocab_size),
         named("candidates", "int64", 1),
@@ -272,13 +287,13 @@ def decoder_cpu(r: Request) -> Ports:
         named("extensions", "int64", 1),
         named("log_p", "float32", "rows", 1),
         named("first_entry", "int64", "rows", 1),
-        *layer_by_layer(own("past.{}"), _cross_cpu(r)),
+        *layer_by_layer(cache(r, "past.{}", "rows", "positions", operator_shape), _cross_cpu(r)),
     )
     choice = (
         named("candidate_scores", "float32", "choices", "candidates"),
         named("candidate_tokens", "int64", "choices", "candidates"),
     )
-    after = layer_by_layer(own("present.{}"))
+    after = layer_by_layer(cache(r, "present.{}", "rows", "positions", operator_shape))
     return Ports(inputs, (*choice, logits(r, "rows"), *after, *attention(r, "rows", LENGTH)))
 
 
@@ -336,6 +351,13 @@ SETTINGS = {
     "top_p": Setting("float32", _USUAL.top_p),
     "seed": Setting("int64", _USUAL.seed),
     "rows": Setting("int64", -1, ("rows",), (1,)),
+    "repetition_penalty": Setting("float32", _USUAL.repetition_penalty),
+    "no_repeat_ngram": Setting("int64", _USUAL.no_repeat_ngram),
+    "heuristic_stop": Setting("bool", _USUAL.heuristic_stop),
+    "forced_first": Setting("int64", 0, ("forced_first",), (0,)),
+    "forced_end": Setting("bool", _USUAL.forced_end),
+    "suppressed": Setting("int64", 0, ("suppressed",), (0,)),
+    "end_ids": Setting("int64", 0, ("end_ids",), (0,)),
     "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
 }
 """Their meaning is in `search/options.py`."""

@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 
 _GEMMS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-_JUMP_SLOT = 7  # R_X86_64_JUMP_SLOT
+_JUMP_SLOT = {"x86_64": 7, "aarch64": 1026}
+"""R_X86_64_JUMP_SLOT and R_AARCH64_JUMP_SLOT: the type of relocation by the machine's name."""
 # Tags of the ELF dynamic section.
 _PLTRELSZ, _STRTAB, _SYMTAB, _JMPREL = 2, 5, 6, 23
 
@@ -29,7 +30,7 @@ def use_fast_blas() -> str:
 
     "openblas <config>" after a change, otherwise "mlx" with the reason. Never raises: without it MLX is only slower.
     """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or platform.machine() not in _JUMP_SLOT:
         return f"mlx ({sys.platform} {platform.machine()})"
     if os.environ.get("MLX_TRANSFORMER_BLAS", "").lower() == "wheel":
         return "mlx (MLX_TRANSFORMER_BLAS=wheel)"
@@ -70,22 +71,18 @@ def _openblas() -> ctypes.CDLL | None:
 
 
 def _loaded(library: str) -> tuple[int, int] | None:
-    """(base address, address of the dynamic section) of a library of this process."""
+    """(base address, address of the dynamic section) of a library of this process, from the linker's own list."""
+    found = ctypes.c_void_p()
     try:
-        mappings = Path("/proc/self/maps").read_text(errors="replace").split("\n")
-    except OSError:
+        handle = ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)._handle
+        failed = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), 2, ctypes.byref(found))  # RTLD_DI_LINKMAP
+    except (OSError, AttributeError):  # it isn't loaded, or another C library
         return None
-    for line in mappings:
-        fields = line.split(maxsplit=5)  # address, rights, offset, device, inode, path
-        if len(fields) == 6 and fields[5].endswith("/" + library) and fields[2] == "00000000":
-            base = int(fields[0].split("-")[0], 16)
-            # ELF header: e_phoff at 32, e_phentsize at 54, e_phnum at 56; program header: p_type at 0, p_vaddr at 16.
-            table = base + ctypes.c_uint64.from_address(base + 32).value
-            size, count = (ctypes.c_uint16.from_address(base + at).value for at in (54, 56))
-            for header in range(table, table + size * count, size):
-                if ctypes.c_uint32.from_address(header).value == 2:  # PT_DYNAMIC
-                    return base, base + ctypes.c_uint64.from_address(header + 16).value
-    return None
+    if failed or found.value is None:
+        return None
+    # struct link_map: l_addr at 0, l_name at 8, l_ld at 16.
+    base, dynamic = (ctypes.c_uint64.from_address(found.value + at).value for at in (0, 16))
+    return base, dynamic
 
 
 def _jump_slots(base: int, dynamic: int) -> dict[str, int]:
@@ -101,7 +98,7 @@ def _jump_slots(base: int, dynamic: int) -> dict[str, int]:
     slots = {}
     for entry in range(relocations, relocations + tags[_PLTRELSZ], 24):
         offset, info = (ctypes.c_uint64.from_address(entry + at).value for at in (0, 8))
-        if info & 0xFFFFFFFF == _JUMP_SLOT:
+        if info & 0xFFFFFFFF == _JUMP_SLOT[platform.machine()]:
             name_at = ctypes.c_uint32.from_address(symbols + 24 * (info >> 32)).value
             name = ctypes.string_at(strings + name_at).decode()
             if name in _GEMMS:

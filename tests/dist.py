@@ -1,8 +1,9 @@
 """The wheel and the sdist: built, installed in empty environments, and tried outside the checkout. `make dist`.
 
-The wheel is installed as it is, the sdist with every extra that runs on a CPU. Each then trains a few steps, exports,
-proves and translates in a folder of its own, with no file of the checkout in reach. The exit status is 1 if anything
-of it fails; what was built is in dist/.
+The wheel is installed with what trains and exports, the sdist with every extra that runs on a CPU. Each then trains a
+few steps, exports, proves and translates in a folder of its own, with no file of the checkout in reach. The wheel as it
+is, without extras, then runs the model that was exported, and names the extra where it can't. The exit status is 1 if
+anything of it fails; what was built is in dist/.
 
 python tests/dist.py [--keep]     keep: leave the environments in build/dist
 """
@@ -34,7 +35,7 @@ SUFFIXES = {
     ".svg",
     ".txt",
 }  # of a package's files; its reference pages stay behind
-EXTRAS = "[serve,text,plots]"
+EXTRAS = "[all]"
 SECONDS = 300  # for one command; the longest takes some 20
 
 SERVE = """
@@ -56,6 +57,12 @@ from export import SearchModel
 [line] = SearchModel("text.onnx").translate(["May 3, 2024"])
 assert isinstance(line, str)
 """
+TRANSLATE = """
+import sys
+from mlx_transformer import OnnxTransformer
+[line] = OnnxTransformer(sys.argv[1]).translate(["May 3, 2024"])
+print(line)
+"""
 
 
 def main() -> int:
@@ -64,11 +71,15 @@ def main() -> int:
     options = parser.parse_args()
     try:
         wheel, sdist = build()
-        for file, extras in ((wheel, ""), (sdist, EXTRAS)):
+        for file, extras in ((wheel, "[train,export]"), (sdist, EXTRAS), (wheel, "")):
             begin = time.monotonic()
             python = installed(file, extras)
-            try_out(python, extras)
-            print(f"{file.name}{extras}: installed and works, {time.monotonic() - begin:.0f} s", flush=True)
+            if extras:
+                model = try_out(python, extras == EXTRAS)
+            else:
+                try_base(python, model)
+            size = f"{packages(python)} packages, {megabytes(python)} MB"
+            print(f"{file.name}{extras}: installed and works, {time.monotonic() - begin:.0f} s; {size}", flush=True)
     except DistError as error:
         print(f"dist: {error}", file=sys.stderr)
         return 1
@@ -112,7 +123,7 @@ def compare(file: Path, expected: set[str], names: set[str], more: bool = False)
 
 def installed(file: Path, extras: str) -> Path:
     """The interpreter of a new environment with the file and its dependencies, in the versions of constraints.txt."""
-    folder = PLACE / (re.sub(r"\W+", "-", file.name) + "-env")
+    folder = PLACE / (re.sub(r"\W+", "-", file.name + extras) + "-env")
     run([sys.executable, "-m", "venv", folder], PLACE)
     python = folder / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
@@ -120,9 +131,44 @@ def installed(file: Path, extras: str) -> Path:
     return python
 
 
-def try_out(python: Path, extras: str) -> None:
+def packages(python: Path) -> int:
+    """How many are installed beside the distribution itself and what Python brings."""
+    listed = run([python, "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"], PLACE).splitlines()
+    return len([line for line in listed if line.partition("==")[0] not in ("pip", "setuptools", "mlx-transformer")])
+
+
+def megabytes(python: Path) -> int:
+    """What the installed packages take on the disk, without pip and setuptools."""
+    [site] = python.parents[1].glob("lib/python*/site-packages")
+    files = (path for path in site.rglob("*") if path.is_file())
+    own = ("pip", "setuptools", "pkg_resources")
+    return sum(path.stat().st_size for path in files if not path.relative_to(site).parts[0].startswith(own)) // 10**6
+
+
+def try_base(python: Path, model: Path) -> None:
+    """The model of an earlier trial in an environment that has nothing but what runs models."""
+    place = tried(python)
+    expected = run([python, "-c", TRANSLATE, model], place)
+    if run([python.parent / "mlx-transformer", "translate", model, "May 3, 2024"], place) != expected:
+        raise DistError(f"the command and OnnxTransformer differ: {expected!r}")
+    for arguments, extra in ((["serve", model], "serve"), (["export", model, "x"], "export"), (["train"], "train")):
+        done = subprocess.run(
+            [python.parent / "mlx-transformer", *arguments], cwd=place, capture_output=True, text=True, timeout=SECONDS
+        )
+        if done.returncode != 2 or f"pip install 'mlx-transformer[{extra}]'" not in done.stderr:
+            raise DistError(f"{arguments[0]} without its extra: {done.returncode} {done.stderr}")
+
+
+def tried(python: Path) -> Path:
+    """A new folder in which an environment is tried."""
     place = python.parents[2] / f"{python.parents[1].name}-tried"
     place.mkdir()
+    return place
+
+
+def try_out(python: Path, everything: bool) -> Path:
+    """Train, export, prove, translate, with all extras also serve and text in the graph; return the exported folder."""
+    place = tried(python)
     program = python.parent / "mlx-transformer"
     origin = run([python, "-c", "import mlx_transformer as m, export; print(m.__file__, export.__file__)"], place)
     if not all(str(python.parents[1]) in path for path in origin.split()):
@@ -136,10 +182,11 @@ def try_out(python: Path, extras: str) -> None:
     with_onnx = run([python, "-m", "export", "translate", "onnx", "--input", "lines.txt"], place)
     if with_mlx != with_onnx:
         raise DistError(f"MLX translates to {with_mlx!r}, ONNX Runtime to {with_onnx!r}")
-    if extras:
+    if everything:
         run([program, "export", "run", "text.onnx", "--text"], place)
         run([python, "-c", TEXT], place)
         run([python, "-c", SERVE], place)
+    return place / "onnx"
 
 
 def run(command: list, place: Path, seconds: float = SECONDS) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.core.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import alignment_layer, words_of
 from mlx_transformer.system.errors import UserError
 
@@ -64,10 +64,8 @@ class Texts:
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
     """As people read it; what is a part of a character is spelled as the vocabulary has it."""
-    if id < len(SPECIAL_TOKENS):
-        return SPECIAL_TOKENS[id]
-    if id == tokenizer.mask_id:
-        return MASK_TOKEN
+    if id in tokenizer.special_ids:
+        return tokenizer.token(id)
     text = tokenizer.decode([id])
     readable = text.replace("\n", " ").replace("\t", " ").isprintable()
     return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
@@ -85,6 +83,7 @@ def content(
         "model": first.folder.resolve().name,
         "facts": _facts(config),
         "architecture": config.architecture,
+        "recurrent": config.recurrent,
         "runtimes": _labels(models),
         "text": sentence.text,
         "output": sentence.output,
@@ -194,12 +193,6 @@ def packed(weights: NDArray[np.float32], bits: int) -> str:
     """Write weights from 0 to 1 as whole numbers of so many bits, little-endian."""
     steps = np.rint(np.clip(weights.astype(np.float64), 0, 1) * (2**bits - 1))
     return _text(steps.astype("<u2" if bits == FINE else "u1"))
-
-
-def unpacked(text: str, bits: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Read what `packed` wrote, to within half a step."""
-    data = np.frombuffer(base64.b64decode(text), "<u2" if bits == FINE else "u1")
-    return data.reshape(shape) / (2**bits - 1)
 
 
 def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -> dict[str, Any]:

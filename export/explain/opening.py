@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.runtime.folder import verify_export
 from export.validate.cases import Case
 from export.validate.engines import Engine, open_engine
 from export.validate.engines.mlx_engine import has_gpu
@@ -20,7 +21,6 @@ from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.generation.alignment import CrossWeights, alignment_layer, cross_weights_by
 from mlx_transformer.generation.translate import USES, fitting_tokenizer
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.manifest import verify_files
 
 RUNTIMES = ("mlx", "onnxruntime", "reference")
 FOR_FOLDERS = ("onnxruntime",)
@@ -66,9 +66,8 @@ def open_model(folder: Path, runtime: str | None = None, threads: int | None = N
         needs = "a checkpoint folder" if onnx else "an ONNX folder (mlx-transformer export writes one)"
         raise UserError(f"{folder}: is {kind}; runtime {chosen} needs {needs}")
     if onnx:
-        for place in (folder, folder / "onnx"):
-            if verify and place.is_dir():
-                verify_files(place)
+        if verify:
+            verify_export(folder)
         engine, path = open_engine(chosen, None, folder, threads), tokenizer_path(folder)
     else:
         if threads is not None:
@@ -93,7 +92,7 @@ def open_other(text: str, first: Opened, threads: int | None = None, verify: boo
         other = open_model(Path(text), None, threads if onnx else None, verify)
     if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
         raise UserError(f"{text}: has another vocabulary than {first.folder}; compare models of the same tokens")
-    for name in ("architecture", "encoder_layers", "decoder_layers", "heads", "d_model"):
+    for name in ("architecture", "encoder_layers", "decoder_layers", "decoder_self_attention", "heads", "d_model"):
         ours, theirs = getattr(first.config, name), getattr(other.config, name)
         if ours != theirs:
             raise UserError(f"{text}: {name}={theirs!r}, {first.folder} has {ours!r}; maps of these can't be compared")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import onnx_ir as ir
-import onnxscript
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
-from export.interface import GRAPHS, PARTS, SOURCE_NAMES, Ports, Request
+from export.graph.remembered import RememberingBuilder
+from export.interface import GRAPHS, PARTS, SOURCE_NAMES, STATE, Ports, Request
 from export.nn.cache import KeyValues
 from export.nn.primitives import FULL_PRECISION, Op
 
@@ -33,7 +33,7 @@ class GraphBuilder:
     def __init__(self, name: str, ports: Ports = UNDECLARED) -> None:
         """ports: what is declared of the graph; without them `input` and `output` declare."""
         self.graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
-        self.builder = onnxscript.GraphBuilder(self.graph)
+        self.builder = RememberingBuilder(self.graph)
         self.op: Op = self.builder.op
         self.tapped: list[ir.Value] = []
         self.ports = ports
@@ -60,17 +60,23 @@ class GraphBuilder:
 
     def pairs(self, value: str) -> list[KeyValues]:
         """Return the keys and values of every layer that come in as `value`; none where the graph takes none."""
-        values = [x for name, x in self.inputs.items() if name.startswith(f"{value}.")]
+        values = self.entries(value)
         return list(zip(values[::2], values[1::2], strict=True))
 
-    def give(self, **values: ir.Value | Sequence[KeyValues] | None) -> None:
+    def entries(self, value: str) -> list[ir.Value]:
+        """Return all that comes in as `value`, layer by layer."""
+        return [x for name, x in self.inputs.items() if name.startswith(f"{value}.")]
+
+    def give(self, **values: ir.Value | Sequence[tuple[ir.Value, ...]] | None) -> None:
         """Make these values outputs, in the order of their ports; those without a port are left out. cache, cross: the
-        keys and values of every layer."""
+        keys and values of every layer, or its state."""
         single = {name: value for name, value in values.items() if isinstance(value, ir.Value)}
         for name, value in values.items():
             if value is not None and not isinstance(value, ir.Value):
                 single |= {
-                    f"{name}.{i}.{part}": x for i, pair in enumerate(value) for part, x in zip(PARTS, pair, strict=True)
+                    f"{name}.{i}.{part}": x
+                    for i, held in enumerate(value)
+                    for part, x in zip(PARTS if len(held) > 1 else [STATE], held, strict=True)
                 }
         for port in self.ports.outputs:
             if port.value in single:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import onnx
 
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_protobuf
+
 COMPUTED = "/computed"
 """Ends the names of the outputs that `cut` makes."""
+
+
+def read_model(file: Path) -> onnx.ModelProto:
+    """Read a model without its data files; `UserError` for a file that holds none."""
+    data = read_protobuf(file)
+    try:
+        return onnx.load_from_string(data)
+    except Exception as error:  # protobuf's DecodeError, which onnx does not export
+        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+
+
+def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 class Wiring:
@@ -47,6 +64,25 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield node
         for inner in inner_graphs(node):
             yield from all_nodes(inner)
+
+
+def reached(outputs: Iterable[str], edges: Iterable[tuple[Iterable[str], Iterable[str]]]) -> set[str]:
+    """Return every value from which a way leads to the outputs. edges: what each node reads, and what it makes."""
+    maker = {output: inputs for inputs, made in edges for output in made}
+    found, open_values = set(), list(outputs)
+    while open_values:
+        value = open_values.pop()
+        if value not in found:
+            found.add(value)
+            open_values += maker.get(value, ())
+    return found
+
+
+def edges_of(graph: onnx.GraphProto) -> Iterator[tuple[list[str], Sequence[str]]]:
+    """Yield what each node of a graph reads, its branches too, and what it makes."""
+    for node in graph.node:
+        inside = (name for inner in inner_graphs(node) for each in all_nodes(inner) for name in each.input)
+        yield [*node.input, *inside], node.output
 
 
 def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -95,12 +131,7 @@ def cut(model: onnx.ModelProto, points: Mapping[str, str]) -> onnx.ModelProto:
 
 def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the part of a graph that computes this value, which doesn't depend on any input."""
-    maker = {output: node for node in model.graph.node for output in node.output}
-    needed, open_values = {name}, [name]
-    while open_values:
-        inputs = set(maker[value].input if (value := open_values.pop()) in maker else ()) - needed
-        needed |= inputs
-        open_values += inputs
+    needed = reached([name], ((node.input, node.output) for node in model.graph.node))
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     part.graph.name = name
     part.graph.node.extend(node for node in model.graph.node if needed & {*node.output})

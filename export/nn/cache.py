@@ -1,4 +1,5 @@
-"""What decoding remembers: every layer's keys and values, so that a step computes only its new positions.
+"""What decoding remembers: every layer's keys and values (or its SSRU's state), so that a step computes only its new
+positions.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, L new positions, P past positions, d one head.
 
@@ -12,9 +13,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from mlx_transformer.core.config import TransformerConfig
+
 from .masks import Mask, causal_mask, causal_padding_mask, padding_mask
 from .positions import PositionIds, positions_after
 from .primitives import Op, size
+from .ssru import LayerState
 
 KeyValues = tuple[ir.Value, ir.Value]
 """Keys (rows, K, length, d_k) and values (rows, K, length, d_v)."""
@@ -49,20 +53,21 @@ class Cache:
     def __init__(
         self,
         op: Op,
-        layers: Sequence[LayerCache],
+        layers: Sequence[LayerCache | LayerState],
         cross: Sequence[KeyValues] | None = None,
         source_tokens: ir.Value | None = None,
         tokens: ir.Value | None = None,
         index: ir.Value | None = None,
     ):
-        keys = layers[0].keys
+        keys = layers[0].keys if isinstance(layers[0], LayerCache) else None
         self.offset = None if keys is None else size(op, keys, 2)
-        """Positions decoded so far, padding included (scalar); None without a past."""
+        """Positions decoded so far, padding included (scalar); None without a past that says it."""
         self.layers = layers
         self.tokens = tokens
         """Decoder-only: past and new tokens (R, P+L), 0 on padding."""
         self.index = index
-        """Decoder-only: positions of the new tokens (R, L), of which padding takes none."""
+        """Positions of the new tokens (R, L), where the past doesn't say them: a decoder alone has padding, which takes
+        none, and a state has no length."""
         self.cross = cross
         self.cross_mask: Mask = None
         if source_tokens is not None:
@@ -77,3 +82,8 @@ class Cache:
         if self.tokens is not None:
             return causal_padding_mask(op, self.tokens, position_ids.distances)
         return causal_mask(op, position_ids.distances)
+
+
+def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
+    """What the decoder's layers remember before the first step."""
+    return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]

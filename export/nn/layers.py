@@ -23,6 +23,7 @@ from .masks import Mask
 from .norms import make_norm
 from .positions import PositionIds, Positions, Rotation
 from .primitives import Op, scoped
+from .ssru import SSRU, LayerState
 from .taps import Tap, no_tap, within
 
 
@@ -61,13 +62,13 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
+    """Causal self-attention or SSRU, attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.taps_weights = False
         self.pre_norm = config.norm_placement == "pre"
-        self.self_attention = attention(config)
+        self.self_attention = SSRU(config) if config.recurrent else attention(config)
         self.self_attention_norm = make_norm(config)
         self.has_cross = config.has_encoder
         if self.has_cross:
@@ -84,10 +85,10 @@ class DecoderLayer(nn.Module):
         rotation: Rotation = None,
         cross: KeyValues | None = None,
         cross_mask: Mask = None,
-        past: LayerCache | None = None,
+        past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
-        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: those of earlier steps."""
+        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps left."""
         if self.pre_norm:
             x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, past, tap))
             if cross is not None:
@@ -106,10 +107,13 @@ class DecoderLayer(nn.Module):
         self.taps_weights = True
 
     def attend_self(
-        self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap
+        self, op: Op, x: ir.Value, mask: Mask, rotation: Rotation, past: LayerCache | LayerState | None, tap: Tap
     ) -> ir.Value:
-        k, v = self.self_attention.keys_values(op, x, rotation)
-        y = self.self_attention.attend(op, x, k, v, mask, rotation, past)
+        if isinstance(self.self_attention, SSRU):
+            y = self.self_attention(op, x, past)
+        else:
+            k, v = self.self_attention.keys_values(op, x, rotation)
+            y = self.self_attention.attend(op, x, k, v, mask, rotation, past)
         tap("self_attention", y)
         return y
 
@@ -182,7 +186,7 @@ class Decoder(nn.Module):
         mask: Mask = None,
         cross: Sequence[KeyValues] | None = None,
         cross_mask: Mask = None,
-        past: Sequence[LayerCache] | None = None,
+        past: Sequence[LayerCache | LayerState] | None = None,
         tap: Tap = no_tap,
     ) -> ir.Value:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import onnx
 
-from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_protobuf
+from export.graph.protos import all_nodes, metadata_of, read_model
 
 Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 8 x 64"
 
@@ -28,25 +27,15 @@ def describe_graphs(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    try:
-        model = onnx.load_from_string(read_protobuf(file))
-    except UserError:
-        raise
-    except Exception as error:  # protobuf's DecodeError, which onnx does not export
-        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+    model = read_model(file)
     weights = {tensor.name for tensor in model.graph.initializer}
     return {
-        "nodes": _count(model.graph),
+        "nodes": sum(1 for _ in all_nodes(model.graph)),
         "opset": next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
         "inputs": [_value(value) for value in model.graph.input if value.name not in weights],
         "outputs": [_value(value) for value in model.graph.output],
-        "metadata": {entry.key: entry.value for entry in model.metadata_props},
+        "metadata": metadata_of(model),
     }
-
-
-def _count(graph: onnx.GraphProto) -> int:
-    inner = (attribute for node in graph.node for attribute in node.attribute)
-    return len(graph.node) + sum(_count(branch) for a in inner for branch in ([a.g] if a.HasField("g") else a.graphs))
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:

@@ -38,7 +38,7 @@ def half(model: ir.Model, kind: ir.DataType) -> None:
     for node in wide:
         _keep_wide(node, kind, constants)
     for graph in _branches(model):
-        for value in graph.outputs:
+        for value in (*graph.inputs, *graph.outputs):
             if value.dtype == ir.DataType.FLOAT:
                 value.type = ir.TensorType(kind)
     for i, value in enumerate(model.graph.outputs):

@@ -40,9 +40,10 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
+from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json
-from mlx_transformer.system.manifest import read_manifest, verify_files
+from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
 
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, ENCODER_COREML, DECODER_COREML)
 """Each folder has one of these graphs in each of its precisions."""
@@ -56,7 +57,7 @@ OLD_GRAPH_NAMES = {
 }
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
-READ = (SPEC, "config.json", *NAMES)
+READ = (SPEC, "config.json", SETTINGS, *NAMES)
 """What is read of the files beside the graphs' folder."""
 
 
@@ -146,7 +147,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     """
     check_name(path)
     path = Path(path)
-    if path.name == "onnx" and not (path / "config.json").is_file() and (path.parent / "config.json").is_file():
+    if path.name == "onnx" and not _has_config(path) and _has_config(path.parent):
         path = path.parent
     if path.is_file():
         raise UserError(f"{path}: is a file; give a folder that `export` wrote without --search and --embed-tokenizer")
@@ -154,7 +155,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
         raise UserError(
             f"{path}: is a checkpoint; ONNX Runtime needs an exported folder: python -m export build {path} OUT"
         )
-    place = path / "onnx" if (path / "onnx").is_dir() else path
+    place = _place(path)
     precision = _precision(place, precision)
     request, activations, standard = _described(path, precision)
     config = request.config
@@ -179,15 +180,25 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     return OnnxFolder(path, request, graphs, precision, activations, standard)
 
 
+def verify_export(path: Path) -> None:
+    """Compare all files of a folder with its manifests, or one file with the manifest beside it."""
+    if path.is_file():
+        verify_file(path)
+    else:
+        verify_files(path)
+        if (path / "onnx").is_dir():
+            verify_files(path / "onnx")
+
+
 def precisions(path: str | Path) -> list[str]:
     """The precisions of a folder's graphs, as their file names say."""
-    place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
+    place = _place(Path(path))
     return [p for p, entry in PRECISIONS.items() if any(graph_file(place, n, entry.suffix) for n in FIRST_GRAPHS)]
 
 
 def has_graph(path: str | Path, name: str) -> bool:
     """Whether the folder has this graph, in any precision."""
-    place = Path(path) / "onnx" if (Path(path) / "onnx").is_dir() else Path(path)
+    place = _place(Path(path))
     return any(graph_file(place, name, entry.suffix) for entry in PRECISIONS.values())
 
 
@@ -196,6 +207,10 @@ def graph_file(place: Path, name: str, suffix: str) -> Path | None:
     called = (name, OLD_GRAPH_NAMES[name]) if name in OLD_GRAPH_NAMES else (name,)
     files = (place / f"{known}{suffix}.onnx" for known in called)
     return next((file for file in files if file.is_file()), None)
+
+
+def _place(folder: Path) -> Path:
+    return folder / "onnx" if (folder / "onnx").is_dir() else folder
 
 
 def _precision_of_data(name: str) -> str | None:
@@ -215,6 +230,10 @@ def _precision(place: Path, requested: str | None) -> str:
     if len(available) > 1 and "float32" not in available:
         raise UserError(f"{place}: holds {' and '.join(available)}; choose with precision")
     return available[0] if len(available) == 1 else "float32"
+
+
+def _has_config(path: Path) -> bool:
+    return any((path / name).is_file() for name in (SPEC, "config.json"))
 
 
 def _described(path: Path, precision: str) -> tuple[Request, str | None, bool]:

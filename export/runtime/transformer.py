@@ -8,17 +8,18 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU
+from export.interface import DECODER_COREML, DECODER_CPU, ENCODER_COREML, ENCODER_CPU, Request
 from export.precision.table import PRECISIONS
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
@@ -26,6 +27,7 @@ from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, 
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import usable_cores
@@ -71,23 +73,11 @@ class OnnxTransformer(TextVerbs):
         self.graphs = self._graphs(threads)
 
     def _graphs(self, threads: int | None) -> Any:
-        sessions: Any = self.sessions
-        request = self.folder.request
-        if DECODER_COREML in sessions:
-            return CoreMLModel(request, sessions)
-        if ENCODER_COREML in sessions:
-            return CoreMLEncoder(request, sessions)
-        if ENCODER_CPU not in sessions:
-            kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
-            return kinds[self.config.architecture](request, sessions)
-
-        def cpu_model(sessions: dict[str, Any], **named: Any) -> CpuModel:
-            return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **named)
-
-        cores = threads or usable_cores()
-        if cores == 1 or self.folder.weights_size > opening.SMALL:
-            return cpu_model(self.sessions)
-        return cpu_model(self.sessions, threads=cores, single_threaded=lambda: cpu_model(self._open(1)))
+        request, cores = self.folder.request, threads or usable_cores()
+        if ENCODER_CPU not in self.sessions or cores == 1 or self.folder.weights_size > opening.SMALL:
+            return graphs_of(request, self.sessions)
+        alone = lambda: graphs_of(request, self._open(1))  # noqa: E731
+        return graphs_of(request, self.sessions, threads=cores, single_threaded=alone)
 
     def _repr_html_(self) -> str:
         """For notebooks: what the folder holds, sizes and choices."""
@@ -132,6 +122,10 @@ class OnnxTransformer(TextVerbs):
         path = self.folder.tokenizer_path
         return Tokenizer.load(path) if path else None
 
+    @cached_property
+    def generation(self) -> Settings:
+        return read_settings(self.folder.path, self.config)
+
     @property
     def shows_attention(self) -> bool:
         return self.folder.request.attention_layer is not None
@@ -146,8 +140,7 @@ class OnnxTransformer(TextVerbs):
         """Encoder's output (B, S, D) of ids (B, S), or with inputs_embeds=vectors of those (B, S, D) in a folder whose
         encoder reads them. mask (B, S): true on tokens, default everywhere."""
         graphs = self._of(EncoderDecoderGraphs, EncoderGraphs, CpuModel, CoreMLModel)
-        source = self._source(ids, others)
-        return graphs.encode(source, _mask(mask, next(iter(source.values()))))
+        return graphs.encode(*self._source(ids, mask, others))
 
     def decode(self, target_ids: Any, hidden: NDArray, mask: Any = None) -> NDArray[np.float32]:
         """Teacher-forced logits (B, T, V) over an encoder's output (B, S, D) and its mask."""
@@ -157,16 +150,15 @@ class OnnxTransformer(TextVerbs):
     def logits(self, ids: Any = None, mask: Any = None, **others: Any) -> NDArray[np.float32]:
         """Logits (B, L, V) of an encoder alone (inputs as for `encode`) or a decoder alone (padding on the left)."""
         graphs = self._of(EncoderGraphs, CausalGraphs)
-        source = self._source(ids, others)
-        return graphs.logits(source, _mask(mask, next(iter(source.values()))))
+        return graphs.logits(*self._source(ids, mask, others))
 
     def cross_attention(self, ids: Any, target_ids: Any, mask: Any = None) -> NDArray[np.float32]:
         """Return how much of each source token (B, S) is read at each position of a target (B, T), from which the next
         token is chosen: (B, T, S), the mean of a layer's heads, 0 where `mask` (B, S) is. `UserError` for a folder that
         was exported without attention."""
         self._check_attention()
-        source, target_ids = self._source(ids, {}), self._ids(target_ids, self.config.vocab_size)
-        return self.graphs.attention(source, _mask(mask, next(iter(source.values()))), target_ids)
+        target_ids = self._ids(target_ids, self.config.vocab_size)
+        return self.graphs.attention(*self._source(ids, mask), target_ids)
 
     def start(self, hidden: NDArray | None = None, mask: Any = None) -> OnnxCache:
         """A cache for `step`. Decoder-only: no hidden, and the mask (B, L) that the first step's tokens need."""
@@ -184,7 +176,7 @@ class OnnxTransformer(TextVerbs):
         from mlx_transformer.generation.alignment import cross_weights_by  # not at the top, as the translator
 
         weights = cross_weights_by(
-            lambda ids, real, read: self.graphs.attention(self._source(ids, {}), real.astype(np.int64), read),
+            lambda ids, real, read: self.graphs.attention(*self._source(ids, real), read),
             self.config,
         )
         sources = [row for row, hypotheses in zip(ids, found, strict=True) for _ in hypotheses]
@@ -200,14 +192,29 @@ class OnnxTransformer(TextVerbs):
             raise UserError(f"{self.where}: architecture={self.config.architecture!r} has no such pass")
         return self.graphs
 
-    def _source(self, ids: Any, others: dict[str, Any]) -> dict[str, NDArray]:
-        """What the model reads, by value: (B, L) ids or (B, L, D) vectors, whichever is given."""
-        return Sources.of(self.config, "ids", ids=ids, **others).stacked()
+    def _source(
+        self, ids: Any, mask: Any, others: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
+        """What the model reads, by value: (B, L) ids or (B, L, D) vectors, whichever is given; and its mask (B, L)."""
+        source = Sources.of(self.config, "ids", ids=ids, **others).stacked()
+        return source, _mask(mask, next(iter(source.values())))
 
     def _ids(self, ids: Any, vocab_size: int) -> NDArray[np.int64]:
         rows = check_ids(ids, vocab_size, "ids")
         check_equally_long(rows, self.config, "ids")
         return np.stack(rows)
+
+
+def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> Any:
+    """Return the graphs of one folder, by their names, as one model; of_cpu: arguments of `CpuModel` alone."""
+    if DECODER_COREML in sessions:
+        return CoreMLModel(request, sessions)
+    if ENCODER_COREML in sessions:
+        return CoreMLEncoder(request, sessions)
+    if ENCODER_CPU in sessions:
+        return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **of_cpu)
+    kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
+    return kinds[request.config.architecture](request, sessions)
 
 
 def _mask(mask: Any, like: NDArray) -> NDArray[np.int64]:

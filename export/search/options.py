@@ -6,21 +6,24 @@ All but the source have a default in the file, so a caller feeds what differs al
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from export.interface import SETTINGS
 from export.nn.primitives import Op
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import EXTRA_TOKENS
+from mlx_transformer.generation.options import EXTRA_TOKENS, PENALTY_OFFSETS
 
 
 class OptionInputs:
     """The settings by name, each a scalar where no shape is named.
 
-    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p: as in
-        `Options`; with `sample` the beam is 1 whatever was asked.
+    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, repetition_penalty,
+        no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is 1 whatever was asked.
+    forced_first, suppressed, end_ids: as in `Options`, (N,) ids each; (0,), none.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
     seed: of 64 bits; from 2^63 on as the negative number with the same bits.
     rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
@@ -46,10 +49,27 @@ class OptionInputs:
         return op.Where(op.Greater(self["max_new_tokens"], 0), self["max_new_tokens"], usual)
 
 
-def set_defaults(graph: ir.Graph) -> None:
-    """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant."""
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset")
+"""Inputs that are not simply an option's value."""
+
+
+def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
+    """Inputs by name for fields of `Options`; those that nothing is said of keep their default."""
+    found = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
+    if settings.get("max_new_tokens") is not None:
+        found["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
+    if "penalty_form" in settings:
+        found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
+    if "seed" in settings:
+        found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
+    return found
+
+
+def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
+    """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant. own:
+    those of the model, by name."""
     for value in graph.inputs:
         if (setting := SETTINGS.get(str(value.name))) is not None:
-            default = np.full(setting.shape, setting.default, setting.dtype)
+            default = own.get(str(value.name), np.full(setting.shape, setting.default, setting.dtype))
             value.const_value = ir.tensor(default, name=value.name)
             graph.register_initializer(value)

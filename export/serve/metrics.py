@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-PREFIX = "mlx_transformer_"
+NAMESPACE = "mlx_transformer"
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -20,31 +21,19 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # CPU seconds, memory, open files
-        self.requests = Counter(PREFIX + "requests", "Requests answered.", ["path", "status"], registry=registry)
-        self.seconds = Histogram(
-            PREFIX + "request_seconds",
-            "From a request's body to its answer.",
-            ["path"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.sentences = Counter(PREFIX + "sentences", "Sentences translated.", registry=registry)
-        self.tokens = Counter(PREFIX + "generated_tokens", "Tokens of the translations given out.", registry=registry)
-        self.dropped = Counter(
-            PREFIX + "dropped_requests", "Requests whose client left before the answer.", registry=registry
-        )
-        self.refused = Counter(
-            PREFIX + "refused_heads", "Requests refused before they were understood.", ["status"], registry=registry
-        )
-        self.batch = Histogram(
-            PREFIX + "batch_sentences", "Sentences that were computed together.", buckets=SENTENCES, registry=registry
-        )
-        self.batch_seconds = Histogram(
-            PREFIX + "batch_seconds", "Seconds of one batch.", buckets=SECONDS, registry=registry
-        )
+        count = partial(Counter, namespace=NAMESPACE, registry=registry)
+        spread = partial(Histogram, namespace=NAMESPACE, registry=registry)
+        self.requests = count("requests", "Requests answered.", ["path", "status"])
+        self.seconds = spread("request_seconds", "From a request's body to its answer.", ["path"], buckets=SECONDS)
+        self.sentences = count("sentences", "Sentences translated.")
+        self.tokens = count("generated_tokens", "Tokens of the translations given out.")
+        self.dropped = count("dropped_requests", "Requests whose client left before the answer.")
+        self.refused = count("refused_heads", "Requests refused before they were understood.", ["status"])
+        self.batch = spread("batch_sentences", "Sentences that were computed together.", buckets=SENTENCES)
+        self.batch_seconds = spread("batch_seconds", "Seconds of one batch.", buckets=SECONDS)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        Gauge(PREFIX + name, text, registry=self.registry).set_function(value)
+        Gauge(name, text, namespace=NAMESPACE, registry=self.registry).set_function(value)
 
     def on_refused(self, status: int) -> None:
         self.refused.labels(status).inc()

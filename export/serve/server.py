@@ -13,10 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from export.runtime.folder import open_folder
@@ -28,7 +27,6 @@ from mlx_transformer.system.process import drop_hung_up
 from .app import App
 from .batching import Batcher
 from .connections import Connection, Guard, allow_files
-from .metrics import Metrics
 from .one_file import OneFile
 from .service import Model
 from .site import SiteApp
@@ -61,14 +59,7 @@ def run_site(folder: Path, settings: ServeSettings) -> None:
     _run(lambda ready, failed: SiteApp(folder, settings.verify, ready), folder, settings)
 
 
-class Application(Protocol):
-    """What is served, and counted."""
-
-    asgi: Starlette
-    metrics: Metrics
-
-
-Make = Callable[[Callable[[], None], Callable[[Exception], None]], Application]
+Make = Callable[[Callable[[], None], Callable[[Exception], None]], App | SiteApp]
 """Makes the application from `ready`, which it calls once it answers, and `failed`, given why it never will."""
 
 
@@ -110,7 +101,7 @@ def _run(make: Make, what: Path, settings: ServeSettings, give_up: Callable[[], 
     log.info("stopped")
 
 
-def configured(app: Application, settings: ServeSettings) -> uvicorn.Config:
+def configured(app: App | SiteApp, settings: ServeSettings) -> uvicorn.Config:
     """uvicorn with our connections, whose bounds are those of the settings."""
     guard = Guard(allow_files(settings.max_connections), app.metrics.on_refused)
     app.metrics.watch("connections", "Connections that are open.", lambda: len(guard.connections))

@@ -29,9 +29,11 @@ class Session(Protocol):
 class PortSession:
     """One session with its ports. Values that its graph doesn't take are left out of a run."""
 
-    def __init__(self, session: Session, ports: Ports):
-        """ports: what is declared of such a graph; one that somebody else made may have fewer of them."""
+    def __init__(self, session: Session, ports: Ports, *options: Any):
+        """ports: what is declared of such a graph; one that somebody else made may have fewer of them. options: those
+        of every run."""
         self.session, self.where, self.ports = session, getattr(session, "file", "graph"), ports
+        self.options = options
         shapes = {entry.name: list(entry.shape) for entry in session.get_inputs()}
         names = [entry.name for entry in session.get_outputs()]
         parts = {**{name: [name] for name in names}, **parts_of(names)}
@@ -54,7 +56,8 @@ class PortSession:
             self.need(outputs=wanted)
             self._names[key] = [name for value in wanted for name in self.parts[value]]
         names = self._names[key]
-        arrays = self.run(names, {port.name: values[value] for value, port in self.inputs.items() if value in values})
+        feeds = {port.name: values[value] for value, port in self.inputs.items() if value in values}
+        arrays = self.session.run(names, feeds, *self.options)  # type: ignore[call-arg]
         if len(names) == len(wanted):
             found = dict(zip(wanted, arrays, strict=True))
         else:
@@ -63,10 +66,6 @@ class PortSession:
         for value, array in found.items():
             self._check(self.outputs[value], array)
         return found
-
-    def run(self, names: list[str], feeds: Mapping[str, NDArray]) -> Sequence[Any]:
-        """Run the session itself, by the graph's names."""
-        return self.session.run(names, feeds)
 
     def need(self, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
         """Raise `UserError` unless the graph has them."""

@@ -96,6 +96,11 @@ class Case:
         return np.ones(self.ids.shape, bool) if self.mask is None else self.mask
 
     @property
+    def source_mask(self) -> Array:
+        """(B,S) int64, 1 on tokens: the same as graphs take it."""
+        return self.source_real.astype(np.int64)
+
+    @property
     def prompt_mask(self) -> Bits | None:
         """The mask of a decoder's prompts, which are padded on the left; causal attention needs none for the right."""
         return self.mask if self.mask is not None and self.mask[:, -1].all() else None

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich import console as rich_console
 
+from export.runtime.folder import verify_export
 from export.settings import ValidateSettings
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.manifest import verify_file, verify_files
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.terminal import Console
 
@@ -50,7 +50,7 @@ def validate_command(
         if json is not None and html is not None and os.path.realpath(json) == os.path.realpath(html):
             raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
         if chosen.verify:
-            _verify(Path(onnx))
+            verify_export(Path(onnx))
         with quiet_progress("validate") as watch:
             report = compare(checkpoint, onnx, runtime_names(chosen.runtimes), chosen.seed, chosen, watch=watch)
         if json is not None:
@@ -62,13 +62,3 @@ def validate_command(
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
         return error.status
     return report.exit_code
-
-
-def _verify(onnx: Path) -> None:
-    """Compare all files of a folder with its manifest, or one file with the manifest beside it."""
-    if onnx.is_file():
-        verify_file(onnx)
-    else:
-        verify_files(onnx)
-        if (onnx / "onnx").is_dir():
-            verify_files(onnx / "onnx")

@@ -10,8 +10,7 @@ These are the taps; the points inside the sub-layers are named in `locate/inside
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -22,7 +21,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 
 from .rule import Budget, Measurement
 
-TAPPED, PLAIN = "tapped", "plain"
+TAPPED, PLAIN, ON_INTEGERS = "tapped", "plain", "on its integers"
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,18 @@ class Weights:
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def result(self) -> str:
+        return "equal" if self.passed else f"{len(self.problems)} differ"
+
 
 @dataclass(frozen=True)
 class Point:
     """One tap of one runtime over all inputs: `worst` is the measurement that came nearest to its budget, or went past.
 
     `path`: tapped (a copy of the model that shows its inside), plain (the model as it is used), or a name with "cached"
-    (plain, step by step). `failures`: the inputs on which it was over budget.
+    (plain, step by step), or "on its integers" (against the reference of the integers that it shows). `failures`: the
+    inputs on which it was over budget.
     """
 
     runtime: str
@@ -79,6 +83,12 @@ class Point:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+
+def worse(a: Point, b: Point) -> Point:
+    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
+    worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
+    return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,12 @@ class Tokens:
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def result(self) -> str:
+        if self.problems:
+            return f"{len(self.problems)} differ"
+        return f"equal, {len(self.ties)} at a certified tie" if self.ties else "equal"
+
 
 def tap_names(config: TransformerConfig) -> list[str]:
     """Return the names of the taps of a full pass."""
@@ -133,8 +149,3 @@ def _points(config: TransformerConfig, inner_points: bool) -> tuple[str, ...]:
         ids, ids if config.architecture == "encoder-decoder" else None, tap=lambda name, value: names.append(name)
     )
     return tuple(names)
-
-
-def natural_order(taps: Iterable[str]) -> list[str]:
-    """Return each tap once, in the order of the data, whatever paths they were seen on."""
-    return list(dict.fromkeys(taps))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import onnx
 
-from export.graph.protos import data_files_of
+from export.graph.protos import data_files_of, metadata_of, read_model
 from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
@@ -20,7 +20,7 @@ from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
 from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import parse_json, read_json, read_protobuf
+from mlx_transformer.system.files import parse_json, read_json
 from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
 
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
@@ -124,8 +124,8 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     """The file with its settings as inputs that have to be given: onnxruntime-web takes no others."""
     if verify:
         verify_file(file)
-    model = _load(file)
-    facts = {entry.key: entry.value for entry in model.metadata_props}
+    model = read_model(file)
+    facts = metadata_of(model)
     if CONFIG not in facts:
         raise UserError(
             f"{file}: holds no search of ours; write it: mlx-transformer export CHECKPOINT OUT.onnx --search"
@@ -150,22 +150,13 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     return SiteModel(name, "search", Request(config=config, attention_layer=layer), *details)
 
 
-def _load(file: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load_from_string(read_protobuf(file))
-    except UserError:
-        raise
-    except Exception as error:  # protobuf's errors have no public name
-        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
-
-
 def _graph(file: Path, model: onnx.ModelProto, data: Mapping[str, Path], contents: bytes | None = None) -> Graph:
     inputs, outputs = (tuple(value.name for value in side) for side in (model.graph.input, model.graph.output))
     return Graph(file, data, inputs, outputs, contents)
 
 
 def _read(file: Path) -> Graph:
-    model = _load(file)
+    model = read_model(file)
     return _graph(file, model, _data(file, model))
 
 

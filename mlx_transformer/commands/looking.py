@@ -17,8 +17,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.terminal import Console
 
 from .models import opener, runs_onnx
-from .settings import Shown
-from .text import BEST, chosen
+from .settings import Shown, chosen
+from .text import BEST
 
 if TYPE_CHECKING:
     from mlx_transformer.report.result import Comparison
@@ -120,6 +120,8 @@ def compare(
 
 def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
     """Nothing that is read, and nothing but an earlier file of its kind, is replaced."""
+    from mlx_transformer.system.durable import check_unread
+
     if json is not None and json.resolve() == out.resolve():
         raise UserError(f"{out}: --out and --json need two names")
     for kind, path in zip(BEGINNINGS, (out, json), strict=True):
@@ -127,8 +129,7 @@ def _check_out(out: Path, json: Path | None, read: list[Path]) -> None:
             continue
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give the name of a file")
-        if any(other.exists() and path.samefile(other) for other in read):
-            raise UserError(f"{path}: is read as well: choose another output")
+        check_unread(path, *read)
         if path.is_file() and path.stat().st_size:
             with path.open("rb") as file:
                 if file.read(len(BEGINNINGS[kind])) != BEGINNINGS[kind]:
@@ -152,7 +153,7 @@ def _print(found: Comparison) -> None:
     for head in ("A", "B", "B beside A"):
         table.add_column(head, overflow="fold", justify="left" if head == "B beside A" else "right")
     for row in rows(found):
-        table.add_row(*row.cells)
+        table.add_row(*row)
     console = Console()
     console.print(sentence_of(found), markup=False)
     console.print(table)

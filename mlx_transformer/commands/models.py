@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 
 if TYPE_CHECKING:
     from export import OnnxTransformer, SearchModel
@@ -33,7 +34,13 @@ def open_model(
     """
     path = Path(path)
     if path.is_file():
-        return _search_model(path, runtime, threads, precision, verify)
+        from export import SearchModel
+        from export.search.metadata import check_file
+
+        check_file(path, precision)
+        if runtime == "mlx":
+            raise UserError(f"{path}: runs with --runtime onnx; MLX needs the checkpoint folder")
+        return SearchModel(path, threads=threads, verify=verify)
     if _is_onnx(path, runtime, threads, precision):
         from export import OnnxTransformer
 
@@ -74,17 +81,11 @@ def opener(
 
 def _opened(model: Path, options: dict[str, Any]) -> Served:
     """In the process that runs it."""
-    from mlx_transformer.report.worker import Served
-
-    opened = open_model(model, **options)
-    return Served(opened, *_described(model, opened))
-
-
-def _described(model: Path, opened: Any) -> tuple[dict[str, str], int, Any]:
-    """Facts, bytes of the files that are read, and the peak memory of arrays where the runtime counts it."""
     from mlx_transformer.core.parameters import parameter_count
+    from mlx_transformer.report.worker import Served
     from mlx_transformer.system.machine import versions
 
+    opened: Any = open_model(model, **options)
     packages = versions()
     facts = {"model": str(model), "parameters": f"{parameter_count(opened.config):,}"}
     if runs_onnx(model):
@@ -97,7 +98,7 @@ def _described(model: Path, opened: Any) -> tuple[dict[str, str], int, Any]:
         else:
             files, facts["precision"] = opened.folder.files, opened.folder.precision
             _ = opened.translator  # which refuses what can't translate
-        return facts, sum(file.stat().st_size for file in files if file.is_file()), None
+        return Served(opened, facts, sum(file.stat().st_size for file in files if file.is_file()))
     import mlx.core as mx
 
     from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint
@@ -107,7 +108,7 @@ def _described(model: Path, opened: Any) -> tuple[dict[str, str], int, Any]:
     checkpoint = open_checkpoint(model, verify=False)
     facts["runs on"] = f"MLX {packages.get('mlx')}, {device_record()}"
     facts["precision"] = "integers, see info" if checkpoint.quantization else "float32"
-    return facts, (checkpoint.folder / WEIGHTS).stat().st_size, mx.get_peak_memory
+    return Served(opened, facts, (checkpoint.folder / WEIGHTS).stat().st_size, mx.get_peak_memory)
 
 
 def runs_onnx(model: Path) -> bool:
@@ -140,17 +141,7 @@ def _checkpoint(model: Path, verify: bool) -> Transformer:
         if (error.name or "").split(".")[0] != "mlx":
             raise
         build = f"python -m export build {model} OUT"
-        raise UserError(f"{model}: a checkpoint needs MLX, which is not installed; export it: {build}") from None
+        raise UserError(
+            f"{model}: a checkpoint needs MLX, which is not installed; {needs('train')}, or export it: {build}"
+        ) from None
     return load(model, verify)[0]
-
-
-def _search_model(
-    file: Path, runtime: str | None, threads: int | None, precision: str | None, verify: bool
-) -> SearchModel:
-    from export import SearchModel
-    from export.search.metadata import check_file
-
-    check_file(file, precision)
-    if runtime == "mlx":
-        raise UserError(f"{file}: runs with --runtime onnx; MLX needs the checkpoint folder")
-    return SearchModel(file, threads=threads, verify=verify)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 import typer
 
 from export.settings import PrecisionName
-from mlx_transformer.generation.options import Overlong
+from mlx_transformer.generation.options import Options, Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 
@@ -29,6 +29,8 @@ UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
 NOT = "no_"  # begins the option that turns off what is on by default
 OUT, OUT_OPTION = "out", "out_option"
+CONTEXT, GIVEN = "context", "given"
+"""The parameter by which typer says which options were given, and where an `Options` of a command has them."""
 
 Model = Annotated[
     Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")
@@ -45,6 +47,21 @@ class OutArgument:
     """Marks a parameter `out` that is an argument, OUT, or as in every command the option -o."""
 
     help: str
+
+    def options(self) -> Iterator[inspect.Parameter]:
+        kind, path = inspect.Parameter.KEYWORD_ONLY, Path | None
+        argument = typer.Argument(help=self.help, show_default=False)
+        option = typer.Option("--out", "-o", help="OUT, in place of the argument.", show_default=False)
+        yield inspect.Parameter(OUT, kind, default=None, annotation=Annotated[path, argument])
+        yield inspect.Parameter(OUT_OPTION, kind, default=None, annotation=Annotated[path, option])
+
+    def of(self, values: dict[str, Any]) -> Path:
+        argument, option = values.pop(OUT), values.pop(OUT_OPTION)
+        if argument is not None and option is not None:
+            raise UserError(f"OUT is given twice: {argument}, and --out {option}")
+        if argument is None and option is None:
+            raise UserError("Missing argument 'OUT', or option '--out'")
+        return argument or option  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -72,36 +89,48 @@ class RuntimeSettings:
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command for typer: those of its parameters whose type is a settings object are given by options.
 
-    A settings object is a dataclass, or a class with `options()`, its parameters, and `of(values)`, which takes theirs
-    out of the values of all.
+    A settings object is a dataclass, or a class or mark with `options()`, its parameters, and `of(values)`, which takes
+    theirs out of the values of all.
     """
     hints = get_type_hints(command, include_extras=True)
     shown: list[inspect.Parameter] = []
     made: dict[str, Callable[[dict[str, Any]], Any]] = {}
     for each in inspect.signature(command).parameters.values():
         hint, *marks = get_args(hints[each.name]) if get_origin(hints[each.name]) is Annotated else [hints[each.name]]
-        if hasattr(hint, "options"):
-            shown += hint.options()
-            made[each.name] = hint.of
+        maker = next((one for one in (hint, *marks) if hasattr(one, "options")), None)
+        if maker is not None:
+            shown += maker.options()
+            made[each.name] = maker.of
         elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
             options = _options(hint, next((mark for mark in marks if isinstance(mark, Shown)), Shown()))
-            shown += [option.parameter for option in options.values()]
+            shown += [option for option, _ in options.values()]
             made[each.name] = partial(_object, hint, options)
-        elif marks and isinstance(marks[0], OutArgument):
-            shown += _out_parameters(marks[0].help)
-            made[each.name] = lambda values: _out(values.pop(OUT), values.pop(OUT_OPTION))
         else:
             shown.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
 
+    if any(isinstance(make, partial) and make.args[0] is Options for make in made.values()):
+        shown.append(inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
     @wraps(command)
     def typed(**values: Any) -> Any:
+        context = values.pop(CONTEXT, None)
+        given = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
         objects = {name: make(values) for name, make in made.items()}
+        for each in objects.values():
+            if isinstance(each, Options):
+                object.__setattr__(each, GIVEN, given)
         return command(**values, **objects)
 
     # typer reads both.
     typed.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     typed.__annotations__ = {each.name: each.annotation for each in shown}
     return typed
+
+
+def chosen(search: Options, names: str) -> dict[str, Any]:
+    """The options of these names that the command line gives, as arguments: others are as the model has them."""
+    given = getattr(search, GIVEN, names.split())
+    return {name: getattr(search, name) for name in names.split() if name in given}
 
 
 def _split_help(meaning: str) -> tuple[str, str | None]:
@@ -111,17 +140,13 @@ def _split_help(meaning: str) -> tuple[str, str | None]:
     return f"{meaning[: found.start()]}.", meaning[found.end() :].removesuffix(".")
 
 
-@dataclass(frozen=True)
-class _Option:
-    """One option, and what its value is for the settings object."""
-
-    parameter: inspect.Parameter
-    value_of: Callable[[Any], Any]
+_Option = tuple[inspect.Parameter, Callable[[Any], Any]]
+"""One option, and what its value is for the settings object."""
 
 
 def _object(of: type, options: Mapping[str, _Option], values: dict[str, Any]) -> Any:
     """The settings object, whose options' values are taken out of those of all options."""
-    return of(**{name: option.value_of(values.pop(option.parameter.name)) for name, option in options.items()})
+    return of(**{name: value_of(values.pop(option.name)) for name, (option, value_of) in options.items()})
 
 
 def _options(of: type, mark: Shown) -> dict[str, _Option]:
@@ -149,7 +174,7 @@ def _option(field: dataclasses.Field, hint: Any, meaning: str, panel: str | None
     spelled = field.metadata.get("option", (f"--{name.replace('_', '-')}",))
     option = typer.Option(*spelled, help=_escaped(help), rich_help_panel=panel, **more)
     kind = inspect.Parameter.KEYWORD_ONLY
-    return _Option(inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option]), value_of)
+    return inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option]), value_of
 
 
 def _escaped(help: str) -> str:
@@ -177,22 +202,6 @@ def _list(hint: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
-
-
-def _out_parameters(help: str) -> Iterator[inspect.Parameter]:
-    kind, path = inspect.Parameter.KEYWORD_ONLY, Path | None
-    argument = typer.Argument(help=help, show_default=False)
-    option = typer.Option("--out", "-o", help="OUT, in place of the argument.", show_default=False)
-    yield inspect.Parameter(OUT, kind, default=None, annotation=Annotated[path, argument])
-    yield inspect.Parameter(OUT_OPTION, kind, default=None, annotation=Annotated[path, option])
-
-
-def _out(argument: Path | None, option: Path | None) -> Path:
-    if argument is not None and option is not None:
-        raise UserError(f"OUT is given twice: {argument}, and --out {option}")
-    if argument is None and option is None:
-        raise UserError("Missing argument 'OUT', or option '--out'")
-    return argument or option  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -248,7 +257,7 @@ class RecipeKeys:
     @staticmethod
     @cache
     def declared() -> tuple[Key, ...]:
-        from mlx_transformer.core.config import PRESETS
+        from mlx_transformer.core.presets import PRESETS
         from mlx_transformer.training import options
 
         stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,9 @@ from mlx_transformer.generation.options import Options, OverlongPair, TextSettin
 from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
 
-BEST = "beam length_penalty penalty_form max_new_tokens"
+BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
 
@@ -61,11 +61,6 @@ def translate(
     )
 
 
-def chosen(search: Options, names: str) -> dict[str, Any]:
-    """The options of these names, as arguments."""
-    return {name: getattr(search, name) for name in names.split()}
-
-
 def evaluate(
     model: Model,
     *,
@@ -92,18 +87,17 @@ def evaluate(
     from mlx_transformer.data.corpus import read_parallel
     from mlx_transformer.generation.lines import one_line
     from mlx_transformer.generation.scoring import score
-    from mlx_transformer.system.durable import write_text
+    from mlx_transformer.system.durable import check_unread, write_text
     from mlx_transformer.system.progress import quiet_progress
 
     options = chosen(search, BEST)
     pairs = read_parallel(source, reference)
     if out is not None:
-        for read in (source, reference):
-            if out.exists() and out.samefile(read):
-                raise UserError(f"{out}: is read as well: choose another output")
+        check_unread(out, source, reference)
     long: list[int] = []
+    opened = open_model(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
-        found = open_model(model, **vars(runtime)).n_best(
+        found = opened.n_best(
             pairs.source,
             overlong=overlong,
             scored=False,
@@ -115,7 +109,8 @@ def evaluate(
     if out is not None:
         write_text(out, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
-    results = {"model": str(model), **options, **treated, **score(hypotheses, pairs.target, ter=True)}
+    used = {**chosen(Options(), BEST), **{n: x for n, x in opened.generation.items() if n in BEST.split()}, **options}
+    results = {"model": str(model), **used, **treated, **score(hypotheses, pairs.target, ter=True)}
     print(json.dumps(results, indent=2, ensure_ascii=False))
 
 

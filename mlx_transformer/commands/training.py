@@ -95,11 +95,6 @@ def train(
     from mlx_transformer.training.run_folder import check_folder
     from mlx_transformer.training.trainer import Trainer
 
-    data = {name for name, value in keys.tables["data"].items() if value is not None}
-    if "corpus" in data and data & {"source", "target"}:
-        raise UserError("--corpus and --source/--target exclude each other")
-    if "pairs" in data and data & {"corpus", "source", "target"}:
-        raise UserError("--pairs and --corpus or --source/--target exclude each other")
     if resume and out is None and recipe is not None:
         out, recipe = Path(recipe), None
     if dry_run and resume:

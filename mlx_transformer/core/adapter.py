@@ -153,7 +153,7 @@ class Adapter:
     def save(self, folder: Path) -> None:
         """Its two files."""
         (folder / ADAPTER).write_text(self.json(), encoding="utf-8")
-        write_tensors(folder / ARRAYS, self.arrays, ADAPTER)
+        write_tensors(folder / ARRAYS, self.arrays)
 
     @cached_property
     def _targets(self) -> frozenset[str]:

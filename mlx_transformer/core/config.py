@@ -18,6 +18,8 @@ from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.page import table
 
+from .presets import PRESETS
+
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -25,6 +27,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
 SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
 """Positions that are added to the embeddings and not learned."""
+DecoderSelfAttention = Literal["attention", "ssru"]
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
@@ -46,7 +49,8 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
-YOUNGER = ("attention_scale", "logit_scale", "token_types", "embedding_norm", "first_position", "decoder")
+YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
+YOUNGER += ("embedding_norm", "first_position")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -136,6 +140,9 @@ class TransformerConfig:
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020, as Qwen3 has it)."""
     attention_scale: Scale | None = None
     """What the products of queries and keys are multiplied by; unset: 1 / sqrt(d_k). T5 has 1."""
+    decoder_self_attention: DecoderSelfAttention = "attention"
+    """The decoder's look at its own tokens: attention, or in its place a simpler simple recurrent unit, whose memory
+    stays one vector a layer (ssru; Kim et al. 2019, as in Marian's students)."""
     feed_forward_bias: bool = True
     """Biases in the feed-forward nets."""
     output_bias: bool = False
@@ -236,6 +243,11 @@ class TransformerConfig:
         return self.architecture != "encoder"
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the decoder's layers remember one vector each, instead of keys and values."""
+        return self.decoder_self_attention == "ssru"
+
+    @property
     def one_embedding(self) -> bool:
         """Whether source and target read the same table."""
         return self.tie_embeddings in ("source-target", "all")
@@ -244,11 +256,6 @@ class TransformerConfig:
     def own_classifier(self) -> bool:
         """Whether the classifier has a matrix of its own."""
         return self.tie_embeddings in ("none", "source-target")
-
-    @property
-    def never_generated(self) -> list[int]:
-        """What no search writes: padding, and the start token unless it is the end as well."""
-        return sorted({self.pad_id, self.bos_id} - {self.eos_id})
 
     def of(self, stack: Stack) -> TransformerConfig:
         """The config as one stack sees it. What follows, as d_k = d_model / heads, follows from the stack's own."""
@@ -321,15 +328,6 @@ def parse_object(text: str) -> dict[str, Any]:
     return values
 
 
-# Heads of 64 everywhere: Metal has no fused attention for heads of 32. base and big are rows of the paper's table 3.
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": dict(encoder_layers=2, decoder_layers=2, d_model=128, heads=2, d_ff=512, dropout=0.1),
-    "small": dict(encoder_layers=3, decoder_layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.1),
-    "base": dict(encoder_layers=6, decoder_layers=6, d_model=512, heads=8, d_ff=2048, dropout=0.1),
-    "big": dict(encoder_layers=6, decoder_layers=6, d_model=1024, heads=16, d_ff=4096, dropout=0.3),
-}
-
-
 def _relations(c: TransformerConfig) -> list[str]:
     """What fields that are right by themselves must not be together."""
     found: list[str] = []
@@ -372,6 +370,11 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(same, f"source_vocab_size: an architecture of {c.architecture!r} alone has one vocabulary")
     only = f"token_types={c.token_types}: an encoder alone tells kinds of tokens apart, not {c.architecture!r}"
     check(not c.token_types or c.architecture == "encoder", only)
+    if c.recurrent:
+        alone = f"decoder_self_attention='ssru': only an encoder-decoder has it, not {c.architecture!r}"
+        check(c.architecture == "encoder-decoder", alone)
+        within = f"positions={c.positions!r} act in self-attention, which a decoder with decoder_self_attention='ssru'"
+        check(c.positions not in ("rotary", "relative"), f"{within} lacks: choose others, or none")
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")

@@ -5,11 +5,13 @@ rows of `query_proj.weight`: head h owns rows h*d_k to (h+1)*d_k; key and value 
 
     encoder.layers.0.self_attention.query_proj.weight        decoder.layers.0.cross_attention.query_proj.weight
     encoder.layers.0.self_attention_norm.weight              decoder.layers.0.feed_forward.up_proj.bias
+    decoder.layers.0.self_attention.forget_proj.weight (SSRU)
     embedding.weight (one table) or source_embedding.weight, target_embedding.weight; output_proj.weight (not tied)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from mlx_transformer.system.errors import UserError, first_of
@@ -27,13 +29,7 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
 
 def parameter_count(config: TransformerConfig) -> int:
     """Number of trained scalars (tied matrices counted once)."""
-    total = 0
-    for shape in parameter_shapes(config).values():
-        size = 1
-        for extent in shape:
-            size *= extent
-        total += size
-    return total
+    return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 TOKEN_TYPES = "token_type_embedding.weight"
@@ -54,7 +50,7 @@ def output_weight_name(config: TransformerConfig) -> str:
     """Parameter that the classifier multiplies by: an embedding when tied."""
     if config.own_classifier:
         return "output_proj.weight"
-    return "embedding.weight" if config.one_embedding else "target_embedding.weight"
+    return target_embedding_name(config)
 
 
 def embedding_names(config: TransformerConfig) -> set[str]:
@@ -127,9 +123,10 @@ def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterato
     yield from _position_tables(c, name)
     if c.embedding_norm:
         yield from _norm(c, f"{name}.embedding_norm")
+    of_self = _ssru if cross and c.recurrent else _attention
     for i in range(layers):
         layer = f"{name}.layers.{i}"
-        yield from _attention(c, f"{layer}.self_attention")
+        yield from of_self(c, f"{layer}.self_attention")
         yield from _norm(c, f"{layer}.self_attention_norm")
         if cross:
             yield from _attention(c, f"{layer}.cross_attention")
@@ -148,6 +145,11 @@ def _attention(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.query_norm.weight", (c.d_k,)
         yield f"{name}.key_norm.weight", (c.d_k,)
     yield from _linear(f"{name}.output_proj", c.d_model, c.heads * c.d_v, c.attention_bias)
+
+
+def _ssru(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
+    yield from _linear(f"{name}.input_proj", c.d_model, c.d_model, bias=False)
+    yield from _linear(f"{name}.forget_proj", c.d_model, c.d_model, bias=True)
 
 
 def _feed_forward(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:

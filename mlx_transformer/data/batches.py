@@ -63,6 +63,21 @@ class BatchSettings:
     pad_id: int = 0
     bos_id: int = 1
 
+    def budget(self, longest: int, tokens: int, words: str, remedy: str = "") -> int:
+        """Return the tokens of a batch, for rows of at most `longest` and a corpus of so many target tokens.
+
+        `UserError` for less than one batch of the longest rows, unless it may grow; `words` name them in its message.
+        """
+        least = longest * self.row_multiple
+        if self.batch_tokens is None:
+            return max(fitting_batch(tokens), least)
+        if self.batch_tokens < least and not self.grow:
+            raise UserError(
+                f"batch_tokens is {self.batch_tokens}; {self.row_multiple} rows of {words} need {least}: raise "
+                f"batch_tokens or lower max_length{remedy}"
+            )
+        return max(self.batch_tokens, least)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings(BatchSettings):
@@ -113,15 +128,8 @@ class TokenBatches(BatchesByEpoch[Batch]):
         source_lengths, target_lengths = self._lengths()
         lengths = (source_lengths, target_lengths)
         longest = max(int(_rounded_up(n.max(), s.length_multiple, s.min_length)) for n in lengths)
-        least, batch_tokens, grow = longest * s.row_multiple, s.batch_tokens, s.grow
-        if batch_tokens is None:
-            batch_tokens, grow = fitting_batch(int(target_lengths.sum(dtype=np.int64))), True
-        if batch_tokens < least and not grow:
-            raise UserError(
-                f"batch_tokens is {batch_tokens}; {s.row_multiple} rows of {longest} tokens, as the longest pairs "
-                f"have, need {least}: raise batch_tokens or lower max_length, which leaves those pairs out"
-            )
-        self.batch_tokens = max(batch_tokens, least)
+        words, remedy = f"{longest} tokens, as the longest pairs have,", ", which leaves those pairs out"
+        self.batch_tokens = s.budget(longest, int(target_lengths.sum(dtype=np.int64)), words, remedy)
         self._cut(s)
 
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:

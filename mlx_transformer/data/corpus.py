@@ -12,9 +12,8 @@ import numpy as np
 
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import check_memory
 
-from .line_files import line_blocks
+from .line_files import line_blocks, within_memory
 
 MOST_SET_ASIDE = 1000  # pairs for validation; one in a hundred of a smaller text
 
@@ -42,11 +41,9 @@ class ParallelText:
     def __len__(self) -> int:
         return len(self.source)
 
-    @property
-    def lines(self) -> Iterator[str]:
-        """All text, for a joint vocabulary."""
-        yield from self.source
-        yield from self.target
+    def parts(self) -> Iterator[tuple[list[str], list[str]]]:
+        """All sources and targets, as text on disk gives them some at a time (`StoredText.parts`)."""
+        yield self.source, self.target
 
     def select(self, indices: list[int]) -> "ParallelText":
         """Return the pairs at `indices`, in that order."""
@@ -84,7 +81,7 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
     UserError, naming file and line, for a file that is missing, empty or not UTF-8; for unequal line counts it
     gives both counts and the first line that seems out of step.
     """
-    (source_lines, source_digest), (target_lines, target_digest) = _read(source), _read(target)
+    (source_lines, source_digest), (target_lines, target_digest) = read_text_lines(source), read_text_lines(target)
     _check_counts(source_lines, target_lines, str(source), str(target))
     if not source_lines:
         raise UserError(f"{source} and {target} hold no lines; give files with one sentence a line")
@@ -93,7 +90,7 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
 
 def read_lines(path: str | Path) -> list[str]:
     """Read the lines of a UTF-8 file. `UserError` as for `read_parallel`."""
-    return _read(path)[0]
+    return read_text_lines(path)[0]
 
 
 def write_lines(path: str | Path, lines: list[str]) -> None:
@@ -104,15 +101,13 @@ def write_lines(path: str | Path, lines: list[str]) -> None:
     write_text(Path(path), "".join(f"{line}\n" for line in lines))
 
 
-def _read(path: str | Path) -> tuple[list[str], str]:
-    """Read the lines and the SHA-256 of their bytes, unpacked."""
-    digest, size = hashlib.sha256(), 0
+def read_text_lines(path: str | Path) -> tuple[list[str], str]:
+    """Read the lines and the SHA-256 of their bytes, unpacked. `UserError` as for `read_parallel`."""
+    digest, bounded = hashlib.sha256(), within_memory(str(path))
 
     def watch(block: bytes) -> None:
-        nonlocal size
         digest.update(block)
-        size += len(block)
-        check_memory(3 * size, f"{path}: its text", "give less")
+        bounded(block)
 
     lines = [line for block in line_blocks(path, watch=watch, pipes=True) for line in block]
     return lines, digest.hexdigest()

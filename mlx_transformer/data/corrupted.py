@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batches import Batch, TokenBatches
-from .epochs import BatchesByEpoch, Shape, StepArrays, legacy_random
+from .epochs import B, BatchesByEpoch, Shape, StepArrays, legacy_random
 from .ragged import padded, ragged
 
 MASKED, RANDOM = 0.8, 0.1
@@ -35,10 +35,11 @@ class MaskedBatch:
         return self.targets, self.picked, self.ids, None if is_token.all() else is_token
 
 
-class _Corrupted:
+class _Corrupted(BatchesByEpoch[B]):
     """The common base of both kinds, made of the batches `clean`, whose sides are the same text."""
 
     def __init__(self, clean: TokenBatches, mask_id: int, share: float):
+        super().__init__(clean.seed)
         self.clean, self.mask_id, self.share = clean, mask_id, share
         self.dropped, self.batch_tokens = clean.dropped, clean.batch_tokens
 
@@ -53,7 +54,7 @@ class _Corrupted:
         return self.clean.plan(random)
 
 
-class MaskedBatches(_Corrupted, BatchesByEpoch[MaskedBatch]):
+class MaskedBatches(_Corrupted[MaskedBatch]):
     """Masked language modelling: a `share` of each row's tokens, at least one, is to be restored (Devlin et al. 2019).
 
     `words`: for each text the number of the word that each token belongs to, where whole words are masked.
@@ -69,7 +70,6 @@ class MaskedBatches(_Corrupted, BatchesByEpoch[MaskedBatch]):
     ):
         """`vocabulary`: the ids that may stand in a token's place."""
         super().__init__(clean, mask_id, share)
-        BatchesByEpoch.__init__(self, clean.seed)
         self._vocabulary = np.array(vocabulary, np.int32)
         self._words = None if words is None else ragged(words)
 
@@ -97,14 +97,13 @@ class MaskedBatches(_Corrupted, BatchesByEpoch[MaskedBatch]):
         return MaskedBatch(ids, picked, targets.astype(np.int32), int(learned.sum()))
 
 
-class DenoisingBatches(_Corrupted, BatchesByEpoch[Batch]):
+class DenoisingBatches(_Corrupted[Batch]):
     """Text infilling (Lewis et al. 2020, BART, section 2.2): spans with a `share` of the tokens in all, their lengths
     drawn from a Poisson distribution of mean `span`, are replaced by one <mask> each; a span of no tokens is inserted.
     The whole text is the target."""
 
     def __init__(self, clean: TokenBatches, mask_id: int, share: float = 0.3, span: float = 3.0):
         super().__init__(clean, mask_id, share)
-        BatchesByEpoch.__init__(self, clean.seed)
         self.span = span
 
     def build(self, part: tuple[int, NDArray], epoch: int, index: int) -> Batch:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import check_memory
 
-from .line_files import WatchBytes, line_blocks, unpacked_suffix, whole_text
+from .line_files import WatchBytes, json_blocks, line_blocks, unpacked_suffix, whole_text, within_memory
 
 Cut = Literal["line", "file"]
 HINT = "restore it from a copy"
@@ -65,13 +64,7 @@ def read_documents(where: str, documents: Cut | None = None) -> tuple[Documents,
     is_single = len(files) == 1 and str(files[0]) == where
     cut = documents or ("line" if is_single else "file")
     pairs: list[tuple[str, str]] = []
-    size = 0
-
-    def watch(block: bytes) -> None:
-        nonlocal size
-        size += len(block)
-        check_memory(3 * size, f"{where}: its text", "give less")
-
+    watch = within_memory(where)
     for path in files:
         if unpacked_suffix(path) == ".jsonl":
             pairs += _jsonl(path, watch)
@@ -99,16 +92,9 @@ def _files(where: str) -> Iterator[Path]:
 
 
 def _jsonl(path: Path, watch: WatchBytes) -> Iterator[tuple[str, str]]:
-    blocks = line_blocks(path, watch=watch, hint=HINT)
-    for number, line in enumerate((line for lines in blocks for line in lines), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry: Any = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(f"{path}, line {number}: not JSON; each line must be an object") from None
+    for where, _, entry in chain.from_iterable(json_blocks(path, watch=watch, hint=HINT)):
         entry = entry if isinstance(entry, dict) else {}
         prompt, text = entry.get("prompt", ""), entry.get("completion", entry.get("text"))
         if not isinstance(text, str) or not isinstance(prompt, str):
-            raise UserError(f'{path}, line {number}: needs {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
+            raise UserError(f'{where}: needs {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
         yield prompt, text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, overload
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,43 +53,23 @@ class BatchesByEpoch(ABC, Generic[B]):
     def build(self, part: Any, epoch: int, index: int) -> B:
         """Make the batch of a part, the `index`-th of its epoch."""
 
-    def batches(self, epoch: int) -> EpochBatches[B]:
-        """Return the batches of one epoch as a sequence; each is built only when it is asked for.
-
-        Order and contents follow from (seed, epoch) alone.
-        """
+    def parts(self, epoch: int) -> list[Any]:
+        """Divide an epoch and shuffle the parts; both follow from (seed, epoch) alone."""
         random = legacy_random(self.seed, epoch)
         parts = self.plan(random)
-        return EpochBatches(self, epoch, [parts[i] for i in random.permutation(len(parts))])
+        return [parts[i] for i in random.permutation(len(parts))]
+
+    def batches(self, epoch: int, begin: int = 0) -> Iterator[B]:
+        """Yield the batches of one epoch, from number `begin` on; each is built only when it is asked for."""
+        for index, part in enumerate(self.parts(epoch)[begin:], begin):
+            yield self.build(part, epoch, index)
 
     def from_step(self, step: int) -> Iterator[B]:
         """Yield batches without an end from step `step` on, counted over all epochs: those of an uninterrupted run."""
-        epoch, index = divmod(step, len(self))
+        epoch, begin = divmod(step, len(self))
         while True:
-            batches = self.batches(epoch)
-            for i in range(index, len(batches)):
-                yield batches[i]
-            epoch, index = epoch + 1, 0
-
-
-class EpochBatches(Sequence[B]):
-    """The shuffled batches of one epoch; see `BatchesByEpoch.batches`."""
-
-    def __init__(self, corpus: BatchesByEpoch[B], epoch: int, parts: list[Any]):
-        self._corpus, self._epoch, self.parts = corpus, epoch, parts
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    @overload
-    def __getitem__(self, index: int) -> B: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[B]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        return self._corpus.build(self.parts[index], self._epoch, index)
+            yield from self.batches(epoch, begin)
+            epoch, begin = epoch + 1, 0
 
 
 def legacy_random(*seeds: int) -> np.random.RandomState:

@@ -8,15 +8,18 @@ final newline adds no empty line.
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_file, without_mark
 from mlx_transformer.system.lazy import needs
+from mlx_transformer.system.machine import check_memory
 
 PACKED = (".gz", ".zst")
 BLOCK = 1 << 20  # bytes
@@ -38,7 +41,7 @@ def line_blocks(
     (which the `hint` ends) or is damaged.
     """
     rest, number, begun = b"", 1, False
-    for block in _with_end(_bytes(path, watch, hint, pipes)):
+    for block in chain(_bytes(path, watch, hint, pipes), [None]):
         data = rest + (block or b"")
         cut = data.rfind(b"\n") + 1 if block is not None else len(data)
         if len(data) - cut > LONGEST_LINE:
@@ -49,6 +52,38 @@ def line_blocks(
             lines = _lines(whole, path, number)
             number += len(lines)
             yield lines
+
+
+def json_blocks(path: str | Path, *, watch: WatchBytes = len, hint: str = HINT) -> Iterator[list[tuple[str, str, Any]]]:
+    """Read a file of JSON lines, some at a time: (file and number, line, its value) of all that aren't blank.
+
+    `UserError` as for `line_blocks`, and for a line that isn't JSON.
+    """
+    number = 1
+    for lines in line_blocks(path, watch=watch, hint=hint):
+        numbered = [(f"{path}, line {i}", line) for i, line in enumerate(lines, number) if line.strip()]
+        yield [(where, line, _parsed(line, where)) for where, line in numbered]
+        number += len(lines)
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{where}: not JSON ({reason}); each line must be an object") from error
+
+
+def within_memory(name: str) -> WatchBytes:
+    """Return a `watch` that raises `UserError` when the text, which `name` names, is more than memory has room for."""
+    size = 0
+
+    def watch(block: bytes) -> None:
+        nonlocal size
+        size += len(block)
+        check_memory(3 * size, f"{name}: its text", "give less")
+
+    return watch
 
 
 def whole_text(path: str | Path, *, watch: WatchBytes = len, hint: str = HINT) -> str:
@@ -64,11 +99,6 @@ def unpacked_suffix(path: Path) -> str:
 def missing(package: str, what: str) -> UserError:
     """Return the error for a package of the extra `data` that isn't installed."""
     return UserError(f"{what} needs {package}: {needs('data')}")
-
-
-def _with_end(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
-    yield from blocks
-    yield None
 
 
 def _lines(data: bytes, path: str | Path, number: int) -> list[str]:
@@ -121,34 +151,25 @@ def _gzip(file: BufferedReader, path: str | Path) -> Iterator[bytes]:
 
 
 def _zstandard(file: BufferedReader, path: str | Path) -> Iterator[bytes]:
-    # Its readers take a file that was cut short for a whole one; an object knows whether its frame has ended.
-    frame, fresh = _frame(path), True
-    while block := file.read(ZSTANDARD_BLOCK):
-        while block:
-            frame, fresh = (_frame(path), False) if frame.eof else (frame, False)
-            try:
-                yield frame.decompress(block)
-            except _zstandard_error(path) as error:
-                raise _damaged(path, "zstd", error) from error
-            block = frame.unused_data if frame.eof else b""
-    if not fresh and not frame.eof:
-        raise _damaged(path, "zstd", "it ends in the middle")
-
-
-def _frame(path: str | Path) -> Any:
-    return _package(path).ZstdDecompressor().decompressobj()
-
-
-def _zstandard_error(path: str | Path) -> type[Exception]:
-    return _package(path).ZstdError
-
-
-def _package(path: str | Path) -> Any:
     try:
         import zstandard
     except ImportError:
         raise missing("zstandard", f"{path}: a .zst file") from None
-    return zstandard
+    # Its readers take a file that was cut short for a whole one; an object knows whether its frame has ended.
+    frame: Any = zstandard.ZstdDecompressor().decompressobj()
+    fresh = True
+    while block := file.read(ZSTANDARD_BLOCK):
+        while block:
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            fresh = False
+            try:
+                yield frame.decompress(block)
+            except zstandard.ZstdError as error:
+                raise _damaged(path, "zstd", error) from error
+            block = frame.unused_data if frame.eof else b""
+    if not fresh and not frame.eof:
+        raise _damaged(path, "zstd", "it ends in the middle")
 
 
 def _damaged(path: str | Path, kind: str, error: object) -> UserError:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError
 
-from .batches import BatchSettings, fitting_batch
+from .batches import BatchSettings
 from .epochs import BatchesByEpoch, Shape, StepArrays
 
 Piece = tuple[NDArray, int]
@@ -67,15 +67,8 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         if not self._pieces:
             raise UserError(f"no document fits rows of {row_length} tokens; raise max_length")
         self._rows = _pack([len(ids) - 1 for ids, _ in self._pieces], row_length)
-        least, batch_tokens, grow = row_length * s.row_multiple, s.batch_tokens, s.grow
-        if batch_tokens is None:
-            batch_tokens, grow = fitting_batch(sum(len(ids) - 1 for ids, _ in self._pieces)), True
-        if batch_tokens < least and not grow:
-            raise UserError(
-                f"batch_tokens is {batch_tokens}; {s.row_multiple} rows of max_length = {row_length} need {least}: "
-                "raise batch_tokens or lower max_length"
-            )
-        self.batch_tokens = max(batch_tokens, least)
+        tokens = sum(len(ids) - 1 for ids, _ in self._pieces)
+        self.batch_tokens = s.budget(row_length, tokens, f"max_length = {row_length}")
         self._batch_rows = self.batch_tokens // row_length // s.row_multiple * s.row_multiple
 
     def __len__(self) -> int:

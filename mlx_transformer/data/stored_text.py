@@ -33,7 +33,8 @@ class StoredText:
         self.counts: list[int] = [usable for usable, _ in counts]
         self.dropped = sum(dropped for _, dropped in counts)
         count = sum(self.counts)
-        self._kept = kept_pairs(count, seed, corpora[0].name) if set_aside else np.ones(count, dtype=bool)
+        self.kept = kept_pairs(count, seed, corpora[0].name) if set_aside else np.ones(count, dtype=bool)
+        """The usable pairs that are for training, as (n,) bool."""
         facts = cache.fact({"text": self._identity, "seed": seed, "set_aside": set_aside}, self._facts)
         self.digests: dict[str, str] = facts["digests"]
         self.valid = ParallelText(**facts["valid"]) if set_aside else None
@@ -44,16 +45,11 @@ class StoredText:
         return [self._identity, self._seed if self._set_aside else None]
 
     def __len__(self) -> int:
-        return int(self._kept.sum())
+        return int(self.kept.sum())
 
-    @property
-    def kept(self) -> NDArray:
-        """The usable pairs that are for training, as (n,) bool."""
-        return self._kept
-
-    def lines(self) -> Iterator[tuple[list[str], list[str]]]:
+    def parts(self) -> Iterator[tuple[list[str], list[str]]]:
         """Read sources and targets, some at a time."""
-        for source, target, kept in self._parts():
+        for source, target, kept in self._usable():
             if kept.all():
                 yield source, target
             else:
@@ -65,17 +61,17 @@ class StoredText:
         source, target = self.cache.tokens(self.corpora, tokenizer, self.counts)
         if not self._set_aside:
             return Pairs(source, target)
-        return Pairs(source.select(self._kept), target.select(self._kept))
+        return Pairs(source.select(self.kept), target.select(self.kept))
 
-    def _parts(self) -> Iterator[tuple[list[str], list[str], NDArray]]:
+    def _usable(self) -> Iterator[tuple[list[str], list[str], NDArray]]:
         begin = 0
         with quiet_progress("text") as report:
             for corpus in self.corpora:
                 for source, target, _ in corpus.usable_parts():
                     end = begin + len(source)
-                    yield source, target, self._kept[begin:end]
+                    yield source, target, self.kept[begin:end]
                     begin = end
-                    report(begin / max(1, len(self._kept)), f"{begin:,} pairs")
+                    report(begin / max(1, len(self.kept)), f"{begin:,} pairs")
 
     def _count(self) -> list[tuple[int, int]]:
         """Count the usable and the other pairs of each corpus."""
@@ -97,7 +93,7 @@ class StoredText:
             return {"digests": dict(zip(("source", "target"), files, strict=True))}
         sides = {"source": hashlib.sha256(), "target": hashlib.sha256()}
         valid: dict[str, list[str]] = {"source": [], "target": []}
-        for source, target, kept in self._parts():
+        for source, target, kept in self._usable():
             for side, lines in (("source", source), ("target", target)):
                 text = "".join([f"{line}\n" for line, keep in zip(lines, kept, strict=True) if keep])
                 sides[side].update(text.encode(errors="surrogatepass"))

@@ -6,15 +6,15 @@ field `translation`, as {"translation": {"en": ..., "de": ...}}. A null is a sid
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_regular, read_json
 
-from .line_files import PACKED, line_blocks, missing, unpacked_suffix
+from .line_files import PACKED, json_blocks, line_blocks, missing, unpacked_suffix
 
 Columns = tuple[str, str]
 Part = tuple[list[str], list[str]]
@@ -56,51 +56,43 @@ def _reader(path: Path) -> Callable[[Path, Columns], Iterator[Part]]:
     if path.is_dir():
         return _folder
     readers = {".tsv": _tsv, ".jsonl": _json, ".ndjson": _json}
-    readers |= {} if path.suffix in PACKED else {".parquet": _parquet, ".arrow": _arrow}
+    readers |= (
+        {} if path.suffix in PACKED else {".parquet": partial(_tables, _parquet), ".arrow": partial(_tables, _arrow)}
+    )
     if (kind := unpacked_suffix(path)) not in readers:
         raise UserError(f"{path}: pairs are read from {KINDS}; what ends otherwise is none of these")
     return readers[kind]
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read blocks of lines, each with the number of its first."""
+def _tsv(path: Path, columns: Columns) -> Iterator[Part]:
     number = 1
     for lines in line_blocks(path):
-        yield number, lines
-        number += len(lines)
-
-
-def _tsv(path: Path, columns: Columns) -> Iterator[Part]:
-    for number, lines in _numbered(path):
         rows = [line.split("\t") for line in lines]
-        for i, row in enumerate(rows):
+        for i, row in enumerate(rows, number):
             if len(row) != 2:
                 raise UserError(
-                    f"{path}, line {number + i}: {len(row)} columns; each line is a source, one tab and its translation"
+                    f"{path}, line {i}: {len(row)} columns; each line is a source, one tab and its translation"
                 )
         yield [row[0] for row in rows], [row[1] for row in rows]
+        number += len(rows)
 
 
 def _json(path: Path, columns: Columns) -> Iterator[Part]:
-    for number, lines in _numbered(path):
-        pairs = [_from_json(line, columns, path, number + i) for i, line in enumerate(lines) if line.strip()]
+    for entries in json_blocks(path):
+        pairs = [_from_json(*entry, columns) for entry in entries]
         yield [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def _from_json(line: str, columns: Columns, path: Path, number: int) -> tuple[str, str]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number}: not JSON ({' '.join(str(error).split())[:200]})") from error
+def _from_json(where: str, line: str, row: Any, columns: Columns) -> tuple[str, str]:
     inside = row if isinstance(row, dict) and columns[0] in row else row.get(INSIDE) if isinstance(row, dict) else None
     if not isinstance(inside, dict) or any(name not in inside for name in columns):
-        raise UserError(f"{path}, line {number}: {_lacks(columns)}")
+        raise UserError(f"{where}: {_lacks(columns)}")
     values = tuple("" if inside[name] is None else inside[name] for name in columns)
     for name, value in zip(columns, values, strict=True):
         if not isinstance(value, str):
-            raise UserError(f"{path}, line {number}: {name} is {value!r:.60}, no text")
-        if "\\" in line and not _is_unicode(value):
-            raise UserError(f"{path}, line {number}: {name} holds half a surrogate pair, which is no Unicode text")
+            raise UserError(f"{where}: {name} is {value!r:.60}, no text")
+        if "\\" in line and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
+            raise UserError(f"{where}: {name} holds half a surrogate pair, which is no Unicode text")
     return values  # type: ignore[return-value]
 
 
@@ -109,54 +101,41 @@ def _lacks(columns: Columns) -> str:
     return f'{names}, alone or inside "{INSIDE}"; languages = "en-de" names others'
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _folder(path: Path, columns: Columns) -> Iterator[Part]:
     for file in files_of(path):
-        yield from _arrow(file, columns)
+        yield from _tables(_arrow, file, columns)
 
 
-def _parquet(path: Path, columns: Columns) -> Iterator[Part]:
-    pyarrow, parquet = _pyarrow(path)
+def _parquet(path: Path, columns: Columns, pyarrow: Any) -> Iterator[Any]:
+    with pyarrow.parquet.ParquetFile(path) as file:
+        top = INSIDE if INSIDE in file.schema_arrow.names and columns[0] not in file.schema_arrow.names else None
+        names = [top] if top else [name for name in columns if name in file.schema_arrow.names]
+        yield from file.iter_batches(ROWS, columns=names)
+
+
+def _arrow(path: Path, columns: Columns, pyarrow: Any) -> Iterator[Any]:
+    # Read, not mapped: what is read of a mapped file counts as this process's memory.
+    with pyarrow.OSFile(str(path)) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        if not is_file:
+            yield from pyarrow.ipc.open_stream(file)
+            return
+        reader = pyarrow.ipc.open_file(file)
+        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+
+
+def _tables(batches: Callable[[Path, Columns, Any], Iterator[Any]], path: Path, columns: Columns) -> Iterator[Part]:
+    """Read a file of tables, as `batches` reads it with pyarrow."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise missing("pyarrow", f"{path}: a Parquet or Arrow file") from None
     open_regular(path, hint="give a file of pairs").close()  # pyarrow would wait for a pipe
-
-    def batches() -> Iterator[Any]:
-        with parquet.ParquetFile(path) as file:
-            top = INSIDE if INSIDE in file.schema_arrow.names and columns[0] not in file.schema_arrow.names else None
-            names = [top] if top else [name for name in columns if name in file.schema_arrow.names]
-            yield from file.iter_batches(ROWS, columns=names)
-
-    yield from _from_batches(path, columns, pyarrow, batches)
-
-
-def _arrow(path: Path, columns: Columns) -> Iterator[Part]:
-    pyarrow, _ = _pyarrow(path)
-    open_regular(path, hint="give a file of pairs").close()
-
-    def batches() -> Iterator[Any]:
-        # Read, not mapped: what is read of a mapped file counts as this process's memory.
-        with pyarrow.OSFile(str(path)) as file:
-            is_file = file.read(6) == b"ARROW1"
-            file.seek(0)
-            if not is_file:
-                yield from pyarrow.ipc.open_stream(file)
-                return
-            reader = pyarrow.ipc.open_file(file)
-            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
-
-    yield from _from_batches(path, columns, pyarrow, batches)
-
-
-def _from_batches(path: Path, columns: Columns, pyarrow: Any, batches: Callable[[], Iterator[Any]]) -> Iterator[Part]:
     row = 1
     try:
-        for batch in batches():
+        for batch in batches(path, columns, pyarrow):
             source, target = (_column(batch, name, columns, path, pyarrow) for name in columns)
             yield source, target
             row += len(source)
@@ -178,11 +157,3 @@ def _column(batch: Any, name: str, columns: Columns, path: Path, pyarrow: Any) -
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or str(kind) == "string_view"):
         raise UserError(f"{path}: its column {name} holds {found.type}, no text")
     return [value or "" for value in found.to_pylist()]
-
-
-def _pyarrow(path: Path) -> tuple[Any, Any]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise missing("pyarrow", f"{path}: a Parquet or Arrow file") from None
-    return pyarrow, pyarrow.parquet

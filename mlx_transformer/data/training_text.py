@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +49,7 @@ class TrainingText:
         """Read lines of sources (0), targets (1) or both, from `count` pairs at random or from all."""
         if count is not None:
             return (pair[side] for pair in self.some_pairs(count) for side in sides)
-        if isinstance(self.text, ParallelText):
-            return chain.from_iterable((self.text.source, self.text.target)[side] for side in sides)
-        return (line for part in self.text.lines() for side in sides for line in part[side])
+        return (line for part in self.text.parts() for side in sides for line in part[side])
 
     def some_pairs(self, count: int) -> Iterator[tuple[str, str]]:
         """Read `count` pairs at random."""
@@ -60,8 +57,7 @@ class TrainingText:
         random = legacy_random(self.seed, 2)
         chosen[random.permutation(len(self))[:count]] = True
         begin = 0
-        parts = [(self.text.source, self.text.target)] if isinstance(self.text, ParallelText) else self.text.lines()
-        for source, target in parts:
+        for source, target in self.text.parts():
             for i in np.flatnonzero(chosen[begin : begin + len(source)]).tolist():
                 yield source[i], target[i]
             begin += len(source)
@@ -95,12 +91,6 @@ class TrainingText:
         return pairs if self.weights is None else Mixture(pairs, self.sizes, self.weights, max_length, self.seed)
 
 
-def examples_of(text: ParallelText | TrainingText, tokenizer: Tokenizer, max_length: int) -> Examples:
-    if isinstance(text, ParallelText):
-        text = TrainingText(text, [len(text)])
-    return text.examples(tokenizer, max_length)
-
-
 def load_training(
     corpora: Sequence[PairFiles],
     weights: Sequence[float] | None,
@@ -118,7 +108,9 @@ def load_training(
     corpora = list(corpora)
     sizes = [corpus.size() for corpus in corpora]
     if not bpe_dropout and (cache is not None or sum(sizes) > LARGE):
-        return _on_disk(corpora, weights, TokenCache(cache or default_folder()), seed, set_aside)
+        stored = StoredText(corpora, TokenCache(cache or default_folder()), seed, set_aside)
+        train = TrainingText(stored, _split(stored.kept, stored.counts), weights, 0.0, seed)
+        return train, stored.valid, stored.dropped
     for corpus, size in zip(corpora, sizes, strict=True):
         check_memory(4 * size, f"{corpus.name}: its text", "give less, or leave out bpe_dropout")
     text, counts, dropped = _in_memory(corpora)
@@ -132,8 +124,12 @@ def read_pairs(corpus: PairFiles) -> ParallelText:
     """Read all pairs for validation, empty ones too. `UserError` as for `PairFiles.parts` and `read_parallel`."""
     if corpus.is_plain:
         return read_parallel(str(corpus.source), str(corpus.target))
-    source, target = _joined((part[0], part[1]) for part in corpus.parts())
-    return ParallelText([corpus.tag + line for line in source], target)
+    source: list[str] = []
+    target: list[str] = []
+    for sources, targets in corpus.parts():
+        source += [corpus.tag + line for line in sources]
+        target += targets
+    return ParallelText(source, target)
 
 
 def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
@@ -141,29 +137,16 @@ def _in_memory(corpora: list[PairFiles]) -> tuple[ParallelText, list[int], int]:
     if len(corpora) == 1 and corpora[0].is_plain:
         text, dropped = read_pairs(corpora[0]).without_empty()
         return text, [len(text)], dropped
-    texts, dropped = [], 0
-    for corpus in corpora:
-        parts = list(corpus.usable_parts())
-        texts.append(_joined((source, target) for source, target, _ in parts))
-        dropped += sum(others for *_, others in parts)
-    source, target = _joined(texts)
-    return ParallelText(source, target), [len(each[0]) for each in texts], dropped
-
-
-def _joined(parts: Iterable[tuple[list[str], list[str]]]) -> tuple[list[str], list[str]]:
     source: list[str] = []
     target: list[str] = []
-    for more_source, more_target in parts:
-        source += more_source
-        target += more_target
-    return source, target
-
-
-def _on_disk(
-    corpora: list[PairFiles], weights: Sequence[float] | None, cache: TokenCache, seed: int, set_aside: bool
-) -> tuple[TrainingText, ParallelText | None, int]:
-    text = StoredText(corpora, cache, seed, set_aside)
-    return TrainingText(text, _split(text.kept, text.counts), weights, 0.0, seed), text.valid, text.dropped
+    ends, dropped = [0], 0
+    for corpus in corpora:
+        for sources, targets, others in corpus.usable_parts():
+            source += sources
+            target += targets
+            dropped += others
+        ends.append(len(source))
+    return ParallelText(source, target), np.diff(ends).tolist(), dropped
 
 
 def _split(kept: np.ndarray, counts: list[int]) -> list[int]:

@@ -10,40 +10,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import CONFIG, FLOATS, HALVES, WEIGHTS
+from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
+from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json, read_text
-from mlx_transformer.system.tensors import open_tensors, read_tensors, write_tensors
+from mlx_transformer.system.tensors import write_tensors
 
 from .engine import Published
+from .generation import published_settings
+from .weights import open_weights
 
 GENERATION = "generation_config.json"
 
 
-def read_folder(path: Path) -> Published:
-    """Raises `UserError` for missing and damaged files and for weights in another form than one safetensors file."""
+def read_folder(path: Path, keep_float16: bool = False) -> Published:
+    """Open a folder, without reading its weights: they are, tensor by tensor, where their numbers are asked for.
+
+    bfloat16 is widened to float32, and float16 unless it is kept; both are exact. Raises `UserError` for missing and
+    damaged files.
+    """
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
-    if not (path / WEIGHTS).is_file():
-        save = 'save it by save_pretrained("FOLDER", safe_serialization=True, max_shard_size="99GB") of transformers'
-        others = [*path.glob("pytorch_model*.bin"), *path.glob("model*.safetensors"), *path.glob("*.h5")]
-        held = f"its weights are in {min(others).name}" if others else "it has no weights"
-        raise UserError(f"{path}: {WEIGHTS} missing, {held}; {save}")
     config, generation = _object(path / CONFIG), {}
     if (path / GENERATION).is_file():
         generation = _object(path / GENERATION)
-    _check_types(path / WEIGHTS)
-    tensors = {
-        name: array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-        for name, array in read_tensors(path / WEIGHTS).items()
-    }
+    tensors = open_weights(path)
+    if not keep_float16:
+        tensors = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in tensors.items()}
     return Published(path, config, generation, tensors)
 
 
@@ -72,18 +72,19 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
     return (None, [f"no tokenizer ({file}: {'; '.join(wrong)})"]) if wrong else (text, [])
 
 
-def generation_config(c: TransformerConfig) -> dict[str, Any]:
-    """Greedy as ours: what it never writes is banned, nothing is forced."""
+def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Greedy as ours, and what the model's own settings say besides: pad and bos are never chosen."""
     return {
         "pad_token_id": c.pad_id,
         "bos_token_id": c.bos_id,
         "eos_token_id": c.eos_id,
         **({"decoder_start_token_id": c.bos_id} if c.has_encoder else {}),
-        "bad_words_ids": [[id] for id in c.never_generated],
+        "bad_words_ids": [[id] for id in banned_ids(c)],
         "max_length": c.max_positions,
         "do_sample": False,
         "num_beams": 1,
         "use_cache": True,
+        **published_settings(settings, c),
     }
 
 
@@ -115,16 +116,17 @@ def write_folder(
     config: Mapping[str, Any],
     weights: Mapping[str, NDArray],
     tokenizer: str | None,
+    settings: Mapping[str, Any],
 ) -> Path:
     """Write all files, durably, in place of what is there. `UserError` if the disk refuses."""
-    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config)}
+    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config, settings)}
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer)
         for name, values in texts.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        write_tensors(temporary / WEIGHTS, weights, CONFIG, metadata={"format": "pt"})  # transformers wants to be told
+        write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
     return out
 
 
@@ -133,11 +135,3 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
-
-
-def _check_types(path: Path) -> None:
-    """safetensors would raise a bare TypeError for what NumPy doesn't have."""
-    with open_tensors(path) as file:
-        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    if wrong := [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATS | HALVES]:
-        raise UserError(f"{path}: {wrong[0]}; weights are of a type in {', '.join(sorted(FLOATS | HALVES))}")

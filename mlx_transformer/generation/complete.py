@@ -8,48 +8,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.system.errors import UserError
 
 from .options import check_single
 from .stream import pieces
-from .translate import as_lines, fitting_tokenizer
+from .translate import as_lines
 
 
-class Completer:
-    """`generate(ids, **options) -> new ids of each row` and `stream_ids(ids, **options)`, with a tokenizer."""
+def complete(
+    tokenizer: Tokenizer,
+    generate: Callable[..., list[list[int]]],
+    prompts: str | Sequence[str],
+    *,
+    stop: Sequence[str] = (),
+    **options: Any,
+) -> list[str]:
+    """What follows each prompt, which may be empty; it ends before the first of the words `stop`.
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        tokenizer: Tokenizer | None,
-        generate: Callable[..., list[list[int]]],
-        stream_ids: Callable[..., Iterator[int]],
-        where: str = "model",
-    ):
-        """`where` names the model in errors. `UserError` if it isn't a decoder alone, or has no tokenizer."""
-        tokenizer = fitting_tokenizer(config, tokenizer, where, "decoder", "generate")
-        self.config, self.tokenizer, self.generate, self.stream_ids = config, tokenizer, generate, stream_ids
+    generate: (ids, **options) -> new ids of each row. options: the fields of `Options`. `UserError` for a prompt that
+    the model has no room for, and for wrong options.
+    """
+    check_single(options, "complete", "search")
+    _check_stop(stop)
+    found = generate(_ids(tokenizer, prompts), **options)
+    return ["".join(until([text], stop)) for text in tokenizer.decode_batch(found)]
 
-    def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]:
-        """What follows each prompt, which may be empty; it ends before the first of the words `stop`. options: the
-        fields of `Options`. `UserError` for a prompt that the model has no room for, and for wrong options."""
-        check_single(options, "complete", "search")
-        _check_stop(stop)
-        found = self.generate(self.ids(prompts), **options)
-        return ["".join(until([text], stop)) for text in self.tokenizer.decode_batch(found)]
 
-    def stream(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
-        """The same for one prompt, in pieces, as they are decided: greedily or sampled."""
-        _check_stop(stop)
-        new = self.stream_ids(self.ids([prompt])[0], **options)
-        return until(pieces(self.tokenizer.decode, new), stop)
+def stream(
+    tokenizer: Tokenizer, stream_ids: Callable[..., Iterator[int]], prompt: str, stop: Sequence[str], **options: Any
+) -> Iterator[str]:
+    """The same for one prompt, in pieces, as they are decided: greedily or sampled. stream_ids: (ids, **options)."""
+    _check_stop(stop)
+    new = stream_ids(_ids(tokenizer, [prompt])[0], **options)
+    return until(pieces(tokenizer.decode, new), stop)
 
-    def ids(self, prompts: str | Sequence[str]) -> Ids:
-        """What is searched: the start token, then the prompt's tokens."""
-        return [[self.config.bos_id, *ids[:-1]] for ids in self.tokenizer.encode_batch(as_lines(prompts))]
+
+def _ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
+    """What is searched: the start token, then the prompt's tokens."""
+    return [[tokenizer.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(as_lines(prompts))]
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:

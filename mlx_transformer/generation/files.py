@@ -5,7 +5,6 @@ check the whole input -> parts of some thousand lines -> translations -> written
 
 from __future__ import annotations
 
-import hashlib
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlx_transformer.system.durable import check_unread
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
-from mlx_transformer.system.files import LONGEST_LINE, line_without_end, open_regular, without_mark
+from mlx_transformer.system.files import open_regular
+from mlx_transformer.system.manifest import sha256
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.watch import Watch
 
@@ -26,7 +27,6 @@ from .options import Overlong, TextSettings
 from .output import Writer, writer
 from .verbs import TextVerbs
 
-BLOCK = 1 << 20  # bytes
 DONE_WITH = {
     "split": "translated in pieces",
     "truncate": "translated as far as it takes",
@@ -66,8 +66,8 @@ def translate_stream(
     if s.resume and (input is None or output is None):
         raise UserError("resume=True continues a file: it needs input and output")
     layout = Layout(n_best=options.get("n_best", 1), scores=s.scores, json=s.json, alignment=s.alignment)
-    if input is not None and output is not None and output.exists() and input.exists() and output.samefile(input):
-        raise UserError(f"{output}: is the input as well: choose another output")
+    if input is not None and output is not None:
+        check_unread(output, input)
     with ExitStack() as stack:
         source, name = _source(stack, input, text)
         known = _checked(input, model, s.overlong) if input is not None and input.is_file() else None
@@ -76,20 +76,14 @@ def translate_stream(
             assert known is not None
             said = {"overlong": s.overlong, "scores": s.scores, "json": s.json, "alignment": s.alignment}
             written = {key: str(value) for key, value in {**options, **said}.items()}
-            return {"input": known.digest, **written, **model_facts()}
+            return {"input": known[1], **written, **model_facts()}
 
         target = writer(output, None if known is None or s.stream else facts, s.resume)
         stack.callback(target.close)
         aside = output is not None or not sys.stdout.isatty()
-        lines = known.lines if known and aside else None
+        lines = known[0] if known and aside else None
         aligned = s.alignment and (cross_weights or True)
         _Job(model, source, name, target, layout, s.overlong, lines, aligned, options).run(s.stream)
-
-
-@dataclass(frozen=True)
-class _Input:
-    lines: int
-    digest: str
 
 
 @dataclass
@@ -187,26 +181,12 @@ def _source(stack: ExitStack, input: Path | None, text: Sequence[str]) -> tuple[
     return stack.enter_context(open_regular(input, hint="give a text file", pipes=True)), str(input)
 
 
-def _checked(path: Path, model: TextVerbs, overlong: Overlong) -> _Input:
-    """The lines and the SHA-256 of a file; `UserError` for a line that would end its translation."""
-    digest, lines, last, line = hashlib.sha256(), 0, b"\n", 0
+def _checked(path: Path, model: TextVerbs, overlong: Overlong) -> tuple[int, str]:
+    """Return the lines of a file and its SHA-256; `UserError` for a line that would end its translation."""
     with open_regular(path) as file:
-        try:
-            while block := file.read(BLOCK):
-                if not lines:
-                    without_mark(block, str(path))
-                digest.update(block)
-                lines += block.count(b"\n")
-                line = len(block) - block.rfind(b"\n") - 1 if b"\n" in block else line + len(block)
-                if line > LONGEST_LINE:  # before the rest, which may be as large as a disk
-                    raise line_without_end(path, lines + 1)
-                last = block[-1:]
-            file.seek(0)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-        if overlong == "error":
-            reader, first = LineReader(file, str(path), quiet=True), 1
-            for part in reader.parts():
+        reader, first = LineReader(file, str(path), quiet=True), 1
+        for part in reader.parts():
+            if overlong == "error":
                 model.check_lines(part, overlong, first)
-                first += len(part)
-    return _Input(lines + (last != b"\n"), digest.hexdigest())
+            first += len(part)
+    return reader.number, sha256(path)

@@ -27,57 +27,57 @@ class Filling:
     """The line with this guess, and for its other masks their best ones."""
 
 
-class Filler:
-    """`logits(ids (1, L)) -> (1, L, V)`, with a tokenizer."""
+def fill(
+    config: TransformerConfig,
+    tokenizer: Tokenizer | None,
+    logits: Callable[[list[list[int]]], Any],
+    lines: str | Sequence[str],
+    top_k: int = 5,
+    where: str = "model",
+) -> list[list[list[Filling]]]:
+    """For each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it.
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        tokenizer: Tokenizer | None,
-        logits: Callable[[list[list[int]]], Any],
-        where: str = "model",
-    ):
-        """`where` names the model in errors. `UserError` if it isn't an encoder with a <mask> in its vocabulary."""
-        tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "fill")
-        if tokenizer.mask_id is None:
-            raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
-        self.config, self.tokenizer, self.logits, self.mask_id = config, tokenizer, logits, tokenizer.mask_id
-
-    def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]:
-        """For each line, for each <mask> in it, the `top_k` likeliest tokens. A space before a <mask> belongs to it.
-
-        `UserError` for a line without <mask>, or longer than the model takes, and for a wrong `top_k`.
-        """
-        if not 1 <= top_k <= self.config.vocab_size - len(SPECIAL_TOKENS):
-            raise UserError(f"top_k={top_k}: give 1 to {self.config.vocab_size - len(SPECIAL_TOKENS)}")
-        return [self._line(line, number, top_k) for number, line in enumerate(as_lines(lines), start=1)]
-
-    def _line(self, line: str, number: int, top_k: int) -> list[list[Filling]]:
+    logits: ids (1, L) -> (1, L, V). `UserError` if the model, which `where` names, isn't an encoder with a <mask> in
+    its vocabulary, for a line without <mask>, or longer than the model takes, and for a wrong `top_k`.
+    """
+    tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder", "fill")
+    mask_id, most = tokenizer.mask_id, config.vocab_size - len(SPECIAL_TOKENS)
+    if mask_id is None:
+        raise UserError(f"{where}: its vocabulary has no {MASK_TOKEN}: it wasn't trained to restore text")
+    if not 1 <= top_k <= most:
+        raise UserError(f"top_k={top_k}: give 1 to {most}")
+    found = []
+    for number, line in enumerate(as_lines(lines), start=1):
         if MASK_TOKEN not in line:
             raise UserError(f"line {number}: holds no {MASK_TOKEN}; put it where a word is to be found")
-        ids = ids_with_masks(self.tokenizer, line)
-        if len(ids) > self.config.max_positions:
-            raise UserError(f"line {number}: {len(ids)} tokens, the model takes at most {self.config.max_positions}")
-        places = [i for i, id in enumerate(ids) if id == self.mask_id]
-        logits = np.array(self.logits([ids]), np.float64)[0, places]  # (M, V)
-        if not np.isfinite(logits).all():
-            raise UserError("the model's logits are not finite; check its weights")
-        logits[:, [*range(len(SPECIAL_TOKENS)), self.mask_id]] = -np.inf
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = weights / weights.sum(axis=1, keepdims=True)
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]  # (M, top_k)
-        return [
-            [self._filling(ids, places, best[:, 0], mask, int(token), probabilities[mask]) for token in best[mask]]
-            for mask in range(len(places))
-        ]
+        ids = ids_with_masks(tokenizer, line)
+        if len(ids) > config.max_positions:
+            raise UserError(f"line {number}: {len(ids)} tokens, the model takes at most {config.max_positions}")
+        places = [i for i, id in enumerate(ids) if id == mask_id]
+        found.append(_guesses(tokenizer, ids, places, np.array(logits([ids]), np.float64)[0, places], top_k))
+    return found
 
-    def _filling(
-        self, ids: list[int], places: list[int], best: NDArray, mask: int, token: int, probabilities: NDArray
-    ) -> Filling:
-        filled = list(ids)
-        for i, place in enumerate(places):
-            filled[place] = token if i == mask else int(best[i])
-        return Filling(self.tokenizer.decode([token]), float(probabilities[token]), self.tokenizer.decode(filled))
+
+def _guesses(
+    tokenizer: Tokenizer, ids: list[int], places: list[int], logits: NDArray, top_k: int
+) -> list[list[Filling]]:
+    """For each of the M places of a <mask> its likeliest tokens; logits (M, V)."""
+    if not np.isfinite(logits).all():
+        raise UserError("the model's logits are not finite; check its weights")
+    logits[:, [*range(len(SPECIAL_TOKENS)), tokenizer.mask_id]] = -np.inf
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = weights / weights.sum(axis=1, keepdims=True)
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]  # (M, top_k)
+    filled = np.array(ids)
+    filled[places] = best[:, 0]
+    found = []
+    for mask, place in enumerate(places):
+        guesses = []
+        for token in best[mask].tolist():
+            text = tokenizer.decode([*filled[:place].tolist(), token, *filled[place + 1 :].tolist()])
+            guesses.append(Filling(tokenizer.decode([token]), float(probabilities[mask, token]), text))
+        found.append(guesses)
+    return found
 
 
 def ids_with_masks(tokenizer: Tokenizer, line: str) -> list[int]:

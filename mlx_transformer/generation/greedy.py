@@ -8,15 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Sources
 
 from .arrays import Array, Arrays
 from .options import Hypothesis, Options
 from .sampling import draw, likeliest, noise
-from .steps import Batch, Decoder, History, Model, Rules, take_sentences
+from .steps import Batch, History, Rules, Strategy, take_sentences
 
 
-class Greedy:
+class Greedy(Strategy):
     """The likeliest token at each step, or with `options.sample` a drawn one. A finished sentence writes pad.
 
     `scored`: log p of the output is wanted. Otherwise its score is only finite or not, as the logits are.
@@ -36,13 +35,10 @@ class Greedy:
         self.history = History(xp, size)
         self.scores = np.zeros(size, np.float64)
 
-    def start(self, model: Model, sources: Sources) -> tuple[Decoder, Array]:
-        return model.start(sources)
-
     def choose(self, logits: Array, t: int) -> tuple[Array, None]:
         xp = self.xp
         logits = xp.float32(logits)
-        allowed = self.rules.apply(logits[:, None], t)[:, 0]
+        allowed = self.rules.apply(self.rules.penalised(logits[:, None]), t)[:, 0]
         if self.options.sample:
             drawn = noise(self.options.seed, t, self.places[self.index], self.config.vocab_size)
             token = draw(xp, likeliest(xp, allowed, self.options), xp.asarray(drawn))
@@ -51,10 +47,13 @@ class Greedy:
         chosen = xp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         if self.scored:
             chosen = chosen - xp.logsumexp(logits, axis=-1)
+        if (forced := self.rules.unscored(t, self.limits)) is not None:
+            token, chosen = xp.where(forced >= 0, forced, token), xp.where(forced >= 0, 0.0, chosen)
         self.total = xp.where(self.done, self.total, self.total + chosen)
         token = xp.where(self.done, self.config.pad_id, token)
         self.history.append(token)
-        self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
+        self.rules.write(token[:, None])
+        self.done = self.done | self.rules.is_end(token) | (self.limits <= t + 1)
         return token, None
 
     def held(self) -> list[Array]:
@@ -74,7 +73,7 @@ class Greedy:
         for row, length, total in zip(tokens, lengths, self.scores, strict=True):
             ids = row[:length].tolist()
             score = float(total / self.options.penalty(int(length)))
-            results.append([Hypothesis(ids[:-1] if ids[-1:] == [self.config.eos_id] else ids, score)])
+            results.append([Hypothesis(ids[:-1] if ids and ids[-1] in self.rules.ends else ids, score)])
         return results
 
     def _put_aside(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,22 +84,17 @@ def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndar
 
 def perplexity(
     config: TransformerConfig,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer,
     logits: Callable[[list[list[int]]], Any],
     texts: Sequence[str],
-    where: str = "model",
-    done: Callable[[float], None] = lambda share: None,
+    done: Callable[[float], None],
 ) -> dict[str, Any]:
     """Measure documents: how many tokens they have (each one's end counted), e to the mean negative log-probability of
     a token, and the bits a byte of text takes, which doesn't depend on the vocabulary.
 
     logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut, and each piece predicted by itself
-    from the token before it, as in training. done: told the share that is finished. `UserError` for a model that isn't
-    a decoder alone.
+    from the token before it, as in training. done: told the share that is finished.
     """
-    from .translate import fitting_tokenizer  # not at the top: log p of ids needs no tokenizer
-
-    tokenizer = fitting_tokenizer(config, tokenizer, where, "decoder", "a text's perplexity")
     rows = [row for ids in tokenizer.encode_batch(texts) for row in _pieces([config.bos_id, *ids], config)]
     total, tokens, finished = 0.0, sum(len(row) - 1 for row in rows), 0
     for batch in _batches(rows):
@@ -130,12 +126,6 @@ def _pieces(ids: list[int], config: TransformerConfig) -> Iterator[list[int]]:
 
 def _batches(rows: list[list[int]]) -> Iterator[NDArray[np.int64]]:
     """Rows of one length together, so that nothing is padded."""
-    rows = sorted(rows, key=len)
-    start = 0
-    while start < len(rows):
-        length = len(rows[start])
-        most = max(1, BATCH_TOKENS // length)
-        stop = next((i for i in range(start, min(start + most, len(rows))) if len(rows[i]) != length), None)
-        stop = min(start + most, len(rows)) if stop is None else stop
-        yield np.array(rows[start:stop], np.int64)
-        start = stop
+    for length, group in groupby(sorted(rows, key=len), len):
+        same, most = np.array(list(group), np.int64), max(1, BATCH_TOKENS // length)
+        yield from (same[i : i + most] for i in range(0, len(same), most))

@@ -86,19 +86,16 @@ class Layout:
         if self.json:
             translations = [{"text": t.text, "score": t.score, **self._links(t)} for t in found]
             return json.dumps({"source": source, "translations": translations}, ensure_ascii=False)
+        tabs_separate = self.n_best > 1 or self.scores or self.alignment
         cells: list[str] = []
         for i in range(self.n_best):
-            cells.append(one_line(found[i].text, self._tabs_separate) if i < len(found) else "")
+            cells.append(one_line(found[i].text, tabs_separate) if i < len(found) else "")
             if self.scores:
                 cells.append(f"{found[i].score:.4f}" if i < len(found) else "")
             if self.alignment:
                 alignment = found[i].alignment if i < len(found) else None
                 cells.append(pharaoh(alignment.links) if alignment else "")
         return "\t".join(cells)
-
-    @property
-    def _tabs_separate(self) -> bool:
-        return self.n_best > 1 or self.scores or self.alignment
 
     def _links(self, translation: Translation) -> dict[str, list[list[int]]]:
         if not self.alignment:

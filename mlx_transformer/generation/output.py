@@ -42,8 +42,9 @@ class Writer:
     """Every write goes out at once, so that closing has nothing left to fail at. progress: what is kept of it, so that
     another can continue it."""
 
-    def __init__(self, stream: BinaryIO, name: str, progress: Progress | None = None):
-        self.stream, self.name, self.progress = stream, name, progress or Progress()
+    def __init__(self, stream: BinaryIO, name: str, ours: bool = False):
+        """ours: the stream is closed in the end."""
+        self.stream, self.name, self.ours, self.progress = stream, name, ours, Progress()
 
     def write(self, data: bytes) -> None:
         """`UserError` names what has no room for it; who reads no more is the caller's matter."""
@@ -68,13 +69,8 @@ class Writer:
 
     def close(self) -> None:
         """After `finish`, or after an error."""
-
-
-class Device(Writer):
-    """A pipe or a device by its name."""
-
-    def close(self) -> None:
-        self.stream.close()
+        if self.ours:
+            self.stream.close()
 
 
 class Partial(Writer):
@@ -87,12 +83,14 @@ class Partial(Writer):
         self.partial = self.path.with_name(f"{self.path.name}.partial")
         self.record = self.path.with_name(f"{self.partial.name}.json")
         self.shown = path.with_name(self.partial.name)
-        self.facts, self.progress, self.finished = facts, Progress(), False
+        self.facts, self.finished = facts, False
         try:
-            stream = self._opened()
+            if (handle := open_locked(self.partial)) is None:
+                raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
+            stream = open(handle, "r+b", buffering=0)  # noqa: SIM115 - `close` closes it
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-        super().__init__(stream, str(path), self.progress)
+        super().__init__(stream, str(path))
         is_new = not self.partial.stat().st_size
         try:
             if is_new:  # what a kill left after the file took its name
@@ -112,12 +110,6 @@ class Partial(Writer):
         except UserError:
             self._close(remove=False)
             raise
-
-    def _opened(self) -> BinaryIO:
-        """The file, locked. `UserError` while another process is at it."""
-        if (handle := open_locked(self.partial)) is None:
-            raise UserError(f"{self.shown}: another process is writing it; wait for it, or choose another output")
-        return open(handle, "r+b", buffering=0)
 
     def _read(self) -> None:
         if not self.record.exists():
@@ -195,6 +187,6 @@ def writer(output: Path | None, facts: Callable[[], Mapping[str, str]] | None, r
     if resume:
         raise UserError(f"{output}: is no file, so nothing of it was kept; leave out --resume")
     try:
-        return Device(open(output, "wb", buffering=0), str(output))
+        return Writer(open(output, "wb", buffering=0), str(output), ours=True)
     except OSError as error:
         raise UserError(f"{output}: cannot be written ({error.strerror})") from error

@@ -50,7 +50,7 @@ def _tokens(model: Model, batch: Batch, strategy: Greedy) -> Iterator[int]:
         new = int(xp.numpy(token)[0])
         if not np.isfinite(xp.numpy(strategy.total)[0]):
             raise UserError("the model's logits are not finite; check its weights")
-        if new == model.config.eos_id:
+        if new in strategy.rules.ends:
             return
         yield new
         if not xp.lazy and more:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -17,12 +18,12 @@ from mlx_transformer.core.inputs import Ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
+from .settings import Settings, resolved
 from .steps import Model
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
 
-    from .complete import Completer
     from .fill import Filling
     from .translate import Overlong, Translation, Translator
 
@@ -41,6 +42,12 @@ class TextVerbs:
     """The name of the model in messages."""
     has_steps: bool = True
     """Whether tokens can be had one by one, and the probability of given ones; a search inside a graph has neither."""
+
+    @cached_property
+    def generation(self) -> Settings:
+        """How the model generates unless told otherwise: fields of `Options`, in whose place those count that a call
+        gives."""
+        return {}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -63,12 +70,12 @@ class TextVerbs:
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
         """Return new token ids of each input's best output; arguments as `generation.search.search` has them."""
         with self.decoding() as model:
-            return searches.generate(model, ids, prefix, **options)
+            return searches.generate(model, ids, prefix, **resolved(self.generation, options))
 
     def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
         with self.decoding() as model:
-            return searches.search(model, ids, prefix, **options)
+            return searches.search(model, ids, prefix, **resolved(self.generation, options))
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
         """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
@@ -81,7 +88,7 @@ class TextVerbs:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
-        return self._streamed(lambda model: stream_ids(model, ids, prefix, **options))
+        return self._streamed(lambda model: stream_ids(model, ids, prefix, **self._streaming(options)))
 
     @overload
     def translate(self, lines: str, *, overlong: Overlong = "error", **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -113,10 +120,12 @@ class TextVerbs:
         stop: as `complete` has it. options: also those of `generation.stream.stream`.
         """
         if stop is not None or self.config.architecture != "encoder-decoder":
-            return self._completer().stream(text, stop=stop or (), **options)
+            from .complete import stream as continued
+
+            return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
-        return self._streamed(lambda model: stream(model, self.translator, text, **options))
+        return self._streamed(lambda model: stream(model, self.translator, text, **self._streaming(options)))
 
     @overload
     def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -124,7 +133,9 @@ class TextVerbs:
     def complete(self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> list[str]: ...
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
         """Return what a decoder alone writes after a prompt, or each of several, up to the first word of `stop`."""
-        found = self._completer().complete(prompts, stop=stop, **options)
+        from .complete import complete
+
+        found = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
         return found[0] if isinstance(prompts, str) else found
 
     @overload
@@ -133,16 +144,17 @@ class TextVerbs:
     def fill(self, lines: Sequence[str], top_k: int = 5) -> list[list[list[Filling]]]: ...
     def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[Filling]] | list[list[list[Filling]]]:
         """Return the `top_k` likeliest tokens for each <mask> of a line, or of each of several, by an encoder alone."""
-        from .fill import Filler
+        from .fill import fill
 
-        found = Filler(self.config, self.tokenizer, self.token_logits, self.where).fill(lines, top_k)
+        found = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return found[0] if isinstance(lines, str) else found
 
     def perplexity(self, texts: Sequence[str], done: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Measure how well a decoder alone predicts documents; see `generation.likelihood.perplexity`."""
         from .likelihood import perplexity
 
-        return perplexity(self.config, self.tokenizer, self.token_logits, texts, self.where, done)
+        tokenizer = self._decoders("a text's perplexity")
+        return perplexity(self.config, tokenizer, self.token_logits, texts, done)
 
     def check_lines(self, lines: Sequence[str], overlong: Overlong = "error", first_line: int = 1) -> None:
         """Raise `UserError` for the first line that can't be translated; first_line: its number in messages."""
@@ -160,10 +172,15 @@ class TextVerbs:
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         return self.translator.n_best(lines, **options)
 
-    def _completer(self) -> Completer:
-        from .complete import Completer
+    def _decoders(self, what: str) -> Tokenizer:
+        """Return the tokenizer of a decoder alone; `UserError`, which says `what` needs one, for any other model."""
+        from .translate import fitting_tokenizer
 
-        return Completer(self.config, self.tokenizer, self.generate, self.stream_ids, self.where)
+        return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
+
+    def _streaming(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Streams have no beam of which nobody asked for."""
+        return resolved(self.generation, {"beam": 1, **options})
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
         """Begin at once, so that what is wrong is said at the call; the rest while the caller reads."""

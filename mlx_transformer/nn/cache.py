@@ -1,4 +1,5 @@
-"""What decoding remembers: every layer's keys and values, so that a step computes only its new positions.
+"""What decoding remembers: every layer's keys and values (or its SSRU's state), so that a step computes only its new
+positions.
 
 Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, C capacity, S source, d one head.
 
@@ -13,7 +14,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlx_transformer.core.config import TransformerConfig
+
 from .masks import Mask, causal_padding_mask, padding_mask
+from .ssru import LayerState
 
 CHUNK = 256
 SMALLEST = 32
@@ -59,6 +63,10 @@ class LayerCache:
         self.keys = mx.take(self.keys[:, :, :part, :], rows, axis=0)
         self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
 
+    def arrays(self) -> list[mx.array]:
+        """What is held."""
+        return [array for array in (self.keys, self.values) if array is not None]
+
 
 class Cache:
     """State of one batch's decoding; made by `Transformer.start`, advanced by `Transformer.step`.
@@ -69,7 +77,7 @@ class Cache:
 
     def __init__(
         self,
-        layers: int,
+        layers: Sequence[LayerCache | LayerState],
         cross: Sequence[KeyValues] | None = None,
         source_tokens: mx.array | None = None,
         heads: int = 1,
@@ -78,7 +86,7 @@ class Cache:
         self.offset = 0
         """Positions decoded so far, padding included."""
         self.beams = 1
-        self.layers = [LayerCache() for _ in range(layers)]
+        self.layers = layers
         self.starts = starts
         """Padding at the left of each row's prompt (R,), or None."""
         self.cross = None if cross is None else [(mx.contiguous(k), mx.contiguous(v)) for k, v in cross]
@@ -101,13 +109,13 @@ class Cache:
         """Every row `beams` times, side by side. Source keys and values stay one a sentence: its beams share them."""
         self.beams *= beams
         for layer in self.layers:
-            if layer.keys is not None:
-                layer.take(mx.repeat(mx.arange(layer.keys.shape[0]), beams))
+            if held := layer.arrays():
+                layer.take(mx.repeat(mx.arange(held[0].shape[0]), beams))
         if self.starts is not None:
             self.starts = mx.repeat(self.starts, beams)
 
     def reorder(self, rows: mx.array) -> None:
-        """Row i goes on from old row rows[i] of the same sentence: only self-attention changes. rows (R,) integers."""
+        """Row i goes on from old row rows[i] (R,) of the same sentence: what belongs to the source stays."""
         for layer in self.layers:
             layer.take(rows)
 
@@ -125,9 +133,14 @@ class Cache:
 
     def arrays(self) -> list[mx.array]:
         """Everything held, for `mx.eval` and `mx.async_eval`: evaluating a step's logits leaves nothing else behind."""
-        held = [array for layer in self.layers for array in (layer.keys, layer.values) if array is not None]
+        held = [array for layer in self.layers for array in layer.arrays()]
         held += [array for pair in self.cross or [] for array in pair]
         return held
+
+
+def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
+    """What the decoder's layers remember before the first step."""
+    return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]
 
 
 def _empty(like: mx.array, capacity: int) -> mx.array:

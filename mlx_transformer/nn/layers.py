@@ -9,6 +9,7 @@ Shapes: B batch, S source, T target, L either, D model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx import nn
@@ -22,6 +23,7 @@ from .feedforward import FeedForward
 from .masks import Mask
 from .norms import make_norm
 from .positions import PositionIds, Positions, Rotation
+from .ssru import SSRU, LayerState
 from .taps import Tap, no_tap, within
 
 
@@ -61,12 +63,12 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder's output (unless decoder-only), feed-forward."""
+    """Causal self-attention or SSRU, attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.pre_norm = config.norm_placement == "pre"
-        self.self_attention = attention(config)
+        self.self_attention = SSRU(config) if config.recurrent else attention(config)
         self.self_attention_norm = make_norm(config)
         self.has_cross = config.has_encoder
         if self.has_cross:
@@ -83,10 +85,10 @@ class DecoderLayer(nn.Module):
         rotation: Rotation = None,
         cross: KeyValues | None = None,
         cross_mask: Mask = None,
-        past: LayerCache | None = None,
+        past: LayerCache | LayerState | None = None,
         tap: Tap = no_tap,
     ) -> mx.array:
-        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: those of earlier steps."""
+        """(B, T, D) -> (B, T, D). `cross`: keys and values of the encoder's output; `past`: what earlier steps left."""
         if self.pre_norm:
             x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, past, tap))
             if cross is not None:
@@ -100,9 +102,14 @@ class DecoderLayer(nn.Module):
         tap("", x)
         return x
 
-    def attend_self(self, x: mx.array, mask: Mask, rotation: Rotation, past: LayerCache | None, tap: Tap) -> mx.array:
-        k, v = self.self_attention.keys_values(x, rotation)
-        y = self.self_attention.attend(x, k, v, mask, rotation, past)
+    def attend_self(
+        self, x: mx.array, mask: Mask, rotation: Rotation, past: LayerCache | LayerState | None, tap: Tap
+    ) -> mx.array:
+        if isinstance(self.self_attention, SSRU):
+            y = self.self_attention(x, cast(LayerState | None, past))
+        else:
+            k, v = self.self_attention.keys_values(x, rotation)
+            y = self.self_attention.attend(x, k, v, mask, rotation, cast(LayerCache | None, past))
         tap("self_attention", y)
         return y
 
@@ -169,7 +176,7 @@ class Decoder(nn.Module):
         mask: Mask = None,
         cross: Sequence[KeyValues] | None = None,
         cross_mask: Mask = None,
-        past: Sequence[LayerCache] | None = None,
+        past: Sequence[LayerCache | LayerState] | None = None,
         tap: Tap = no_tap,
     ) -> mx.array:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""

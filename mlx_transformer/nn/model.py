@@ -26,7 +26,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.page import table
 
 from .attention import Attention, MakeAttention
-from .cache import Cache
+from .cache import Cache, empty_layers
 from .inputs import Ids, Tokens, Vectors, as_ids, as_tokens, as_vectors, check_one_given, padding_before
 from .layers import Decoder, Encoder
 from .masks import Mask, causal_padding_mask, document_mask, padding_mask
@@ -190,10 +190,10 @@ class Transformer(nn.Module):
         if memory is None:
             if c.has_encoder:
                 raise UserError("start: an encoder-decoder decodes from a memory; pass model.encode(source_ids)")
-            return Cache(c.decoder_layers, starts=starts)
+            return Cache(empty_layers(c), starts=starts)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         cross = self.decoder.cross_keys_values(memory)
-        return Cache(c.decoder_layers, cross, tokens, c.of("decoder").heads, starts)
+        return Cache(empty_layers(c), cross, tokens, c.of("decoder").heads, starts)
 
     def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
         """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.

@@ -56,7 +56,7 @@ def _sides(c: Comparison) -> Sequence[tuple[str, Side]]:
 
 
 def _figures(c: Comparison) -> str:
-    lines = [tuple(map(escape, (row.name, row.a, row.b, row.difference))) for row in rows(c)]
+    lines = [tuple(map(escape, row)) for row in rows(c)]
     note = (
         f"Both translate every batch of up to {c.options['batch']} lines in turns, each in a process of its own, whose "
         "peak memory counts Python and all libraries."

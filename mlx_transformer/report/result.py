@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .significance import Measure
 
@@ -131,21 +131,16 @@ class Comparison:
         from mlx_transformer.system.page import table
 
         heads = ("", self.a.name, self.b.name, "")
-        return table(sentence_of(self), [heads, *(row.cells for row in rows(self))], head=True)
+        return table(sentence_of(self), [heads, *rows(self)], head=True)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One figure of both; `difference` is in words."""
 
     name: str
     a: str
     b: str
     difference: str = ""
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        return self.name, self.a, self.b, self.difference
 
 
 def sentence_of(c: Comparison) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
 from mlx_transformer.system import page as kit
 from mlx_transformer.system.chart import Curve, colour, figure
+from mlx_transformer.training.run_folder import flat
 
 from .runs import RunLog
 
@@ -80,10 +81,7 @@ def _steps(found: Any) -> str:
 
 
 def _charts(runs: Sequence[RunLog]) -> str:
-    return f'<div class="charts">{"".join(_each_chart(runs))}</div>'
-
-
-def _each_chart(runs: Sequence[RunLog]) -> Iterator[str]:
+    drawn = []
     for part, of in (("training", "train"), ("validation", "valid")):
         for name, title in TITLES.items():
             curves: list[tuple[int, str, Curve]] = [
@@ -91,7 +89,8 @@ def _each_chart(runs: Sequence[RunLog]) -> Iterator[str]:
             ]
             if curves:
                 label = f"{part} {title}" if name == "loss" else title
-                yield figure(label, curves, name in LOGARITHMIC)
+                drawn.append(figure(label, curves, name in LOGARITHMIC))
+    return f'<div class="charts">{"".join(drawn)}</div>'
 
 
 def _samples(run: RunLog) -> str:
@@ -115,20 +114,15 @@ def _samples(run: RunLog) -> str:
 
 def _recipes(runs: Sequence[RunLog]) -> str:
     """Return the recipes of all runs, first the keys in which they differ."""
-    flat = [_flat(run.record["recipe"]) for run in runs]
-    names = list(dict.fromkeys(name for each in flat for name in each))
-    differing = [name for name in names if len({each.get(name) for each in flat}) > 1]
+    recipes = [_flat(run.record["recipe"]) for run in runs]
+    names = list(dict.fromkeys(name for each in recipes for name in each))
+    differing = [name for name in names if len({each.get(name) for each in recipes}) > 1]
     rows = [*differing, *(name for name in names if name not in differing)]
     state = " open" if differing else ""
-    table = _table(runs, flat, rows, differing)
+    table = _table(runs, recipes, rows, differing)
     return "<h2>Recipe</h2>" + kit.card(f"<details{state}><summary>all keys</summary>{table}</details>")
 
 
-def _flat(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            found[prefix + name] = json.dumps(value, ensure_ascii=False)
-    return found
+def _flat(recipe: dict[str, Any]) -> dict[str, str]:
+    values = {name: value for name, value in flat(recipe).items() if value is not None}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}

@@ -57,6 +57,12 @@ def is_within(path: Path, folder: Path) -> bool:
     return any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
 
 
+def check_unread(out: Path, *read: Path) -> None:
+    """`UserError` if a file that is to be written is read as well, by whichever name."""
+    if out.exists() and any(path.exists() and out.samefile(path) for path in read):
+        raise UserError(f"{out}: is read as well: choose another output")
+
+
 @contextmanager
 def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterator[Path]:
     """Fill the temporary folder that is given; when the block ends it takes the place of `folder`, durably, at once.
@@ -68,11 +74,8 @@ def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterat
     shown, folder = folder, Path(os.path.realpath(folder))  # a link stays a link
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{shown}: is a file; the {what} is a folder: choose another name")
-    temporary = _temporary(folder)
-    try:
+    with _beside(folder, shown, f"the {what} ") as temporary:
         was_free = not folder.exists() or not any(folder.iterdir())
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(folder.parent, glob.escape(folder.name))
         temporary.mkdir()
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
@@ -81,12 +84,6 @@ def replace_folder(folder: Path, what: str, made_by_any: bool = False) -> Iterat
             if was_free and not made_by_any:
                 raise written_meanwhile(shown)
             _put_in_place(temporary, folder)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{shown}: the {what} could not be written ({error}); look for free space and permissions there"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -97,10 +94,8 @@ def replace_files(file: Path) -> Iterator[Path]:
     Raises `UserError` when the disk refuses, and where there was no such file and another process has written it
     meanwhile.
     """
-    temporary, was_free = _temporary(file), not file.exists()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(file.parent, glob.escape(file.name))
+    was_free = not file.exists()
+    with _beside(file, file) as temporary:
         temporary.mkdir()
         yield temporary
         made = sorted(temporary.iterdir(), key=lambda path: path.name == file.name)
@@ -114,39 +109,37 @@ def replace_files(file: Path) -> Iterator[Path]:
             for path in made:
                 os.replace(path, file.with_name(path.name))
         flush(file.parent)
-    except OSError as error:
-        raise _refused(file, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write or replace one file, making folders as needed; raises `UserError`, with the old file untouched, when the
     disk refuses. What is no regular file, such as a pipe, is written to as it is."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8", newline="\n")
+    place = Path(os.path.realpath(path))  # a link stays a link
+    with _beside(place, path) as temporary:
+        if place.exists() and not place.is_file():
+            place.write_text(text, encoding="utf-8", newline="\n")
             return
-    except OSError as error:
-        raise _refused(path, error) from error
-    shown, path = path, Path(os.path.realpath(path))  # a link stays a link
-    temporary = _temporary(path)
-    try:
-        clear_leftovers(path.parent, glob.escape(path.name))
         temporary.write_text(text, encoding="utf-8", newline="\n")
         flush(temporary)
-        os.replace(temporary, path)
-        flush(path.parent)
-    except OSError as error:
-        raise _refused(shown, error) from error
+        os.replace(temporary, place)
+        flush(place.parent)
+
+
+@contextmanager
+def _beside(place: Path, shown: Path, what: str = "") -> Iterator[Path]:
+    """Give a temporary name beside `place`, where nothing is left when the block ends. What the disk refuses there is a
+    `UserError` that names `shown`."""
+    temporary = _temporary(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(place.parent, glob.escape(place.name))
+        yield temporary
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{shown}: {what}could not be written ({error}); look for free space and permissions there"
+        ) from error
     finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _refused(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: could not be written ({error}); look for free space and permissions there")
+        _discard(temporary)
 
 
 def remove_folder(folder: Path) -> None:
@@ -173,7 +166,7 @@ def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
         yield
     except BaseException:
         for name in names:
-            _remove(folder / name)
+            _discard(folder / name)
             if os.path.lexists(aside / name):
                 os.rename(aside / name, folder / name)
         aside.rmdir()
@@ -181,19 +174,19 @@ def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def clear_leftovers(parent: Path, name: str) -> None:
     """Remove what killed processes left of the folders and files in `parent` that fit the glob pattern `name`."""
     for path in parent.glob(f".{name}.*.tmp"):
         process = path.name.split(".")[-2]
         if process.isdigit() and not _other_process(int(process)):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            _discard(path)
+
+
+def _discard(path: Path) -> None:
+    """Remove a file or a folder, as far as the system lets it be removed."""
+    with suppress(OSError):
+        is_folder = path.is_dir() and not path.is_symlink()
+        shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink(missing_ok=True)
 
 
 def previous(folder: Path) -> Path:

@@ -24,7 +24,12 @@ def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Cal
         from importlib import import_module
 
         module, _, other = homes[name].partition(":")
-        return getattr(import_module(module, package), other or name)
+        try:
+            return getattr(import_module(module, package), other or name)
+        except ModuleNotFoundError as error:
+            if missing := what_is_missing(error):
+                raise ModuleNotFoundError(f"{name} needs {missing}", name=error.name) from error
+            raise
 
     return get, lambda: sorted(homes), list(homes)
 
@@ -32,6 +37,25 @@ def lazy(package: str, homes: dict[str, str]) -> tuple[Callable[[str], Any], Cal
 def needs(extra: str) -> str:
     """Say how to install what an extra of the distribution brings."""
     return f"pip install 'mlx-transformer[{extra}]'"
+
+
+EXTRA_OF = {
+    "mlx": "train",
+    "sacrebleu": "train",
+    "babel": "train",
+    "onnx": "export",
+    "onnx_ir": "export",
+    "onnxscript": "export",
+    "ml_dtypes": "export",
+}
+"""The extra that brings a package which is imported wherever it is needed. What is needed in one place is asked for
+there, by `needs`."""
+
+
+def what_is_missing(error: ModuleNotFoundError) -> str | None:
+    """Say which package of an extra could not be imported, and how to install it; None: it is of no extra."""
+    package = (error.name or "").split(".")[0]
+    return f"{package}: {needs(EXTRA_OF[package])}" if package in EXTRA_OF else None
 
 
 class OldNames:

@@ -24,6 +24,7 @@ import time
 from contextlib import suppress
 
 from .errors import UserError, shortened
+from .lazy import what_is_missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def _explained(name: str, error: BaseException) -> int:
             "less than it has, or lower --batch-tokens; elsewhere lower --beam, give shorter lines or take a smaller "
             "model",
         )
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "mlx":
-        return _failed(name, "MLX is not installed; ONNX folders work without it (python -m export)")
+    if isinstance(error, ModuleNotFoundError) and (missing := what_is_missing(error)):
+        return _failed(name, f"this needs {missing}")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("typer", "rich"):
         return _failed(name, "typer, which reads the command line, is not installed: pip install typer")
     if is_panic(error):

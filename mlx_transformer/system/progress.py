@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -25,11 +26,12 @@ class Reporter:
     read of it any more: a closed terminal or pipe is no error.
     """
 
-    def __init__(self, title: str, log_seconds: float = 10.0, brief: bool = False):
+    def __init__(self, title: str, log_seconds: float = 10.0, brief: bool = False, silent: bool = False):
         """brief: of work that may take no time: no bar stays on a terminal, and a log is told nothing before
-        `log_seconds` have passed."""
+        `log_seconds` have passed. silent: nothing is shown, as in a process that another one speaks for."""
         self.title, self.log_seconds, self.brief = title, log_seconds, brief
-        self.file = cast(IO[str], _Lossy(sys.stderr))
+        stream = open(os.devnull, "w", encoding="utf-8") if silent else sys.stderr  # noqa: SIM115 - as long as this
+        self.file = cast(IO[str], _Lossy(stream))
         self.console = Console(file=self.file)
         self._progress: _Bar | None = None
         self._task: TaskID | None = None
@@ -90,21 +92,6 @@ class Reporter:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=self.file, flush=True)
-
-
-class NullReporter:
-    """Stands in for a `Reporter` where nothing is to be shown, as in a process that another one speaks for."""
-
-    columns = 0
-
-    def line(self, text: str) -> None: ...
-
-    def update(self, share: float, status: str, below: str = "") -> None: ...
-
-    def __enter__(self) -> NullReporter:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class _Bar(Progress):

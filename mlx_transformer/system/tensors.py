@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from .errors import UserError
 from .files import open_file
+from .stored import BFLOAT16, Kind, Stored, read_piece
+
+with suppress(ModuleNotFoundError):  # what only runs models does without
+    import ml_dtypes  # noqa: F401 - with it NumPy, and so safetensors, knows bfloat16
+
+TYPES = {"U64": np.uint64, "I64": np.int64, "F64": np.float64, "F32": np.float32, "U32": np.uint32, "I32": np.int32}
+TYPES |= {"BF16": "bfloat16", "F16": np.float16, "U16": np.uint16, "I16": np.int16, "I8": np.int8}
+TYPES |= {"U8": np.uint8, "BOOL": np.bool_}
+"""{name in a file: NumPy's type}, in the order in which the format's own writer lays arrays out, the widest first: so
+each is aligned."""
+NAMES = {kind if isinstance(kind, str) else np.dtype(kind).name: name for name, kind in TYPES.items()}
 
 
 def open_tensors(path: Path):
@@ -27,15 +39,39 @@ def open_tensors(path: Path):
 
 def read_tensors(path: Path) -> dict[str, NDArray]:
     """All arrays of one file; `UserError` too if one has a number that is not finite."""
-    found = {}
-    with open_tensors(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            try:
-                found[name] = file.get_tensor(name)
-            except (SafetensorError, TypeError) as error:  # a type that NumPy doesn't have
-                raise UserError(f"{path}: {name} cannot be read ({error})") from error
-            check_finite(path, name, found[name])
-    return found
+    return {name: np.asarray(stored) for name, stored in stored_tensors(path).items()}
+
+
+def stored_tensors(path: Path) -> dict[str, Stored]:
+    """All arrays of one file, none of them read yet, bfloat16 as float32, which is exact. `UserError` for types that
+    NumPy doesn't have, and as they are read for numbers that are not finite."""
+    with open_tensors(path), open_file(path) as file:  # the former has checked the header
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if entry["dtype"] not in TYPES:
+            raise UserError(f"{path}: {name} cannot be read (NumPy has no {entry['dtype']})")
+
+    def stored(name: str, shape: tuple[int, ...], kind: Kind, begin: int, end: int) -> Stored:
+        def read() -> NDArray:
+            numbers = read_piece(path, begin, (end - begin) // kind.stored.itemsize, kind.stored)
+            array = kind.as_read(numbers).reshape(shape)
+            check_finite(path, name, array)
+            return array
+
+        return Stored(shape, kind.read, read)
+
+    def kind_of(dtype: str) -> Kind:
+        return BFLOAT16 if dtype == "BF16" else Kind.of(TYPES[dtype])
+
+    return {
+        name: stored(
+            *(name, tuple(entry["shape"]), kind_of(entry["dtype"])),
+            *(8 + length + offset for offset in entry["data_offsets"]),
+        )
+        for name, entry in header.items()
+    }
 
 
 def check_finite(path: Path, name: str, array: NDArray) -> None:
@@ -43,10 +79,21 @@ def check_finite(path: Path, name: str, array: NDArray) -> None:
         raise UserError(f"{path}: {name} is not finite: damaged; restore it from a copy")
 
 
-def write_tensors(
-    path: Path, arrays: Mapping[str, NDArray], beside: str, metadata: dict[str, str] | None = None
-) -> None:
-    """Write one file, for all who may read the file `beside` it: safetensors makes it private."""
-    # It takes the bytes as they lie. np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
-    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path, metadata)
-    path.chmod(path.with_name(beside).stat().st_mode & 0o777)
+def write_tensors(path: Path, arrays: Mapping[str, NDArray | Stored], metadata: dict[str, str] | None = None) -> None:
+    """Write one file, an array at a time: byte by byte what safetensors' own writer makes of all of them at once."""
+    kinds = list(NAMES)
+    names = sorted(arrays, key=lambda name: (kinds.index(arrays[name].dtype.name), name))
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name in names:
+        begin, end = end, end + arrays[name].nbytes
+        kind, shape = NAMES[arrays[name].dtype.name], list(arrays[name].shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            # np.ascontiguousarray would turn a scalar, such as Adam's step, into a vector.
+            array = np.asarray(arrays[name], order="C")
+            file.write(array.reshape(-1).view(np.uint8).data)

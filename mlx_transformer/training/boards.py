@@ -9,19 +9,13 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_text
 
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb.txt"
-
-
-class Board(Protocol):
-    def add(self, kind: str, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def check_wandb(project: str | None) -> None:
@@ -74,6 +68,9 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Board = TensorBoard | WeightsAndBiases
 
 
 def boards(folder: Path, first_step: int, project: str | None, record: Mapping[str, Any]) -> list[Board]:

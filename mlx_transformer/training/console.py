@@ -16,7 +16,7 @@ from mlx_transformer.core.adapter import AdapterConfig, linear_maps
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.data.epochs import BatchesByEpoch, TrainingBatch
-from mlx_transformer.system.progress import NullReporter, Reporter, duration
+from mlx_transformer.system.progress import Reporter, duration
 
 from .data import RunData, noun
 from .flops import Work, peak_speed
@@ -46,18 +46,13 @@ def opening_lines(
     step_tokens, steps_per_epoch = batches.batch_tokens * batches_per_step, max(1, len(batches) // batches_per_step)
     yield from plan_lines(recipe.training, config, text, step_tokens, steps_per_epoch)
     if adapter is not None:
-        yield adapter_line(adapter, config)
+        count = sum(int(np.prod(shape)) for shape in adapter.shapes(config).values())
+        maps = f"{len(adapter.targets)} of {len(linear_maps(config))} linear maps"
+        yield f"{adapter.kind} of rank {adapter.rank} on {maps}: {count:,} parameters are trained"
     if batches.dropped or data.dropped:
         long, empty = ("pairs", "with an empty side") if kind == "pairs" else ("prompts", "empty documents")
         note = f"{batches.dropped:,} {long} longer than {recipe.data.max_length} tokens"
         yield f"left out: {note}, {data.dropped:,} {empty}"
-
-
-def adapter_line(adapter: AdapterConfig, config: TransformerConfig) -> str:
-    """Say in a line which part of the model is trained."""
-    count = sum(int(np.prod(shape)) for shape in adapter.shapes(config).values())
-    maps = f"{len(adapter.targets)} of {len(linear_maps(config))} linear maps"
-    return f"{adapter.kind} of rank {adapter.rank} on {maps}: {count:,} parameters are trained"
 
 
 def plan_lines(
@@ -145,9 +140,7 @@ class Forecast:
 class Dashboard:
     """Shows on `reporter` how a run goes on after each step that `trained` takes."""
 
-    def __init__(
-        self, reporter: Reporter | NullReporter, options: TrainingOptions, config: TransformerConfig, trained: TrainStep
-    ):
+    def __init__(self, reporter: Reporter, options: TrainingOptions, config: TransformerConfig, trained: TrainStep):
         self.reporter, self.options, self.trained, self.curve = reporter, options, trained, Curve()
         # A log shows no share of the device's speed, so the products that measure it aren't run.
         self._peak_speed = peak_speed(trained.arithmetic) if reporter.columns else 0.0
@@ -174,21 +167,17 @@ class Dashboard:
             f"loss {self.curve.drawn(max(8, self.reporter.columns - OTHER_COLUMNS - len(compiled)))}  {parts}{compiled}"
         )
 
+    def log_values(self) -> dict[str, int]:
+        """Return the MB that MLX's arrays took at most since the last call, those that it keeps of freed ones, and how
+        often the step was compiled in this process, where it is at all."""
+        values = {"peak_memory_mb": mx.get_peak_memory(), "cache_memory_mb": mx.get_cache_memory()}
+        mx.reset_peak_memory()
+        compiled = {"compilations": self.trained.compilations} if self.trained.compilations else {}
+        return {name: round(value / 1e6) for name, value in values.items()} | compiled
+
 
 def _peak() -> str:
     return f"peak {mx.get_peak_memory() / 1e6:,.0f} MB"
-
-
-def memory_of_log() -> dict[str, int]:
-    """Return the MB that MLX's arrays took at most since the last call, and those that it keeps of freed ones."""
-    values = {"peak_memory_mb": mx.get_peak_memory(), "cache_memory_mb": mx.get_cache_memory()}
-    mx.reset_peak_memory()
-    return {name: round(value / 1e6) for name, value in values.items()}
-
-
-def compilations_of_log(step: TrainStep) -> dict[str, int]:
-    """Return how often `step` was compiled in this process, where it is at all."""
-    return {"compilations": step.compilations} if step.compilations else {}
 
 
 class Curve:

@@ -58,14 +58,7 @@ def load_data(recipe: Recipe) -> RunData:
     weights = [each.weight for each in options.corpora if each.weight is not None] or None
     valid = None
     if options.valid_source is not None or options.valid_pairs is not None:
-        valid = read_pairs(
-            PairFiles(
-                source=options.valid_source,
-                target=options.valid_target,
-                pairs=options.valid_pairs,
-                languages=options.languages,
-            )
-        )
+        valid = read_pairs(_files(options, "valid_"))
     train, aside, dropped = load_training(
         corpora, weights, seed=seed, set_aside=valid is None, bpe_dropout=dropout, cache=cache
     )
@@ -74,11 +67,10 @@ def load_data(recipe: Recipe) -> RunData:
     return RunData(train, valid, None, dropped)
 
 
-def _files(options: DataOptions | CorpusOptions) -> PairFiles:
+def _files(options: DataOptions | CorpusOptions, prefix: str = "") -> PairFiles:
+    places = {name: getattr(options, f"{prefix}{name}") for name in ("source", "target", "pairs")}
     tag = options.tag if isinstance(options, CorpusOptions) else ""
-    return PairFiles(
-        source=options.source, target=options.target, pairs=options.pairs, languages=options.languages, tag=tag
-    )
+    return PairFiles(**places, languages=options.languages, tag=tag)
 
 
 def _documents(options: DataOptions, seed: int) -> RunData:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import mlx.core as mx
 
@@ -39,17 +39,14 @@ class Work:
     def __call__(self, batch: TrainingBatch) -> float:
         """Count the operations for one batch, padding included, forward and backward."""
         targets, _, *inputs = batch.arrays(self.config.pad_id)
-        sizes = dict(zip(self._sides(), (ids.shape for ids in inputs if ids is not None), strict=False))
+        stacks = {"source": self.config.has_encoder, "target": self.config.has_decoder}
+        sides = [side for side, exists in stacks.items() if exists]
+        sizes = dict(zip(sides, (ids.shape for ids in inputs if ids is not None), strict=False))
         assert targets is not None
         products = self.classifier * targets.size
         for side, (rows, length) in sizes.items():
             products += self.by_side[side] * rows * length
         return 2.0 * GRADIENT * (products + sum(self._attention(sizes)))
-
-    def _sides(self) -> Sequence[str]:
-        return {"encoder-decoder": ("source", "target"), "decoder": ("target",), "encoder": ("source",)}[
-            self.config.architecture
-        ]
 
     def _attention(self, sizes: dict[str, tuple[int, ...]]) -> Iterator[int]:
         """Count the multiplications for the scores and weighted sums of all heads, stack by stack."""
@@ -57,7 +54,7 @@ class Work:
         stacks = {"source": (c.of("encoder"), c.encoder_layers), "target": (c.of("decoder"), c.decoder_layers)}
         widths = {side: stack.heads * (stack.d_k + stack.d_v) for side, (stack, _) in stacks.items()}
         for side, (_, layers) in stacks.items():
-            if side in sizes:
+            if side in sizes and not (side == "target" and c.recurrent):
                 rows, length = sizes[side]
                 yield layers * widths[side] * rows * length * length
         if len(sizes) == 2:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlx_transformer.core.config import Architecture
-from mlx_transformer.core.tokenizer import SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
@@ -18,7 +18,7 @@ from mlx_transformer.data.documents import Documents
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.examples import Examples
 from mlx_transformer.data.packed import PackedBatches
-from mlx_transformer.data.training_text import TrainingText, examples_of
+from mlx_transformer.data.training_text import TrainingText
 from mlx_transformer.device import choices
 from mlx_transformer.generation.likelihood import perplexity_of
 from mlx_transformer.generation.scoring import score
@@ -59,11 +59,8 @@ class Objective:
 
 
 def _pairs(text: TrainingText | ParallelText, tokenizer: Tokenizer, options: DataOptions) -> Examples:
-    return examples_of(text, tokenizer, options.max_length)
-
-
-def _translation(pairs: Examples, cut: Cutting) -> TokenBatches:
-    return cut.make(pairs)
+    text = text if isinstance(text, TrainingText) else TrainingText(text, [len(text)])
+    return text.examples(tokenizer, options.max_length)
 
 
 def _prompted(text: Documents, tokenizer: Tokenizer, options: DataOptions) -> tuple[list[list[int]], list[list[int]]]:
@@ -88,7 +85,7 @@ def _documents(
 def _masked(text: tuple[list[list[int]], list[list[int]] | None], cut: Cutting) -> MaskedBatches:
     pieces, words = text
     hidden = _mask_id(cut.tokenizer)
-    ordinary = [id for id in range(len(SPECIAL_TOKENS), cut.tokenizer.vocab_size) if id != hidden]
+    ordinary = sorted(set(range(cut.tokenizer.vocab_size)) - cut.tokenizer.special_ids)
     return MaskedBatches(cut.make(pieces, pieces), hidden, ordinary, cut.options.mask_share or 0.15, words)
 
 
@@ -98,7 +95,7 @@ def _denoising(text: tuple[list[list[int]], None], cut: Cutting) -> DenoisingBat
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "translation": Objective("encoder-decoder", "pairs", False, _pairs, _translation),
+    "translation": Objective("encoder-decoder", "pairs", False, _pairs, lambda pairs, cut: cut.make(pairs)),
     "language-model": Objective("decoder", "documents", False, _prompted, _language_model),
     "masked-language-model": Objective("encoder", "documents", True, _documents, _masked),
     "denoising": Objective("encoder-decoder", "documents", True, _documents, _denoising),

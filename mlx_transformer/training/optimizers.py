@@ -66,18 +66,6 @@ def spread(function: Callable[..., Any], streams: Sequence[mx.Stream]) -> Callab
     return on_a_stream
 
 
-class SideBySide:
-    """Put before an optimizer of MLX, it updates the parameters side by side on `streams`."""
-
-    def __init__(self, streams: Sequence[mx.Stream], *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        update: Callable[..., mx.array] = super().apply_single  # type: ignore[misc]
-        self._update = spread(update, streams)
-
-    def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
-        return self._update(gradient, parameter, state)
-
-
 class ScaledMuon(optim.Muon):
     """Muon with updates as large as Adam's, so that both take a like learning rate.
 
@@ -91,53 +79,42 @@ class ScaledMuon(optim.Muon):
         return parameter + 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5 * change
 
 
-class Adam(SideBySide, optim.Adam): ...
-
-
-class Adafactor(SideBySide, optim.Adafactor): ...
-
-
-class Lion(SideBySide, optim.Lion): ...
-
-
-class Muon(SideBySide, ScaledMuon): ...
-
-
-def _adam(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
+def _adam(options: TrainingOptions) -> dict[str, Any]:
     # MLX's default leaves bias correction off.
-    return Adam(streams, 1.0, [options.beta1, options.beta2], options.epsilon, bias_correction=True)
-
-
-def _adafactor(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
-    """Make Adafactor without a first moment, at the schedule's rate and not one of its own (Shazeer and Stern 2018)."""
-    return Adafactor(streams, 1.0, scale_parameter=False, relative_step=False)
-
-
-def _lion(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
-    return Lion(streams, 1.0, [options.beta1, options.beta2])
-
-
-def _muon(options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
-    return Muon(streams, 1.0, weight_decay=0.0)
+    return {"betas": [options.beta1, options.beta2], "eps": options.epsilon, "bias_correction": True}
 
 
 @dataclass(frozen=True)
 class Kind:
-    make: Callable[[TrainingOptions, Sequence[mx.Stream]], optim.Optimizer]
+    base: Any
+    """The optimizer of MLX."""
+    arguments: Callable[[TrainingOptions], dict[str, Any]]
     rate: float = 1.0
     """Its learning rate over Adam's."""
     decay: float = 0.0
     """The weight decay where the recipe gives none."""
 
+    def make(self, options: TrainingOptions, streams: Sequence[mx.Stream]) -> optim.Optimizer:
+        """Make the optimizer, which updates the parameters side by side on `streams`."""
+
+        class SideBySide(self.base):
+            def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
+                return update(gradient, parameter, state)
+
+        made = SideBySide(learning_rate=1.0, **self.arguments(options))
+        update = spread(super(SideBySide, made).apply_single, streams)
+        return made
+
 
 KINDS = {
-    "adam": Kind(_adam),
-    "adamw": Kind(_adam, decay=0.01),
-    "adafactor": Kind(_adafactor),
+    "adam": Kind(optim.Adam, _adam),
+    "adamw": Kind(optim.Adam, _adam, decay=0.01),
+    # Without a first moment, at the schedule's rate and not one of its own (Shazeer and Stern 2018).
+    "adafactor": Kind(optim.Adafactor, lambda o: {"scale_parameter": False, "relative_step": False}),
     # Its updates have a root mean square of 1 (Chen et al. 2023: a rate 3 to 10 times below Adam's).
-    "lion": Kind(_lion, rate=0.2, decay=0.05),
+    "lion": Kind(optim.Lion, lambda o: {"betas": [o.beta1, o.beta2]}, rate=0.2, decay=0.05),
     # Measured (benchmarks/RESULTS.md, "What the defaults learn"): Adam's rate is too low for it.
-    "muon": Kind(_muon, rate=2.0, decay=0.01),
+    "muon": Kind(ScaledMuon, lambda o: {"weight_decay": 0.0}, rate=2.0, decay=0.01),
 }
 
 
@@ -165,7 +142,8 @@ class Optimizer:
             tables = embedding_names(model.config) | added_table_names(model.config)
             tables |= {output_weight_name(model.config)}
             self.inner = optim.MultiOptimizer(
-                [self.inner, _adam(options, self.streams)], [lambda name, value: value.ndim == 2 and name not in tables]
+                [self.inner, KINDS["adam"].make(options, self.streams)],
+                [lambda name, value: value.ndim == 2 and name not in tables],
             )
         self.inner.init(model.trainable_parameters())
 

@@ -18,7 +18,7 @@ from mlx_transformer.system.fields import Bounds
 
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
-PresetName = Literal["tiny", "small", "base", "big"]
+PresetName = Literal["tiny", "small", "base", "big", "student"]
 ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")
@@ -39,25 +39,7 @@ Decay = Annotated[float, Bounds(at_least=0, at_most=1 - 1e-6)]
 
 # The text under a key is its help: `train --help-recipe` prints it, `train --help` its first sentence.
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions:
-    source: str | None = None
-    """As in [data]."""
-    target: str | None = None
-    """As in [data]."""
-    pairs: str | None = None
-    """As in [data]."""
-    languages: str | None = None
-    """As in [data]."""
-    weight: Annotated[float, Bounds(above=0, at_most=1e9)] | None = None
-    """Share of this corpus in every epoch, relative to the other weights; unset in all tables: each pair once."""
-    tag: str = ""
-    """Put before every source, such as "<2de> "; put it there when translating, too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    corpus: str | None = None
-    """Built-in corpus, e.g. "cldr:en-de"; or give source and target, or pairs, or tables [[data.corpora]], or text."""
+class TextFiles:
     source: str | None = None
     """File of source sentences, one a line; also packed, as .gz or .zst."""
     target: str | None = None
@@ -67,6 +49,20 @@ class DataOptions:
     wrote."""
     languages: str | None = None
     """Names of the two columns of pairs, such as "en-de"; unset: source and target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(TextFiles):
+    weight: Annotated[float, Bounds(above=0, at_most=1e9)] | None = None
+    """Share of this corpus in every epoch, relative to the other weights; unset in all tables: each pair once."""
+    tag: str = ""
+    """Put before every source, such as "<2de> "; put it there when translating, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(TextFiles):
+    corpus: str | None = None
+    """Built-in corpus, e.g. "cldr:en-de"; or give source and target, or pairs, or tables [[data.corpora]], or text."""
     valid_source: str | None = None
     """Source sentences for validation; unset: one training pair in a hundred is set aside, at most 1000."""
     valid_target: str | None = None

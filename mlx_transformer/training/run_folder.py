@@ -326,7 +326,7 @@ def check_same(folder: Path, record: dict[str, Any], defaults: Mapping[str, Any]
     before = read_json(folder / RECORD)
     if isinstance(before, dict):
         before.pop(MODEL, None)
-    old, new = {**_flat(dict(defaults)), **_flat(before)}, _flat(record)
+    old, new = {**flat(dict(defaults)), **flat(before)}, flat(record)
     _check_device(folder, old, new)
     # The recipe first: the rest mostly follows from it.
     names = sorted(old.keys() | new.keys(), key=lambda name: (not name.startswith("recipe."), name))
@@ -371,9 +371,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:12]}..."
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Return nested tables as one, whose names are joined by dots; tables in a list are named by their numbers."""
     if isinstance(value, list | tuple) and all(isinstance(inner, dict) for inner in value):  # tables of one name
         value = {str(i): inner for i, inner in enumerate(value)}
     if isinstance(value, dict):
-        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
+        return {k: v for key, inner in value.items() for k, v in flat(inner, f"{name}.{key}".lstrip(".")).items()}
     return {name: value}

@@ -64,17 +64,19 @@ class Start:
 
     def model(self) -> Transformer:
         """Make the model with its first weights, in float32 (but integers under an adapter); MLX's random state decides
-        fresh ones."""
+        fresh ones, and an adapter's A."""
         if self.checkpoint is not None and self.adapter is not None:
-            model = adapted_model(open_checkpoint(self.checkpoint), self.config, self.adapter)
-            model.tokenizer = self.tokenizer
-            return model
-        model = Transformer(self.config)
+            base = open_checkpoint(self.checkpoint)
+            stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
+            model = Transformer.from_weights(self.config, stored, base.quantization)
+            add_adapter(model, self.adapter)
+        else:
+            model = Transformer(self.config)
+            if self.checkpoint is not None:
+                weights = open_checkpoint(self.checkpoint).tensors()
+                arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])
+                model.update(arrays)
         model.tokenizer = self.tokenizer
-        if self.checkpoint is not None:
-            weights = open_checkpoint(self.checkpoint).tensors()
-            arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])
-            model.update(arrays)
         mx.eval(model.parameters())
         return model
 
@@ -183,15 +185,6 @@ def chosen_adapter(options: TrainingOptions, base: Checkpoint) -> AdapterConfig 
     except UserError as error:
         raise UserError(f"adapter_rank={config.rank}: {error}; lower it, or choose other adapter_targets") from error
     return config
-
-
-def adapted_model(base: Checkpoint, config: TransformerConfig, adapter: AdapterConfig) -> Transformer:
-    """Give the base a new adapter, whose A MLX's random state decides; numbers in float32, integers as they are."""
-    stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
-    model = Transformer.from_weights(config, stored, base.quantization)
-    add_adapter(model, adapter)
-    mx.eval(model.parameters())
-    return model
 
 
 def model_and_step(

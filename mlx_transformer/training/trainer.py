@@ -18,19 +18,17 @@ from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_files, tokenizer_path
 from mlx_transformer.data.epochs import TrainingBatch
-from mlx_transformer.data.prefetch import Prefetched
+from mlx_transformer.data.prefetch import prefetched
 from mlx_transformer.device import device_record, training_memory
 from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.progress import NullReporter, Reporter
+from mlx_transformer.system.progress import Reporter
 
 from .console import (
     FORECAST_AFTER,
     Dashboard,
     Forecast,
-    compilations_of_log,
     forecast_line,
-    memory_of_log,
     opening_lines,
 )
 from .data import EncodedText, RunData, load_data
@@ -43,7 +41,7 @@ from .progress import CLOCK, Clock, Speed, State, StopSignal
 from .recipe import Recipe, earlier_defaults, load_recipe
 from .run_folder import STATE, FollowerFolder, Run, check_folder
 from .setup import batches_per_step, check_apart, check_start, model_and_step, start
-from .weights import BEST, MOVING, MovingAverage, final_weights, weights_of
+from .weights import BEST, MOVING, AdapterWeights, MovingAverage, Weights, final_weights
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Trainer:
         known = tokenizer_path(out) if resume else None
         self.start = start(recipe, self.data, None if known is None else Tokenizer.load(known))
         self.tokenizer, self.config = self.start.tokenizer, self.start.config
-        self.reporter: Reporter | NullReporter = Reporter("training") if group.leads else NullReporter()
+        self.reporter = Reporter("training", silent=not group.leads)
         text = EncodedText(self.data.train, self.tokenizer, recipe)
         if recipe.training.memory is not None and not resume:
             recipe, line = fit_memory(recipe, self.start, text, group)
@@ -116,7 +114,8 @@ class Trainer:
         o = self.options
         mx.random.seed(o.seed)
         self.model, self.step = model_and_step(self.start, o, self.group)
-        self.weights = weights_of(self.model, self.start.adapter)
+        adapter = self.start.adapter
+        self.weights = Weights(self.model) if adapter is None else AdapterWeights(self.model, adapter)
         self.moving = MovingAverage(self.weights, o.moving_average) if o.final == "moving-average" else None
         self.state = State()
         self._saved_step: int | None = None
@@ -141,9 +140,9 @@ class Trainer:
         try:
             with self.reporter, self.stop:
                 recorded = self.out / CLOCK if self.options.minutes is not None and self.group.leads else None
-                batches = Prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
-                limited = training_memory(cache_limit(self.options))
-                with limited, self.group.translating_errors(), Clock(recorded, self.state.seconds) as clock, batches:
+                coming = prefetched(self.batches.from_step(self.state.step * self.batches_per_step))
+                limited, clocked = training_memory(cache_limit(self.options)), Clock(recorded, self.state.seconds)
+                with limited, self.group.translating_errors(), clocked as clock, coming as batches:
                     self._train(clock, batches)
                 if not self.group.leads:
                     return Result(self.out / "model", self.state, parameter_count(self.config), self.stop.received)
@@ -160,8 +159,8 @@ class Trainer:
     def rehearse(self) -> str:
         """Take the first steps of the run, write no model, and return a line that says their speed and memory."""
         try:
-            batches = Prefetched(self.batches.from_step(0))
-            with self.reporter, self.stop, Clock(None, 0.0) as clock, batches:
+            coming = prefetched(self.batches.from_step(0))
+            with self.reporter, self.stop, Clock(None, 0.0) as clock, coming as batches:
                 self._train(clock, batches, FORECAST_AFTER)
         finally:
             self.files.close()
@@ -215,7 +214,7 @@ class Trainer:
             if state.step % o.log_every == 0:
                 values = {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
                 values |= {"tokens_per_second": round(speed.since_asked()), "epoch": round(state.epoch, 3)}
-                values |= memory_of_log() | compilations_of_log(self.step)
+                values |= dashboard.log_values()
                 self.files.metric("train", state.step, **values, seconds=round(state.seconds, 2))
             if self._is_due(time.monotonic() - saved):
                 self.save()
@@ -291,7 +290,7 @@ class Trainer:
         arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in optimizer.items()])
         self.step.restore(arrays)
         if self.moving is not None:
-            self.moving.restore(arrays[MOVING])
+            self.moving.values = arrays[MOVING]
         self.step.evaluate()
         self._saved_step = self.state.step
         self.files.prune(self.options.checkpoints_to_keep)

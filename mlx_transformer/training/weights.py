@@ -132,11 +132,6 @@ class AdapterWeights(Weights):
         return weights
 
 
-def weights_of(model: Transformer, adapter: AdapterConfig | None) -> Weights:
-    """Return the weights of a run that trains the model, or the adapter that it has."""
-    return Weights(model) if adapter is None else AdapterWeights(model, adapter)
-
-
 class MovingAverage:
     """An exponential moving average of a run's arrays, in float32: a <- decay a + (1 - decay) p after each step.
 
@@ -146,10 +141,6 @@ class MovingAverage:
     def __init__(self, weights: Weights, decay: float):
         self.weights, self.decay = weights, decay
         self.values: Any = tree_map(lambda p: p, weights.tree())
-
-    def restore(self, values: Any) -> None:
-        """Go on from `values`, those of an earlier moving average."""
-        self.values = values
 
     def step(self, number: int) -> None:
         """Take in the arrays after the run's step of this number, counted from 1."""

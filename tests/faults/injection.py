@@ -1,8 +1,8 @@
 """Faults put into this process: the n-th thing that it does to the files below a folder is its last, or is refused.
 
 Counted are files that are made, written, renamed, removed, flushed: by Python's audit events, by `open`, whose raw
-files are ours, and by what writes elsewhere (`os.fsync`, safetensors' Rust). Nothing is ever taken back: this is for a
-process that ends with its command.
+files are ours, and by what writes elsewhere (`os.fsync`, an exchange of names). Nothing is ever taken back: this is for
+a process that ends with its command.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import builtins
 import errno
 import io
 import os
-import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 How = Literal["kill", "power", "full", "refuse"]
-GROWING = {"make", "write", "mkdir", "save", "fsync"}
+GROWING = {"make", "write", "mkdir", "fsync"}
 """What a full disk refuses. (A file system that allots blocks late says so when it flushes.)"""
-NATIVE = ("system.tensors", "system.durable")
 MODES = os.O_CREAT | os.O_TRUNC
 
 
@@ -63,13 +61,11 @@ class Injection:
 
         builtins.open = io.open = open_  # type: ignore[assignment]
         os.fsync = fsync
-        self._install_native()
+        self._install_exchange()
 
-    def _install_native(self) -> None:
-        """Of the modules that are imported already."""
-        tensors, durable = (sys.modules.get(f"mlx_transformer.{name}") for name in NATIVE)
-        if tensors is not None:
-            vars(tensors)["save_file"] = self._saving(vars(tensors)["save_file"])
+    def _install_exchange(self) -> None:
+        """Of a module that is imported already."""
+        durable = sys.modules.get("mlx_transformer.system.durable")
         if durable is not None:
             exchange = vars(durable)["_exchange"]
 
@@ -78,23 +74,6 @@ class Injection:
                 return exchange(first, second)
 
             vars(durable)["_exchange"] = swapped
-
-    def _saving(self, save_file: Callable[..., None]) -> Callable[..., None]:
-        def save(tensors: Mapping[str, Any], path: Path, *more: Any) -> None:
-            def half() -> None:
-                """As far as the system lets a file grow: what the library says then is its own."""
-                most = resource.getrlimit(resource.RLIMIT_FSIZE)
-                limit = sum(array.nbytes for array in tensors.values()) // 2
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most[1]))
-                try:
-                    save_file(tensors, path, *more)
-                finally:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, most)
-
-            self.happens("save", path, half)
-            save_file(tensors, path, *more)
-
-        return save
 
     def happens(self, what: str, file: Any, half: Callable[[], Any] | None = None) -> Any:
         """Count what is about to be done; half: does a part of it. Returns what `half` does, where it was done."""
@@ -110,14 +89,14 @@ class Injection:
                 self._kill(half)
             if (self.how == "refuse" and not first) or (self.how == "full" and what not in GROWING):
                 return None
-            if self.how == "full" and half is not None and (first or what == "save"):
+            if self.how == "full" and half is not None and first:
                 self._busy = True
                 try:
                     return half()
                 finally:
                     self._busy = False
             number = errno.EIO if self.how == "refuse" else errno.ENOSPC
-            named = (str(file),) if what not in ("write", "fsync", "save") else ()  # as the system's own errors do
+            named = (str(file),) if what not in ("write", "fsync") else ()  # as the system's own errors do
             raise OSError(number, os.strerror(number), *named)
 
     def _kill(self, half: Callable[[], Any] | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from commands import Verdict, copy
 
 STEP = "run/checkpoints/step-00000002"
@@ -45,7 +46,7 @@ def theirs(folder: Path) -> Any:
     from mlx_transformer.families.folder import read_folder
 
     found = read_folder(folder / "theirs")
-    return found.config, found.generation, {name: array.tobytes() for name, array in found.tensors.items()}
+    return found.config, found.generation, {n: np.asarray(x).tobytes() for n, x in found.tensors.items()}
 
 
 def package(name: str) -> Callable[[Path], Any]:

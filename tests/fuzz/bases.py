@@ -12,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch_archives
 import two_vocabularies
 from command_line import ending_model
+from safetensors.numpy import load_file
 from tiny_run import write_pairs, write_recipe
 from web_package import write_web_package
 
@@ -34,9 +36,9 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
     decoder), alone-onnx, encoder, encoder-onnx, page (target web, with attention), node_modules (a site's), quantized,
-    theirs, run, adapted (a run of LoRA), kept (its change beside quantized's integers), packed, two (vocabularies),
-    two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and expected.json: what the models
-    make of in.txt."""
+    theirs, of-torch (the same in a pickle), run, adapted (a run of LoRA), kept (its change beside quantized's
+    integers), packed, two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms,
+    in.txt and expected.json: what the models make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
     sizes: dict[str, Any] = {
         "encoder_layers": 1,
@@ -68,6 +70,10 @@ def make(folder: Path) -> None:
         export_search(folder / "model", folder / "text.onnx", text=True)
     quantize_checkpoint(folder / "model", folder / "quantized", Scheme(32, 4))
     to_huggingface(folder / "model", folder / "theirs")
+    shutil.copytree(folder / "theirs", folder / "of-torch")
+    weights = folder / "of-torch" / "model.safetensors"
+    torch_archives.save(folder / "of-torch" / "pytorch_model.bin", load_file(weights))
+    weights.unlink()
     (folder / "in.txt").write_text(TEXT, encoding="utf-8")
     write_pairs(folder)
     write_recipe(folder, steps=2, checkpoint_seconds=0)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+from zipfile import ZipFile
 
 NUMBERS = [
     *(0, -1, 1, 2, 3, 7, 64, 255, 300, 1000, 4096, 65535, 65536, 99999, 10**6, 2**20, 2**31 - 1, 2**31, 2**32, 2**40),
@@ -138,6 +139,32 @@ def in_safetensors(random: Random, path: Path) -> None:
     except ValueError:
         text = b"{}"
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(payload))
+
+
+def in_archive(random: Random, path: Path) -> None:
+    """To the instructions of a PyTorch file's pickle, to its other parts, or to its bytes."""
+    if random.random() < 0.3:
+        path.write_bytes(in_bytes(random, path.read_bytes()))
+        return
+    with ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in parts if name.endswith("data.pkl"))
+    if random.random() < 0.2:
+        name = random.choice(list(parts))
+    data, codes = (
+        bytearray(parts[name]),
+        b"\x80\x95(N\x88JKMG\x8aX\x8c)\x85\x86\x87t]}aesuc\x93qr\x94hjQRb.0\x81io\x82l2",
+    )
+    for _ in range(random.choice([1, 1, 2, 5])):
+        at = random.randrange(len(data) + 1)
+        new = random.choice([random.randbytes(4), bytes([random.choice(codes)]) * random.choice([1, 1, 30, 10**6])])
+        data[at : at + random.choice([0, 1, len(new)])] = new
+    parts[name] = bytes(data)
+    if random.random() < 0.1:
+        del parts[random.choice(list(parts))]
+    with ZipFile(path, "w", random.choice([0, 0, 0, 8])) as archive:
+        for part, contents in parts.items():
+            archive.writestr(part, contents)
 
 
 def in_text(random: Random, path: Path) -> None:

@@ -11,11 +11,14 @@ from export.validate import compare
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.system.errors import UserError
 
-BASE: dict[str, Any] = dict(vocab_size=40, d_model=16, heads=4, d_ff=24, max_positions=24)
+BASE: dict[str, Any] = dict(
+    vocab_size=40, d_model=16, heads=4, d_ff=24, max_positions=24, decoder_self_attention="attention"
+)
 BY_HAND: Factors = {
     "architecture": [
         dict(architecture="encoder-decoder", encoder_layers=2, decoder_layers=1),
         dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2),
+        dict(architecture="encoder-decoder", encoder_layers=1, decoder_layers=2, decoder_self_attention="ssru"),
         dict(architecture="encoder", encoder_layers=2, decoder_layers=0),
         dict(architecture="decoder", encoder_layers=0, decoder_layers=2),
     ],

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from random_models import random_weights
 
 from export import export_onnx
+from export.explain.content import FINE
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -39,3 +43,9 @@ def data_of(page: Path) -> dict[str, Any]:
     )
     assert found is not None
     return json.loads(found[1])
+
+
+def unpacked(text: str, bits: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Read what `content.packed` wrote, to within half a step."""
+    data = np.frombuffer(base64.b64decode(text), "<u2" if bits == FINE else "u1")
+    return data.reshape(shape) / (2**bits - 1)

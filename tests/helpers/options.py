@@ -35,7 +35,8 @@ OPTIONS = options_of(TransformerConfig)
 
 
 def fitted(values: Mapping[str, Any]) -> Values:
-    """The same, with what the architecture leaves: no layers of a stack that isn't there, no tie to its embedding."""
+    """The same, with what the architecture leaves: no layers of a stack that isn't there, no tie to its embedding, no
+    choice of the decoder's."""
     fitting = {"tie_embeddings": "all", **values}
     architecture, tie = fitting.get("architecture"), fitting["tie_embeddings"]
     if architecture == "encoder":
@@ -44,6 +45,7 @@ def fitted(values: Mapping[str, Any]) -> Values:
         fitting |= dict(encoder_layers=0, tie_embeddings="none" if tie == "none" else "target-output")
     if architecture in ("encoder", "decoder"):
         fitting.pop("decoder", None)
+        fitting.pop("decoder_self_attention", None)
     if architecture in ("encoder", "decoder") or tie in ("source-target", "all"):
         fitting.pop("source_vocab_size", None)
     return fitting

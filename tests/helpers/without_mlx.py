@@ -1,12 +1,19 @@
-"""A script's first lines that make a machine without MLX of this one."""
+"""A script's first lines that make a machine without MLX, or without what extras bring, of this one."""
 
-WITHOUT_MLX = """
+
+def without(*packages: str) -> str:
+    """Make the lines after which these packages and what is below them can't be imported."""
+    return f"""
 import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "mlx":
-            raise ImportError("no MLX here")
+        package = name.partition(".")[0]
+        if package in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{package!r}}", name=package)
 
 sys.meta_path.insert(0, Blocked())
 """
+
+
+WITHOUT_MLX = without("mlx")

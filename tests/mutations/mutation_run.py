@@ -56,13 +56,11 @@ def run(name: str, mutation: Mutation, models: Models, folder: Path) -> Outcome:
     if mutation.edit is not None:
         report = compare(checkpoint, mutated(exported, mutation, folder), ["onnxruntime"], SEED, threads=1)
     else:
-        from mlx_transformer import Transformer
-
-        model = Transformer.load(checkpoint)
-        assert mutation.change is not None
-        mutation.change(model)
         opened = open_checkpoint(checkpoint)
-        report = compare_engines(opened, [MlxEngine.of(model)], grid(opened.config, SEED))
+        engine = MlxEngine(opened)
+        assert mutation.change is not None
+        mutation.change(engine.model)
+        report = compare_engines(opened, [engine], grid(opened.config, SEED))
     return _outcome(name, mutation, report)
 
 

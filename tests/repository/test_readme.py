@@ -99,6 +99,7 @@ def test_blocks_without_training(tmp_path):
     read(reader, WITHOUT_TRAINING)
     assert (tmp_path / "runs/opus-en-de/config.json").exists()
     assert (tmp_path / "runs/mine-hf/config.json").exists()
+    assert (tmp_path / "runs/en-pt-marian/vocab.spm").exists()
 
 
 @pytest.mark.slow
@@ -117,8 +118,13 @@ def test_example_of_the_package():
 
 
 def test_extras_that_are_named_exist():
-    named = set(re.findall(r"pip install -e '\.\[(\w+)\]'", "".join(TEXT.values())))
-    assert named >= {"serve", "text"}
+    named = set(
+        re.findall(
+            r"pip install (?:-e )?['\"](?:\.|mlx-transformer|\$\(ls dist/\*\.whl\))\[(\w+)\]['\"]",
+            "".join(TEXT.values()),
+        )
+    )
+    assert named >= {"serve", "text", "all"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert named <= project["optional-dependencies"].keys()
 

@@ -17,6 +17,9 @@ from assertions import files_below, hollow_asserts, idle_tests
 from imports import PACKAGES, ROOT, imports_of, modules
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from mlx_transformer.system.lazy import EXTRA_OF
 
 LARGEST_FILE = 1_000_000  # bytes
 # A path that exists on one person's machine only.
@@ -135,6 +138,28 @@ def test_mlx_parts_have_one_version() -> None:
     assert len(versions) == 1, versions
 
 
+def declared() -> list[str]:
+    """Requirements of the base and of all extras, without the distribution itself, whose extras two of them are."""
+    extras = project()["optional-dependencies"].values()
+    lines = [*project()["dependencies"], *(line for lines in extras for line in lines)]
+    return [line for line in lines if Requirement(line).name != DISTRIBUTION]
+
+
+def brought_by(extra: str) -> set[str]:
+    """Names of the packages that an extra asks for itself."""
+    return {canonicalize_name(Requirement(line).name) for line in project()["optional-dependencies"][extra]}
+
+
+def test_extras_that_bring_what_is_missing() -> None:
+    for package, extra in EXTRA_OF.items():
+        assert package.replace("_", "-") in brought_by(extra)
+    assert {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}.isdisjoint(
+        package.replace("_", "-") for package in EXTRA_OF
+    )
+    [everything] = map(Requirement, project()["optional-dependencies"]["all"])
+    assert everything.extras == {"train", "export", "data", "plots", "text", "serve"}
+
+
 def required(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
     """Names that installing `requirement` here brings in, itself included, as far as they are installed."""
     name = canonicalize_name(requirement.name)
@@ -153,28 +178,40 @@ def required(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[s
 
 
 def test_every_dependency_is_pinned() -> None:
-    extras = project()["optional-dependencies"]
-    declared = [*project()["dependencies"], *(line for lines in extras.values() for line in lines)]
-    needed = {name for line in declared for name in required(Requirement(line), set())}
+    needed = {name for line in declared() for name in required(Requirement(line), set())}
     missing = needed - set(pins())
     assert not missing, f"add to constraints.txt: {sorted(missing)}"
 
 
 def test_lower_bounds_allow_the_pins() -> None:
-    extras = project()["optional-dependencies"]
-    for line in [*project()["dependencies"], *(line for lines in extras.values() for line in lines)]:
+    for line in declared():
         requirement = Requirement(line)
         assert requirement.specifier, f"{line}: give a lower bound"
         version = next(iter(pins()[canonicalize_name(requirement.name)].specifier)).version
         assert requirement.specifier.contains(version), f"{line} excludes the pinned {version}"
 
 
+def test_lowest_versions_are_the_lower_bounds() -> None:
+    """What `make test-lowest` installs is what pyproject.toml promises."""
+    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    lowest = {canonicalize_name(one.name): one for one in map(Requirement, (x for x in lines if x and x[0] != "#"))}
+    tried = [*project()["dependencies"], *(x for e in TRIED for x in project()["optional-dependencies"][e])]
+    for requirement in map(Requirement, tried):
+        pin = lowest[canonicalize_name(requirement.name)]
+        [bound] = [one.version for one in requirement.specifier if one.operator == ">="]
+        assert Version(next(iter(pin.specifier)).version) == Version(bound), f"{requirement} is tried as {pin}"
+
+
+TRIED = ("train", "export", "serve", "data")
+"""The extras that `make test-lowest` installs."""
+
 WHERE_INSTALLED = {"wandb", "claims"}
 """What no extra brings: programs of a service that who uses it has installed, and docs/claims of a clone."""
 
 
 def test_every_third_party_import_is_declared() -> None:
-    """At module level only what every installation has; inside a function also what an extra brings."""
+    """At module level only what every installation has and what `EXTRA_OF` has words for; inside a function also what
+    an extra brings."""
     extras = project()["optional-dependencies"]
     always = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
     optional = {canonicalize_name(Requirement(line).name) for lines in extras.values() for line in lines}
@@ -183,7 +220,12 @@ def test_every_third_party_import_is_declared() -> None:
     for module, path in modules().items():
         for entry in imports_of(path.read_text(encoding="utf-8"), module):
             top = entry.target.partition(".")[0]
-            if top in sys.stdlib_module_names or top in PACKAGES or (entry.lazy and top in WHERE_INSTALLED):
+            if (
+                top in sys.stdlib_module_names
+                or top in PACKAGES
+                or top in EXTRA_OF
+                or (entry.lazy and top in WHERE_INSTALLED)
+            ):
                 continue
             own = {canonicalize_name(Requirement(line).name) for line in extras.get(EXTRAS.get(module, ""), ())}
             allowed = always | optional if entry.lazy else always | own

@@ -17,7 +17,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.core.parameters import parameter_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "taps")
+FILES = ("attention", "cache", "feedforward", "layers", "masks", "model", "norms", "positions", "ssru", "taps")
 
 ONLY_MLX = {
     "attention.share_heads": "a fused kernel shares heads by itself; the graph multiplies by over_shared_heads",
@@ -25,6 +25,7 @@ ONLY_MLX = {
     "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
     "cache.Cache.reorder": "rows are moved by the runtime",
     "cache.Cache.repeat": "rows are moved by the runtime",
+    "cache.LayerCache.arrays": "MLX is lazy",
     "cache.LayerCache.take": "rows are moved by the runtime",
     "cache._empty": "a graph's cache is its inputs",
     "cache.room_for": "a graph's cache is its inputs",
@@ -50,6 +51,8 @@ ONLY_MLX = {
     "positions._chunks": "a graph's table has max_positions rows",
     "positions._rotary": "a graph's table has max_positions rows",
     "positions._sinusoids": "a graph's table has max_positions rows",
+    "ssru.LayerState.arrays": "MLX is lazy",
+    "ssru.LayerState.take": "rows are moved by the runtime",
 }
 ONLY_ONNX = {
     "attention.over_shared_heads": "see share_heads",
@@ -61,6 +64,10 @@ ONLY_ONNX = {
     "masks.as_boolean": "masks come in as integers",
     "model.Transformer.embedded": "vectors come in as they are; MLX checks them in _embedded",
     "model.OutputBias.forward": "MLX adds the bias in `logits`",
+    "ssru.LayerState.held": "what becomes the graph's outputs",
+    "ssru.OneStep": "targets whose graphs take one token a run need no rounds; MLX sees the number",
+    "ssru.OneStep.extend": "see OneStep",
+    "ssru._rounds": "a graph's rounds are a Loop",
     "positions.distances": "MLX has kernels of their own for causal masks",
 }
 ARGUMENTS = {
@@ -100,6 +107,7 @@ BODIES = {
     "positions.Positions.scored": "a graph's position ids know their distances",
     "positions.positions_after": "a graph's masks follow from distances",
     "positions.positions_of": "a graph's masks follow from distances",
+    "ssru.recurrence": "a graph takes no Loop for one token",
 }
 
 

@@ -26,6 +26,7 @@ from export.nn.masks import Mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds
 from export.nn.primitives import Op, table
+from export.nn.ssru import LayerState, OneStep
 from export.nn.taps import within
 from export.targets.attention import AttentionTap
 
@@ -63,7 +64,7 @@ class CoreMLCache(Cache):
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
+        layers: Sequence[LayerCache | LayerState],
         positions: PositionIds,
         mask: Mask,
         cross: Sequence[KeyValues] | None,
@@ -119,20 +120,28 @@ def decoder_coreml(request: Request) -> GraphBuilder:
     past_key_values.N.decoder.{key,value} (B, K, T, d) -----------------/  |                         (B, K, T, d)
     past_key_values.N.encoder.{key,value} (B, K, S, d), encoder_attention_mask (B, S)
 
-    A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}. What lies behind a row's position in a
-    buffer is not seen. Writing at a position again replaces what it held.
+    A decoder alone has no encoder's inputs, and past_key_values.N.{key,value}; a layer with an SSRU has
+    past_key_values.N.decoder.state (B, D) in place of these. What lies behind a row's position in a buffer is not seen.
+    Writing at a position again replaces what it held.
     """
     assert request.shape is not None
     g = CoreMLGraphBuilder.declared(DECODER_COREML, request)
     model, ids = Transformer(request.config), g.inputs["target_ids"]
     positions, at_position, elsewhere, mask = _at(g.op, g.inputs["positions"], request.shape.target)
-    layers = [CoreMLLayerCache(*buffers, at_position, elsewhere) for buffers in g.pairs("cache")]
+    recurrent = request.config.recurrent
+    layers: list[LayerCache | LayerState]
+    if recurrent:
+        layers = [OneStep(g.op.Unsqueeze(state, [1])) for state in g.entries("cache")]
+    else:
+        layers = [CoreMLLayerCache(*buffers, at_position, elsewhere) for buffers in g.pairs("cache")]
     tokens = g.inputs.get("source_mask")
     cross_mask = None if tokens is None else padding_mask(g.op, tokens)
     state = CoreMLCache(layers, positions, mask, g.pairs("cross") or None, cross_mask)
     attention = AttentionTap(model, request.attention_layer, g.tap)
     logits = model.step(g.op, ids, state, tap=attention.tap)
-    cache = [layer.held() for layer in layers]
+    held = [layer.held() for layer in layers]
+    extents = [request.shape.rows, request.config.d_model]
+    cache = [(g.op.Reshape(*state, extents),) for state in held] if recurrent else held
     g.give(logits=logits, cache=cache, attention=attention.mean(g.op, ids))
     return g
 

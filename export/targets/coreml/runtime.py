@@ -131,10 +131,7 @@ class CoreMLModel:
         """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
         decoder = self.begin(unpadded(self.config, source, mask))
         weights = np.stack([decoder.step(column, "attention") for column in target_ids.T], axis=1)
-        placed = np.zeros((*target_ids.shape, mask.shape[1]), np.float32)
-        for i, is_token in enumerate(mask.astype(bool)):  # in the graph a source's tokens come first
-            placed[i][:, is_token] = weights[i, :, : is_token.sum()]
-        return placed
+        return placed(weights.swapaxes(1, 2), mask.astype(bool)).swapaxes(1, 2)
 
     def start(self, sources: Sources) -> tuple[CoreMLDecoder, NDArray]:
         """Return the decoder, and the logits (R, V) after the start token, or after each prompt."""

@@ -12,7 +12,9 @@ import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
 from export.interface import DECODER_CPU, ENCODER_CPU, Ports, Request
+from export.nn.cache import LayerCache
 from export.nn.primitives import Op, branch
+from export.nn.ssru import LayerState, OneStep
 from export.targets.attention import AttentionTap
 from export.targets.top_k import largest, top_k
 from mlx_transformer.generation.steps import EXCLUDED
@@ -60,13 +62,16 @@ def decoder_cpu(request: Request) -> GraphBuilder:
     beam_width (1), cache_indirection ---+
     source_mask (B, S), cross.N.{key,value} (B, H, S, d)
 
-    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`.
+    R = B * K rows, the beams of one sentence side by side. For the candidates see `Chooser`. With SSRUs a layer has one
+    buffer, past.N.state (R, D), in which a beam has a row of its own: the runtime moves it.
     """
     g = CpuGraphBuilder.declared(DECODER_CPU, request)
     past, ids = g.inputs["past_length"], g.inputs["target_ids"]
-    layers = [
-        InPlace(*buffers, past, g.inputs["beam_width"], g.inputs["cache_indirection"]) for buffers in g.pairs("cache")
-    ]
+    if request.config.recurrent:
+        layers: list[LayerCache | LayerState] = [OneStep(state) for state in g.entries("cache")]
+    else:
+        shared = past, g.inputs["beam_width"], g.inputs["cache_indirection"]
+        layers = [InPlace(*buffers, *shared) for buffers in g.pairs("cache")]
     cache = CpuCache(layers, past, g.pairs("cross"), g.inputs["source_mask"])
     model = CpuTransformer(request.config)
     attention = AttentionTap(model, request.attention_layer, g.tap)

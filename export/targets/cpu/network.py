@@ -25,6 +25,7 @@ from export.nn.masks import HIDDEN, Mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, Rotation, distances
 from export.nn.primitives import Op, extent, scoped, table
+from export.nn.ssru import LayerState
 from export.nn.taps import Tap, no_tap, within
 from mlx_transformer.core.config import TransformerConfig
 
@@ -129,7 +130,7 @@ class CpuCache(Cache):
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
+        layers: Sequence[LayerCache | LayerState],
         past: ir.Value,
         cross: Sequence[KeyValues],
         source_mask: ir.Value,

@@ -59,8 +59,7 @@ class CpuModel:
         # Without the entry Python's binding asks for it at every step and handles an exception (50 us). -1: no graph is
         # captured.
         self.options.add_run_config_entry("gpu_graph_id", "-1")
-        self.encoder = CpuEncoder(encoder, GRAPHS[ENCODER_CPU](request))
-        self.encoder.options = self.options
+        self.encoder = PortSession(encoder, GRAPHS[ENCODER_CPU](request), self.options)
         ports = GRAPHS[DECODER_CPU](request)
         self.inputs, self.outputs = ports.input_names, ports.output_names
         self.made = {port.value: port for port in ports.outputs}
@@ -88,7 +87,8 @@ class CpuModel:
 
     def begin(self, source: Values, mask: NDArray, outputs: Sequence[str] = LOGITS, beam: int = 1) -> CpuDecoder:
         """Encode sources (B, S), ready for the start token of each."""
-        return CpuDecoder(self, self._encode(["source_mask", *self.cross], source, mask), outputs, beam)
+        decoder = RecurrentCpuDecoder if self.config.recurrent else CpuDecoder
+        return decoder(self, self._encode(["source_mask", *self.cross], source, mask), outputs, beam)
 
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
@@ -101,27 +101,20 @@ class CpuModel:
 
     def logits(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Return teacher-forced logits (B, T, V) of targets (B, T)."""
-        decoder = self.begin(source, mask)
-        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+        return self._stepped(LOGITS, source, mask, target_ids)
 
     def attention(self, source: Values, mask: NDArray, target_ids: NDArray) -> NDArray[np.float32]:
         """Return the weights (B, T, S) that a folder exported with attention returns, of sources and targets (B, T)."""
-        decoder = self.begin(source, mask, ("attention",))
-        return np.stack([decoder.step(column).copy() for column in target_ids.T], axis=1)
+        return self._stepped(("attention",), source, mask, target_ids)
+
+    def _stepped(self, outputs: Sequence[str], source: Values, mask: NDArray, ids: NDArray) -> NDArray[np.float32]:
+        decoder = self.begin(source, mask, outputs)
+        return np.stack([decoder.step(column).copy() for column in ids.T], axis=1)
 
     def _encode(self, outputs: list[str], source: Values, mask: NDArray) -> Values:
         self.encoder.check_source(source)
         # The graph's output of that name is the decoder's input: the same tokens in another type.
         return self.encoder(outputs, {**source, "source_mask": mask})
-
-
-class CpuEncoder(PortSession):
-    """encoder_cpu, with the options of a run that are quick to look up."""
-
-    options: ort.RunOptions | None = None
-
-    def run(self, names: list[str], feeds: Mapping[str, NDArray]) -> Sequence[Any]:
-        return self.session.run(names, feeds, self.options)  # type: ignore[call-arg]
 
 
 def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
@@ -162,19 +155,28 @@ class CpuDecoder:
         self.log_p = np.zeros((sentences, 1), np.float32)
         # A beam search's first step has one hypothesis a sentence: its one position is copied out by `repeat`.
         room = POSITIONS if beam == 1 else 1
-        shape = operator_shape(config)
-        buffer = (sentences, shape.heads, room, shape.key_width)
-        self.self_attention = [graphs.memory.take(buffer) for _ in graphs.cache]
-        weakref.finalize(self, graphs.memory.give_back, self.self_attention).atexit = False
+        self.cache = self._buffers(room)
+        weakref.finalize(self, graphs.memory.give_back, self.cache).atexit = False
         self.cache_indirection = np.zeros((sentences, 1, room), np.int32)
         self.binding = graphs.decoder.io_binding()
         for name in ("past_length", "beam_width", "candidates", "bans"):
-            self.binding.bind_cpu_input(graphs.inputs[name], getattr(self, name))
+            self._bind_input(name, getattr(self, name))
         self._bind()
 
     @property
     def sentences(self) -> int:
         return len(self.source["source_mask"])
+
+    @property
+    def room(self) -> int:
+        """The positions that the buffers have room for."""
+        return self.cache[0].shape[2]
+
+    def _buffers(self, room: int) -> list[NDArray[np.float32]]:
+        """Take the memory of all layers, before the first token."""
+        shape = operator_shape(self.graphs.config)
+        buffer = (self.sentences, shape.heads, room, shape.key_width)
+        return [self.graphs.memory.take(buffer) for _ in self.graphs.cache]
 
     def step(self, ids: NDArray) -> Any:
         """Take the last tokens (R,) and return the logits (R, V), or the requested outputs; two come as a pair."""
@@ -193,7 +195,7 @@ class CpuDecoder:
         self.beam_width *= times
         room = max(POSITIONS, self.room)
         sentences, beams = self.sentences, int(self.beam_width[0])
-        self._move(len(self.self_attention[0]) * times, room, to=slice(None, None, times))
+        self._move(len(self.cache[0]) * times, room, to=slice(None, None, times))
         self.cache_indirection = np.empty((sentences, beams, room), np.int32)
         self.cache_indirection[:] = np.arange(beams, dtype=np.int32)[None, :, None]
         self.cache_indirection[:, :, : self.past] = 0
@@ -213,7 +215,7 @@ class CpuDecoder:
         self._bind()
 
     def _grow(self) -> None:
-        self._move(len(self.self_attention[0]), 2 * self.room)
+        self._move(len(self.cache[0]), 2 * self.room)
         old = self.cache_indirection
         slots = np.arange(old.shape[1], dtype=np.int32)[None, :, None]
         self.cache_indirection = np.concatenate([old, np.broadcast_to(slots, old.shape)], axis=2)
@@ -221,17 +223,16 @@ class CpuDecoder:
 
     def _move(self, rows: int, room: int, to: Any = slice(None), of: Any = slice(None)) -> None:
         """Move the past of the buffers' rows `of` to the rows `to` of new buffers."""
-        for i, old in enumerate(self.self_attention):
-            self.self_attention[i] = self.graphs.memory.take((rows, old.shape[1], room, old.shape[3]))
-            self.self_attention[i][to, :, : self.past] = old[of, :, : self.past]
+        for i, old in enumerate(self.cache):
+            self.cache[i] = self.graphs.memory.take((rows, old.shape[1], room, old.shape[3]))
+            self.cache[i][to, :, : self.past] = old[of, :, : self.past]
             self.graphs.memory.give_back([old])
 
     def _bind(self) -> None:
         """Bind the arrays that are replaced now and then to the graph; needed again whenever one was."""
-        rows, config, beams = len(self.self_attention[0]), self.graphs.config, int(self.beam_width[0])
+        rows, config, beams = len(self.cache[0]), self.graphs.config, int(self.beam_width[0])
         self.ids = np.zeros(rows, np.int64)
         self.sums = np.zeros((rows, 1), np.float32)
-        self.room = self.self_attention[0].shape[2]
         of_sentence = beams * int(self.candidates[0])
         extensions = min(self.most_extensions, of_sentence)
         extents = {"rows": rows, LENGTH: self.source["source_mask"].shape[1]}
@@ -249,15 +250,47 @@ class CpuDecoder:
         graphs = self.graphs
         # All of these share the arrays' memory. An OrtValue costs most: one for a buffer that is input and output.
         for value, x in inputs.items():
-            self.binding.bind_cpu_input(graphs.inputs[value], x)
+            self._bind_input(value, x)
         for value, x in zip(self.outputs, self.results, strict=True):
             self.binding.bind_ortvalue_output(graphs.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
-        for value, x in zip(graphs.cache, self.self_attention, strict=True):
+        for value, x in zip(graphs.cache, self.cache, strict=True):
             buffer = ort.OrtValue.ortvalue_from_numpy(x)
             self.binding.bind_ortvalue_input(graphs.inputs[value], buffer)
             self.binding.bind_ortvalue_output(graphs.outputs[value], buffer)
+
+    def _bind_input(self, value: str, x: NDArray) -> None:
+        if value in self.graphs.inputs:
+            self.binding.bind_cpu_input(self.graphs.inputs[value], x)
 
     def _made(self, value: str, extents: Mapping[str, int]) -> NDArray:
         """Return an array for this output, of the type and the axes that are declared."""
         port = self.graphs.made[value]
         return np.empty([axis if isinstance(axis, int) else extents[axis] for axis in port.axes], port.dtype)
+
+
+class RecurrentCpuDecoder(CpuDecoder):
+    """The same for a decoder of SSRUs, whose state (R, D) a layer has a row for each hypothesis and never grows."""
+
+    @property
+    def room(self) -> int:
+        return -1  # a state is never full
+
+    def _buffers(self, room: int) -> list[NDArray[np.float32]]:
+        return [np.zeros((self.sentences, self.graphs.config.d_model), np.float32) for _ in self.graphs.cache]
+
+    def repeat(self, times: int) -> None:
+        self.beam_width *= times
+        self._take(np.repeat(np.arange(len(self.cache[0])), times))
+
+    def reorder(self, rows: NDArray) -> None:
+        for state in self.cache:
+            state[:] = state[rows]
+
+    def keep(self, rows: NDArray) -> None:
+        beams = int(self.beam_width[0])
+        self.source = {value: x[rows[::beams] // beams] for value, x in self.source.items()}
+        self._take(rows)
+
+    def _take(self, rows: NDArray) -> None:
+        self.cache[:] = [state[rows] for state in self.cache]
+        self._bind()

@@ -16,9 +16,10 @@ import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
 from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, MODEL, Request
-from export.nn.cache import Cache, KeyValues, LayerCache
+from export.nn.cache import Cache, KeyValues, LayerCache, empty_layers
 from export.nn.model import Transformer
 from export.nn.primitives import Op
+from export.nn.ssru import LayerState
 from export.targets.attention import AttentionTap
 
 
@@ -53,7 +54,8 @@ def decoder_with_past_model(request: Request) -> GraphBuilder:
     past_key_values.N.decoder.{key,value} (B, K, P, d) --------------------/  |                        (B, K, P+T, d)
     past_key_values.N.encoder.{key,value} (B', K, S, d) ---------------------/
 
-    B' sentences, each with B/B' rows side by side (the beams of a search); B' = B otherwise.
+    B' sentences, each with B/B' rows side by side (the beams of a search); B' = B otherwise. With SSRUs a layer has
+    past_key_values.N.decoder.state (B, D) in place of its keys and values, and positions come in as position_ids.
     """
     g = GraphBuilder.declared(DECODER_NEXT, request)
     return _decoder(g, request, lambda model: g.pairs("cross"))
@@ -90,9 +92,13 @@ def _decoder(g: GraphBuilder, request: Request, cross: Callable[[Transformer], S
     """Take a step over the source's keys and values; where those come from is all that the decoders differ in."""
     model = Transformer(request.config)
     attention = AttentionTap(model, request.attention_layer, g.tap)
-    layers = [LayerCache(*pair) for pair in g.pairs("cache")] or [LayerCache() for _ in model.decoder.layers]
+    if request.config.recurrent:
+        layers = [LayerState(state) for state in g.entries("cache")]
+    else:
+        layers = [LayerCache(*pair) for pair in g.pairs("cache")]
+    layers = layers or empty_layers(request.config)
     of_source, ids = cross(model), g.inputs["target_ids"]
-    state = Cache(g.op, layers, of_source, g.inputs["source_mask"])
+    state = Cache(g.op, layers, of_source, g.inputs["source_mask"], index=g.inputs.get("positions"))
     logits = model.step(g.op, ids, state, tap=attention.tap)
     cache = [layer.held() for layer in layers]
     g.give(logits=logits, cache=cache, cross=of_source, attention=attention.mean(g.op, ids))

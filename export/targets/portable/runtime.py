@@ -39,8 +39,10 @@ class OnnxCache:
     mask: NDArray[np.int64] | None = None
     """Decoder-only: 1 on tokens, 0 on the prompt's padding (R, P)."""
     past: Values = field(default_factory=dict)
-    """Keys and values so far; empty before the first run."""
+    """Keys and values so far, or states; empty before the first run."""
     beams: int = 1
+    length: int = 0
+    """Positions so far."""
 
     def step(self, ids: NDArray) -> NDArray:
         return self.graphs.step(ids[:, None].astype(np.int64), self)[:, -1]
@@ -49,8 +51,6 @@ class OnnxCache:
         self.beams *= times
         rows = np.repeat(np.arange(next(iter(self.past.values())).shape[0]), times)
         self._take(rows, None if self.shared else rows)
-        if self.mask is not None:
-            self.mask = self.mask[rows]
 
     def reorder(self, rows: NDArray) -> None:
         """Let hypotheses of one sentence change places: what belongs to the source stays."""
@@ -59,11 +59,11 @@ class OnnxCache:
 
     def keep(self, rows: NDArray) -> None:
         self._take(rows, rows[:: self.beams] // self.beams if self.shared else rows)
-        if self.mask is not None:
-            self.mask = self.mask[rows]
 
     def _take(self, rows: NDArray, fixed: NDArray | None) -> None:
         self.past = {name: np.take(x, rows, axis=0) for name, x in self.past.items()}
+        if self.mask is not None:
+            self.mask = self.mask[rows]
         if fixed is not None:
             self.fixed = {name: np.take(x, fixed, axis=0) for name, x in self.fixed.items()}
 
@@ -106,7 +106,8 @@ class EncoderDecoderGraphs:
     def step(self, ids: NDArray, cache: OnnxCache) -> NDArray:
         """Return the logits (R, L, V) after the tokens (R, L)."""
         if cache.past:
-            values = {"target_ids": ids, "later": np.array([True]), **cache.fixed, **cache.past}
+            at = {"positions": positions(ids, cache.length)}
+            values = {"target_ids": ids, "later": np.array([True]), **at, **cache.fixed, **cache.past}
             cache.past = self.next(["logits", *self.next.cache], values)
         else:
             outputs = ["logits", *self.first.cache, *self.first.cross]
@@ -114,6 +115,7 @@ class EncoderDecoderGraphs:
             cache.fixed |= {value: cache.past.pop(value) for value in self.first.cross}
             if "memory" not in self.next.inputs:
                 del cache.fixed["memory"]
+        cache.length += ids.shape[1]
         return cache.past.pop("logits")
 
     def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
@@ -124,7 +126,13 @@ class EncoderDecoderGraphs:
 
     def _begin(self, outputs: list[str], ids: NDArray, memory: NDArray, mask: NDArray) -> Values:
         values = {"target_ids": ids, "memory": memory, "source_mask": mask, "later": np.array([False])}
+        values["positions"] = positions(ids)
         return self.first(outputs, {**values, **self.first.empty_past(len(ids))})
+
+
+def positions(ids: NDArray, first: int = 0) -> NDArray[np.int64]:
+    """Return where the tokens (R, L) are, the first of them at `first`."""
+    return np.broadcast_to(np.arange(first, first + ids.shape[1]), ids.shape)
 
 
 class CausalGraphs:

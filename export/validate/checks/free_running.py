@@ -44,6 +44,10 @@ class Judged:
     problem: str = ""
     tie: str = ""
 
+    @property
+    def summary(self) -> str:
+        return self.problem or self.tie
+
 
 def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
     """Return (result, "") of a run, or (None, its error message): a runtime that fails is a mismatch like any other."""
@@ -103,7 +107,7 @@ def free_running(
                 judged = judge_greedy(reference, sources, outputs, limit, limits[engine.name], sample)
             else:
                 judged = judge_beam(truth, hypotheses, limit, limits[engine.name], c.eos_id)
-            parted = [i for i, j in enumerate(judged) if j.problem or j.tie] if hypotheses is not None else []
+            parted = [i for i, j in enumerate(judged) if j.summary] if hypotheses is not None else []
             expected = reference_outputs(beam, sample) if parted else []
             yield Tokens(
                 runtime=engine.name,
@@ -113,13 +117,7 @@ def free_running(
                 ties=tuple(j.tie for j in judged if j.tie),
                 problems=tuple(j.problem for j in judged if j.problem),
                 partings=tuple(
-                    Divergence(
-                        i,
-                        words(outputs[i]),
-                        words(expected[i]),
-                        judged[i].problem or judged[i].tie,
-                        bool(judged[i].problem),
-                    )
+                    Divergence(i, words(outputs[i]), words(expected[i]), judged[i].summary, bool(judged[i].problem))
                     for i in parted
                 ),
             )

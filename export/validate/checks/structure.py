@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.graph.protos import all_nodes, inner_graphs
+from export.graph.protos import all_nodes, edges_of, inner_graphs, reached
 from export.interface import (
     CROSS_ATTENTION,
     DECODER_COREML,
@@ -32,11 +32,14 @@ from export.interface import (
 )
 from export.precision.adapters import A, B
 from export.targets.coreml.shape import part_of
+from export.validate.engines.onnx_engine import OnnxFiles
 from export.validate.engines.protocol import Engine
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
 from .attributes import attributes
+from .int8_products import int8_products
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -102,6 +105,9 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     for engine in engines:
         config, files = engine.config, engine.capabilities.files
         compared, wrong = attributes(files, config)
+        if engine.precision == "int8" and isinstance(engine, OnnxFiles):
+            products, problems = int8_products(files, engine.int8_scales)
+            compared, wrong = compared + products, [*wrong, *problems, *_differing(engine)]
         if files:
             operations, used = _of_onnx(engine)
         elif engine.capabilities.isolates == "mlx":
@@ -111,6 +117,16 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
         needed = [name for name in parameter_shapes(config) if name not in engine.unused_parameters()]
         unused = tuple(name for name in needed if name not in used)
         yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong))
+
+
+def _differing(engine: OnnxFiles) -> Iterator[str]:
+    """Say where the fixed scales of files differ from the checkpoint's own, if those are said to be them."""
+    assert engine.checkpoint is not None
+    own, used = read_int8_scales(engine.checkpoint.folder, engine.config), engine.int8_scales
+    if own is not None and own.origin == used.origin:
+        yield from (
+            f"{name}: other scales than {INT8_SCALES} has" for name in own.products if own.of(name) != used.of(name)
+        )
 
 
 def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
@@ -136,10 +152,10 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     keywords = next(record["keywords"] for record in records if record["type"] == "keyword_inputs")
     outputs = next(record["outputs"] for record in records if record["type"] == "outputs")
     edges = [([i[0] for i in p["inputs"]], [o[0] for o in p["outputs"]]) for p in primitives]
-    reached = _reached([output[0] for output in outputs], edges)
+    read = reached([output[0] for output in outputs], edges)
     products, softmaxes = _count((p["name"] for p in primitives), MLX_COUNTS)
     products -= sum(name.rpartition(".")[2] in (A, B) for name in weights)  # each is multiplied with once
-    return (products, softmaxes), {name for name, i in keywords if i in reached}
+    return (products, softmaxes), {name for name, i in keywords if i in read}
 
 
 def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
@@ -159,9 +175,8 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
         nodes = _network_nodes(graph)
         total += _count((node.op_type for node in nodes), ONNX_COUNTS)
         total[0] -= _further_parts(nodes) + _of_adapters(nodes)
-        outer = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
-        reached = _reached([output.name for output in graph.output], outer)
-        used |= reached | {name.rpartition(".")[0] for name in reached}  # embedding.weight.int8
+        read = reached([output.name for output in graph.output], edges_of(graph))
+        used |= read | {name.rpartition(".")[0] for name in read}  # embedding.weight.int8
     if searches:
         total[1] -= OF_SAMPLING
     return (int(total[0]), int(total[1])), used
@@ -178,24 +193,23 @@ def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[onnx.NodeProto]:
     """Yield the nodes from which a way leads to these outputs, and those of their inner graphs."""
-    edges = [([*node.input, *_outer_values(node)], list(node.output)) for node in graph.node]
-    reached = _reached(outputs, edges)
+    read = reached(outputs, edges_of(graph))
     for node in graph.node:
-        if reached & {*node.output}:
+        if read & {*node.output}:
             yield node
             for inner in inner_graphs(node):
-                needed = _needed_of_loop(node, inner, reached) if node.op_type == "Loop" else inner.output
+                needed = _needed_of_loop(node, inner, read) if node.op_type == "Loop" else inner.output
                 yield from _needed_nodes(inner, [output.name for output in needed])
 
 
-def _needed_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, reached: set[str]) -> list[onnx.ValueInfoProto]:
+def _needed_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, read: set[str]) -> list[onnx.ValueInfoProto]:
     """Return the outputs of a Loop's body that its needed outputs are made of: its condition, their own last values,
     and whatever else is carried from one step to the next for those."""
-    edges = [([*each.input, *_outer_values(each)], list(each.output)) for each in body.node]
+    edges = list(edges_of(body))
     carried = range(len(node.input) - 2)  # behind the number of steps and the condition
-    needed = {0, *(1 + i for i, name in enumerate(node.output) if name in reached)}
+    needed = {0, *(1 + i for i, name in enumerate(node.output) if name in read)}
     while True:
-        inside = _reached([body.output[i].name for i in needed], edges)
+        inside = reached([body.output[i].name for i in needed], edges)
         more = {1 + i for i in carried if body.input[2 + i].name in inside} - needed
         if not more:
             return [body.output[i] for i in sorted(needed)]
@@ -222,20 +236,3 @@ def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
     cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
     return sum(any(name.rpartition(".")[2] in (A, B) for name in names) for names in read)
-
-
-def _reached(outputs: Iterable[str], edges: list[tuple[list[str], list[str]]]) -> set[str]:
-    """Return every value from which a way leads to the outputs."""
-    maker = {output: inputs for inputs, made in edges for output in made}
-    reached, open_values = set(), list(outputs)
-    while open_values:
-        value = open_values.pop()
-        if value not in reached:
-            reached.add(value)
-            open_values += maker.get(value, [])
-    return reached
-
-
-def _outer_values(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the values that the branches of an If read."""
-    return [name for graph in inner_graphs(node) for inner in all_nodes(graph) for name in inner.input]

@@ -7,7 +7,7 @@ Shapes: R rows, B rows of the graphs, L tokens of a row, D width of a tap, V voc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.interface import DECODER_COREML, ENCODER_COREML
+from export.runtime.transformer import graphs_of
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel, CoreMLSession, placed, unpadded
 from export.validate.cases import Case
-from export.validate.findings import PLAIN
 
 from .onnx_engine import OnnxEngine
 from .stepping import SteppingEngine
@@ -43,9 +43,6 @@ class CoreMLEngine(SteppingEngine):
         targets = case.target_ids is not None and name.startswith("decoder.")
         return joined if targets else placed(joined, case.source_real)
 
-    def _encode(self, case: Case) -> Array:
-        return self.graphs.encode(case.inputs, case.source_real)
-
     def _whole_runs(self, name: str, values: Sequence[Array], rows: int) -> list[Array]:
         """Join the portions of each run, as a graph takes so many rows at once."""
         graph = self._session(ENCODER_COREML if name.startswith("encoder.") else DECODER_COREML)
@@ -57,7 +54,8 @@ class CoreMLEngine(SteppingEngine):
         taps = {name: value for name, value in self.taps(case).items() if name in names}
         inside = [name for name in names if name.endswith(".weights")]
         self._observed = {}
-        self._logits_of(self._over({graph: self._showing(graph, inside) for graph in self.files}), case)
+        sessions = {graph: self._showing(graph, inside) for graph in self.files}
+        self._logits_of(graphs_of(self.folder.request, sessions), case)
         rows, source = case.ids.shape
         target = source if case.target_ids is None else case.target_ids.shape[1]
         for name, values in self._observed.items():
@@ -65,16 +63,6 @@ class CoreMLEngine(SteppingEngine):
             keys = source if encoder or "cross_attention" in name else target
             taps[name] = np.concatenate(runs, axis=2)[:, :, : source if encoder else target, :keys]
         return taps
-
-    def attention(self, case: Case) -> dict[str, Array]:
-        """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
-        assert isinstance(self.graphs, CoreMLModel)
-        assert case.target_ids is not None
-        return {PLAIN: self.graphs.attention(case.inputs, case.source_real, case.target_ids)}
-
-    def _over(self, sessions: Mapping[str, Any]) -> Graphs:
-        make: Callable[..., Graphs] = CoreMLModel if self.config.has_decoder else CoreMLEncoder
-        return make(self.folder.request, sessions)
 
     def _session(self, graph: str) -> CoreMLSession:
         return CoreMLSession(self.sessions[graph], graph, self.folder.request)

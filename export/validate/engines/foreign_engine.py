@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export.interface import DECODER_FIRST, ENCODER, HUGGING_FACE, MODEL, SOURCE_NAMES
@@ -27,13 +26,13 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.system.errors import UserError
 
-from .protocol import Capabilities, Engine, Placement
+from .onnxruntime_engine import WholeEngine
+from .protocol import Capabilities
 from .search_engine import is_search
 
 Array = NDArray
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float)": np.float32}
 INPUT_ROLES, OUTPUT_ROLES = HUGGING_FACE
-PROVIDER = "CPUExecutionProvider"
 
 
 def is_foreign(path: Path) -> bool:
@@ -44,10 +43,10 @@ def is_foreign(path: Path) -> bool:
     return not has_spec and any(_file(path, name) is not None for name in (DECODER_FIRST, MODEL))
 
 
-class ForeignEngine(Engine):
+class ForeignEngine(WholeEngine):
     """ONNX Runtime on the CPU over files that this project didn't export."""
 
-    name = "onnxruntime"
+    compared = "logits of one full pass alone"
     capabilities = Capabilities(shows="logits")
 
     def __init__(self, checkpoint: Checkpoint, path: Path, names: Mapping[str, str], threads: int | None = None):
@@ -59,7 +58,7 @@ class ForeignEngine(Engine):
         if missing:
             raise UserError(f"{path}: {' and '.join(missing)} missing")
         options = session_options(threads)
-        self.sessions = {name: open_session(file, [PROVIDER], options) for name, file in files.items() if file}
+        self.sessions = {name: open_session(file, options=options) for name, file in files.items() if file}
         entries = {entry.name for s in self.sessions.values() for entry in [*s.get_inputs(), *s.get_outputs()]}
         unknown = [name for name in self.names.values() if name not in entries]
         if unknown:
@@ -70,13 +69,6 @@ class ForeignEngine(Engine):
             raise UserError(
                 f"{path}: input {strange[0]!r} is none of {', '.join(INPUT_ROLES)}; map it: --names input_ids=NAME"
             )
-
-    def details(self) -> dict[str, str]:
-        return {"onnxruntime": ort.__version__, "provider": PROVIDER, "compared": "logits of one full pass alone"}
-
-    def placement(self) -> Placement:
-        threads = "one for each core" if self.threads is None else str(self.threads)
-        return Placement(self.name, PROVIDER, "none", threads, {"onnxruntime": ort.__version__})
 
     def logits(self, case: Case) -> Array:
         mask = case.source_real

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case, full_pass, search_inputs, started
+from export.validate.cases import Case, full_pass, started
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 
 from .protocol import Capabilities, ModelEngine, Placement, Unavailable
@@ -42,7 +43,7 @@ class MlxEngine(ModelEngine):
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", precision: str = "float32"):
         if find_spec("mlx") is None:
-            raise Unavailable("runtime mlx is not installed (pip install mlx)")
+            raise Unavailable(f"runtime mlx is not installed: {needs('train')}")
         if precision not in PRECISIONS or (precision == "tf32" and device == "cpu"):
             known = PRECISIONS if device != "cpu" else PRECISIONS[:-1]
             raise UserError(f"mlx:{device}:{precision}: choose {', '.join(known)}")
@@ -57,15 +58,6 @@ class MlxEngine(ModelEngine):
             if precision in ("float16", "bfloat16"):
                 self.model.set_dtype(getattr(self.mx, precision))
                 self.mx.eval(self.model.parameters())
-
-    @classmethod
-    def of(cls, model: Any, device: str = "cpu") -> MlxEngine:
-        """Return an engine around a `Transformer` that exists already."""
-        engine = cls.__new__(cls)
-        engine.precision = "float32"
-        engine._open(device)
-        engine.model = model
-        return engine
 
     def _open(self, device: str) -> None:
         import mlx.core as mx
@@ -150,14 +142,6 @@ class MlxEngine(ModelEngine):
         if value.dtype == self.mx.bfloat16:
             return np.array(value.astype(self.mx.float32)).astype(np.float64)
         return np.array(value)
-
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
-        drawn = {} if sample is None else {"sample": True, "seed": sample}
-        with self.stream():
-            results = self.model.search(**search_inputs(sources), beam=beam, max_new_tokens=max_new_tokens, **drawn)
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
 
     def _cached(self, case: Case, tap: Any) -> Array:
         with self.stream():

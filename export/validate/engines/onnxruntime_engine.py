@@ -26,7 +26,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 
 from .onnx_engine import OnnxEngine
-from .protocol import Node, Placement, Unavailable
+from .protocol import Engine, Node, Placement, Unavailable
 
 Array = NDArray
 
@@ -49,19 +49,13 @@ class ProfiledSession:
         self.nodes: list[tuple[str, str, str]] = []
         """(name, operator, provider), known once profiling has ended."""
 
-    def get_inputs(self) -> list[Any]:
-        return self.session.get_inputs()
-
-    def get_outputs(self) -> list[Any]:
-        return self.session.get_outputs()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
         outputs = self.session.run(output_names, input_feed, *options)
         self.ran()
         return outputs
-
-    def io_binding(self) -> Any:
-        return self.session.io_binding()
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         self.session.run_with_iobinding(binding, options)
@@ -85,6 +79,41 @@ class ProfiledSession:
         events = [(event["name"], event["args"]) for event in ran if event["name"].endswith(suffix)]
         nodes = {(name.removesuffix(suffix), args["op_name"], args["provider"]): None for name, args in events}
         self.nodes = list(nodes)
+
+
+def provider_of(device: str) -> str:
+    """Return the execution provider of a device, or one by its own name; `Unavailable` if it isn't there."""
+    provider, available = PROVIDERS.get(device, device), ort.get_available_providers()
+    if provider not in available:
+        raise Unavailable(f"onnxruntime:{device}: {provider} is not available (there are: {', '.join(available)})")
+    return provider
+
+
+def open_changed(model: onnx.ModelProto, path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> Any:
+    """Open a changed model instead of the file `path`, beside which its data files lie."""
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+
+
+def threads_in_words(threads: int | None) -> str:
+    return "one for each core" if threads is None else str(threads)
+
+
+class WholeEngine(Engine):
+    """ONNX Runtime over files that show nothing from within."""
+
+    name = "onnxruntime"
+    provider = PROVIDERS["cpu"]
+    threads: int | None
+    compared: str
+    """What is, in words."""
+
+    def details(self) -> dict[str, str]:
+        return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": self.compared}
+
+    def placement(self) -> Placement:
+        libraries = {"onnxruntime": ort.__version__}
+        return Placement(self.name, self.provider, "none", threads_in_words(self.threads), libraries)
 
 
 class OnnxRuntimeEngine(OnnxEngine):
@@ -111,10 +140,7 @@ class OnnxRuntimeEngine(OnnxEngine):
             )
         self.device, self.optimisation, self.threads = device, optimisation, threads
         self.tf32 = precision == "tf32"
-        self.provider = PROVIDERS.get(device, device)
-        if self.provider not in ort.get_available_providers():
-            available = ", ".join(ort.get_available_providers())
-            raise Unavailable(f"onnxruntime:{device}: {self.provider} is not available (there are: {available})")
+        self.provider = provider_of(device)
         self._profiles = Path(tempfile.mkdtemp(prefix="validate-"))
         weakref.finalize(self, shutil.rmtree, self._profiles, ignore_errors=True)
         super().__init__(checkpoint, onnx_folder, "float32" if self.tf32 else precision)
@@ -132,8 +158,7 @@ class OnnxRuntimeEngine(OnnxEngine):
             options.profile_file_prefix = str(self._profiles / path.stem)
             session = open_session(path, providers, options)
         else:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-            session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+            session = open_changed(model, path, options, providers)
         # A provider whose libraries can't be loaded is left out with no more than a warning.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
@@ -157,8 +182,7 @@ class OnnxRuntimeEngine(OnnxEngine):
             raise Unavailable(f"{self.name}: no node ran on {self.provider}: all {len(nodes)} on {others}")
         tf32 = ("on" if self.tf32 else "off") + " (use_tf32)" if self.device == "cuda" else "none"
         libraries = {name: version for name, version in versions().items() if name.startswith("onnxruntime")}
-        threads = "one for each core" if self.threads is None else str(self.threads)
-        return Placement(self.name, self.provider, tf32, threads, libraries, nodes)
+        return Placement(self.name, self.provider, tf32, threads_in_words(self.threads), libraries, nodes)
 
     def _nodes(self) -> Iterator[Node]:
         for graph, session in self.sessions.items():

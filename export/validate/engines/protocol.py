@@ -12,10 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case
+from export.validate.cases import Case, search_inputs
 from export.validate.rule import Budget, budget_for, stored_as
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import output_weight_name, source_embedding_name, target_embedding_name
+from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.generation.search import search
 from mlx_transformer.system.errors import UserError
 
 Array = NDArray
@@ -162,7 +164,14 @@ class Engine:
         self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
     ) -> list[tuple[list[int], float]]:
         """Return the best output (ids without eos, score) of each source; with `sample`, a seed, drawn tokens."""
-        raise NotImplementedError
+        options = {"beam": beam, "max_new_tokens": max_new_tokens}
+        if sample is not None:
+            options |= {"sample": True, "seed": sample}
+        return [(best[0].ids, best[0].score) for best in self._hypotheses(sources, options)]
+
+    def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
+        with self.searching() as model:
+            return search(model, **search_inputs(sources), **options)
 
     def searching(self) -> AbstractContextManager[Any]:
         """Return a context that gives the model as `generation.steps.run` takes it."""

@@ -6,7 +6,8 @@ One that cannot run here raises `Unavailable`: exit status 3. The engines' own m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +19,36 @@ from mlx_transformer.system.errors import UserError
 from .protocol import Engine
 
 
-def _mlx(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
-    from .mlx_engine import MlxEngine
+def _of_checkpoint(runtime: str, options: Sequence[str], checkpoint: Checkpoint | None) -> Engine:
+    source = _source(checkpoint, runtime)
+    if runtime == "mlx":
+        from .mlx_engine import MlxEngine
 
-    return MlxEngine(_source(checkpoint, "mlx"), *options)
-
-
-def _onnxruntime(
-    options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None
-) -> Engine:
-    from .cpu_engine import CpuEngine
-    from .onnxruntime_engine import OnnxRuntimeEngine
-
-    folder = _needed(onnx, "onnxruntime")
-    if folder.is_file():
-        return _one_file(folder, _source(checkpoint, "one file"), options, threads)
-    engine_class = CpuEngine if has_graph(folder, ENCODER_CPU) else _of_shape(folder, OnnxRuntimeEngine)
-    return engine_class(checkpoint, folder, *options, threads=threads)
-
-
-def _one_file(path: Path, checkpoint: Checkpoint, options: Sequence[str], threads: int | None) -> Engine:
-    from .search_engine import SearchEngine
-
-    if len(options) > 1:
-        raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
-    return SearchEngine(checkpoint, path, *options, threads=threads)
-
-
-def _reference(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
+        return MlxEngine(source, *options)
     from .reference_engine import ReferenceEngine
 
-    source = _source(checkpoint, "reference")
     return ReferenceEngine(source.config, dict(source.tensors()), *options)
 
 
-def _evaluator(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
-    from .evaluator_engine import EvaluatorEngine
+def _of_file(path: Path, options: Sequence[str], checkpoint: Checkpoint | None, threads: int | None) -> Engine:
+    from .search_engine import SearchEngine
 
-    folder = _needed(onnx, "evaluator")
-    return _of_shape(folder, EvaluatorEngine)(_source(checkpoint, "evaluator"), folder)
-
-
-def _wasm(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
-    from .wasm_engine import WasmEngine
-
-    folder = _needed(onnx, "wasm")
-    return _of_shape(folder, WasmEngine)(_source(checkpoint, "wasm"), folder, threads)
+    source = _source(checkpoint, "one file")
+    if len(options) > 1:
+        raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
+    return SearchEngine(source, path, *options, threads=threads)
 
 
-def _webgpu(options: Sequence[str], checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None) -> Engine:
-    from .webgpu_engine import WebGpuEngine
+def _of_folder(folder: Path, runtime: str) -> Any:
+    """Return the engine class for the folder's graphs, which may be the target cpu's, or of fixed shape."""
+    if has_graph(folder, ENCODER_CPU):
+        from .cpu_engine import CpuEngine
 
-    folder = _needed(onnx, "webgpu")
-    return _of_shape(folder, WebGpuEngine)(_source(checkpoint, "webgpu"), folder, *options, threads=threads)
-
-
-def _of_shape(folder: Path, base: Any) -> Any:
-    """Return the engine class for the folder's graphs, which may be of fixed shape."""
+        return CpuEngine
     from .coreml_engine import fixed
 
+    module, _, name = GRAPH_ENGINES[runtime].partition(":")
+    base = getattr(import_module(module, __package__), name)
     return fixed(base) if has_graph(folder, ENCODER_COREML) or has_graph(folder, DECODER_COREML) else base
 
 
@@ -96,15 +68,22 @@ def _needed(onnx: Path | None, runtime: str) -> Path:
     return onnx
 
 
-# How an engine is opened, and what may follow its name.
-ENGINES: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
-    "mlx": (_mlx, ("device", "precision")),
-    "onnxruntime": (_onnxruntime, ("provider", "optimisation", "precision")),
-    "evaluator": (_evaluator, ()),
-    "wasm": (_wasm, ()),
-    "webgpu": (_webgpu, ("adapter",)),
-    "reference": (_reference, ("precision",)),
+GRAPH_ENGINES = {
+    "onnxruntime": ".onnxruntime_engine:OnnxRuntimeEngine",
+    "evaluator": ".evaluator_engine:EvaluatorEngine",
+    "wasm": ".wasm_engine:WasmEngine",
+    "webgpu": ".webgpu_engine:WebGpuEngine",
 }
+"""Those that run a folder's graphs."""
+ENGINES: dict[str, tuple[str, ...]] = {
+    "mlx": ("device", "precision"),
+    "onnxruntime": ("provider", "optimisation", "precision"),
+    "evaluator": (),
+    "wasm": (),
+    "webgpu": ("adapter",),
+    "reference": ("precision",),
+}
+"""What may follow the name of each."""
 DEFAULT = ("mlx", "onnxruntime")
 
 
@@ -124,9 +103,16 @@ def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, thr
     runtime, *options = name.split(":")
     if runtime not in ENGINES:
         raise UserError(f"unknown runtime {name!r}: choose from {', '.join(ENGINES)}")
-    make, known = ENGINES[runtime]
+    known = ENGINES[runtime]
     if len(options) > len(known):
         raise UserError(f"runtime {name!r}: {runtime} takes only {':'.join((runtime, *known))}")
-    engine = make(options, checkpoint, onnx, threads)
+    if runtime not in GRAPH_ENGINES:
+        engine = _of_checkpoint(runtime, options, checkpoint)
+    elif (path := _needed(onnx, runtime)).is_file():
+        engine = _of_file(path, options, checkpoint, threads)
+    else:
+        source = checkpoint if runtime == "onnxruntime" else _source(checkpoint, runtime)
+        named = {} if runtime == "evaluator" else {"threads": threads}
+        engine = _of_folder(path, runtime)(source, path, *options, **named)
     engine.name = name
     return engine

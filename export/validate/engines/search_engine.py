@@ -13,38 +13,38 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from export.graph.protos import metadata_of, read_model
 from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
-from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION
+from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, SCALES
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
+from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_protobuf
+from mlx_transformer.system.files import parse_json
 
 from .onnx_engine import OnnxFiles, check_same_model
-from .onnxruntime_engine import PROVIDERS
-from .protocol import Capabilities, Placement, Unavailable
+from .onnxruntime_engine import WholeEngine, open_changed, provider_of
+from .protocol import Capabilities
 
 
 def is_search(path: Path) -> bool:
     """Whether this file is one that `export_search` wrote."""
     try:
-        model = onnx.load_from_string(read_protobuf(path))
-    except Exception:  # protobuf's exceptions have no common base
+        return CONFIG in metadata_of(read_model(path))
+    except UserError:
         return False
-    return any(entry.key == CONFIG for entry in model.metadata_props)
 
 
-class SearchEngine(OnnxFiles):
+class SearchEngine(WholeEngine, OnnxFiles):
     """ONNX Runtime over one file."""
 
-    name = "onnxruntime"
+    compared = "weights, tokens, scores"
 
     def __init__(self, checkpoint: Checkpoint, path: Path, device: str = "cpu", threads: int | None = None):
-        self.provider = PROVIDERS.get(device, device)
-        if self.provider not in ort.get_available_providers():
-            raise Unavailable(f"onnxruntime:{device}: {self.provider} is not available")
+        self.provider = provider_of(device)
         self.model = SearchModel(path, threads=threads, providers=[self.provider])
         if self.model.takes_text:
             raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
@@ -54,6 +54,11 @@ class SearchEngine(OnnxFiles):
         self.precision = metadata.get(PRECISION, "float32")
         if self.precision in IN_BLOCKS:
             self.activations = metadata.get(ACTIVATIONS, DEFAULT_ACTIVATIONS)
+        if SCALES in metadata:
+            values = parse_json(
+                metadata[SCALES], f"{path}: {INT8_SCALES} not JSON", "write it again with export --search"
+            )
+            self.int8_scales = Int8Scales.parse(values, self.config, f"{path}: {INT8_SCALES}")
         self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}), {}
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
@@ -61,19 +66,8 @@ class SearchEngine(OnnxFiles):
         if model is None:
             return self.model.session
         options = session_options(self.threads, activations=self.activations)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-        return ort.InferenceSession(model.SerializeToString(), options, providers=with_options([self.provider]))
+        return open_changed(model, path, options, with_options([self.provider]))
 
-    def details(self) -> dict[str, str]:
-        return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": "weights, tokens, scores"}
-
-    def placement(self) -> Placement:
-        threads = "one for each core" if self.threads is None else str(self.threads)
-        return Placement(self.name, self.provider, "none", threads, {"onnxruntime": ort.__version__})
-
-    def search(
-        self, sources: Sequence[list[int]], beam: int, max_new_tokens: int, sample: int | None = None
-    ) -> list[tuple[list[int], float]]:
-        options: dict[str, Any] = {} if sample is None else {"sample": True, "seed": sample}
-        results = self.model.search(list(sources), beam=beam, max_new_tokens=max_new_tokens, **options)
-        return [(hypotheses[0].ids, hypotheses[0].score) for hypotheses in results]
+    def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
+        # The rules of published models are no part of what the reference searches by.
+        return self.model.search(list(sources), **vars(Options(**options)))

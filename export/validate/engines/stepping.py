@@ -11,9 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from export.targets.portable.runtime import Session
+from export.runtime.transformer import graphs_of
+from export.targets.session import Session
 from export.validate.cases import Case
-from export.validate.findings import tap_names
+from export.validate.findings import PLAIN, tap_names
 
 from .onnx_engine import OnnxEngine
 
@@ -26,7 +27,8 @@ class SteppingEngine(OnnxEngine):
     def __init__(self, *args: Any, **named: Any):
         super().__init__(*args, **named)
         tapped = self._tapping(*self.files)
-        self.graphs, self.tapped = self._over(self.sessions), self._over(tapped)
+        request = self.folder.request
+        self.graphs, self.tapped = graphs_of(request, self.sessions), graphs_of(request, tapped)
         names = tap_names(self.config)[:-1]
         self.memory = next((name for name in reversed(names) if name.startswith("encoder.")), "")
         observed = {self.memory}.union(*(session.taps for session in tapped.values()))
@@ -45,22 +47,27 @@ class SteppingEngine(OnnxEngine):
             if name != "logits":
                 taps[name] = self._joined(name, runs, case)
         if self.memory:
-            taps[self.memory] = self._encode(case)
+            taps[self.memory] = self.graphs.encode(case.inputs, case.source_mask)
         return taps
 
-    def _over(self, sessions: Mapping[str, Any]) -> Any:
-        """Return the graphs as one model."""
-        raise NotImplementedError
+    def _values_of(self, sessions: Mapping[str, Any], case: Case) -> dict[str, Array]:
+        self._observed = {}
+        self._logits_of(graphs_of(self.folder.request, {**self.sessions, **sessions}), case)
+        side = {value: graph for graph in sessions for value in self._integers_of(graph).values()}
+        return {
+            value: self._joined("encoder." if side[value].startswith("encoder") else "decoder.", runs, case)
+            for value, runs in self._observed.items()
+        }
+
+    def attention(self, case: Case) -> dict[str, Array]:
+        """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
+        return {PLAIN: self.graphs.attention(case.inputs, case.source_mask, case.target_ids)}
 
     def _logits_of(self, graphs: Any, case: Case) -> Array:
         raise NotImplementedError
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
         """Join what all runs showed of a tap, (B, L, D)."""
-        raise NotImplementedError
-
-    def _encode(self, case: Case) -> Array:
-        """Return the output of the encoder (B, S, D)."""
         raise NotImplementedError
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:

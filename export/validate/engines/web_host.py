@@ -1,4 +1,4 @@
-"""Processes that run ONNX Runtime Web for an engine: where the npm package is, what is sent to them, and Node as one.
+"""Programs that run ONNX Runtime Web for an engine: where the npm package is, how they are asked, and Node as one.
 
 A message in either direction: its header's length (uint32, little endian), the header (JSON), then the bytes of the
 header's `tensors` one after another. Requests: {open, data: [{path, file}], level}, {session, outputs, tensors}.
@@ -7,17 +7,26 @@ wasm_host.js and browser_page.js answer them.
 
 from __future__ import annotations
 
+import http.server
+import io
 import json
 import os
+import queue
+import secrets
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +43,21 @@ VARIABLE = "ONNXRUNTIME_WEB"
 PLACES = ("node_modules", "tests/consumers/node/node_modules", ".consumers/node_modules")
 HOST = Path(__file__).with_name("wasm_host.js")
 NODE_BUILD = "ort.node.min.js"
+PAGE = '<!doctype html><meta charset="utf-8"><title>validate</title><script type="module" src="page.js"></script>'
+SCRIPT = Path(__file__).with_name("browser_page.js")
+MEDIA_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm"}
+# Without isolation a page has no threads.
+HEADERS = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-store",
+}
+
+STARTING = 90  # seconds until the page speaks
+ANSWERING = 600  # seconds for one request: opening a model, or one run of it
+POLL = 20  # seconds that the page waits for a request before it asks again
+ENDING = 5  # seconds for the browser to end by itself
+POLL_SECONDS = 0.1  # seconds between two looks whether it still runs
 
 
 def find_package(runtime: str, *files: str) -> Path:
@@ -76,67 +100,177 @@ def _tensor(entry: Mapping[str, Any], read: Callable[[int], bytes]) -> Array:
     return np.frombuffer(read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
 
 
-class Host(Protocol):
-    """A process that holds sessions of ONNX Runtime Web. Requests are described above."""
+@dataclass
+class _Exchange:
+    """What the server's threads share with a `Host`. A request is None when there will be no more."""
+
+    package: Path
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    requests: queue.Queue[bytes | None] = field(default_factory=queue.Queue)
+    replies: queue.Queue[bytes] = field(default_factory=queue.Queue)
+    files: set[str] = field(default_factory=set)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a browser that ends while it is answered is no news."""
+
+
+class Host:
+    """A program that holds sessions of ONNX Runtime Web. It gets all it loads from this process and answers requests.
+
+    It asks a server on localhost for the next request and brings the reply to the one before. Every address has a
+    secret in it, and of files only those are handed out that a request names. It ends with its `Host` or with this
+    process, however that ends: its standard input is closed, and nobody answers any more.
+    """
+
+    name: str
+    """As messages call it."""
+    telling = -1
+    """Which line of what it wrote on standard error says why it ended."""
+
+    def __init__(self, package: Path, command: Callable[[str], Sequence[str]], profile: str = ""):
+        """package: of onnxruntime-web. command: what runs it, by the server's address. profile: a folder of its own,
+        which is removed at its end. `RuntimeError` where it doesn't start."""
+        self.exchange, self.why = _Exchange(package), ""
+        self.server = _Server(("127.0.0.1", 0), _handler(self.exchange))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block it
+        self.process = subprocess.Popen(
+            command(f"http://127.0.0.1:{self.server.server_port}/{self.exchange.secret}/"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the other
+        )
+        self._finalizer = weakref.finalize(self, _end, self.process, self.server, self.exchange, self.errors, profile)
+        self.versions, _ = self._reply(STARTING)
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
         """Send a request and return the reply's header and its tensors; `RuntimeError` with ONNX Runtime's message
-        where there is an error."""
-        ...
+        where there is an error, and where the program ended or is silent for ten minutes."""
+        if not self._finalizer.alive:
+            raise RuntimeError(self.why)
+        if "open" in request:
+            self.exchange.files = {request["open"], *(entry["file"] for entry in request["data"])}
+        self.exchange.requests.put(b"".join(message(request, tensors)))
+        return self._reply(ANSWERING)
 
     def close(self) -> None:
-        """End it."""
-        ...
+        self._finalizer()
+
+    def _reply(self, seconds: float) -> Reply:
+        for _ in range(round(seconds / POLL_SECONDS)):  # not the clock's seconds, which pass while a machine sleeps
+            with suppress(queue.Empty):
+                return read_message(io.BytesIO(self.exchange.replies.get(timeout=POLL_SECONDS)).read)
+            if self.process.poll() is not None:
+                self.why = f"{self.name} ended: {self._last_words()}"
+                break
+        else:
+            self.why = f"{self.name} did not answer within {seconds:g} s"
+        self.close()
+        raise RuntimeError(self.why)
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[self.telling][:300] if lines else f"status {self.process.returncode}"
 
 
-class NodeHost:
+class NodeHost(Host):
     """Node. `Unavailable` without it, or without onnxruntime-web."""
+
+    name, telling = "Node", 0
 
     def __init__(self, threads: int):
         if shutil.which("node") is None:
             raise Unavailable("runtime wasm needs Node.js: there is no program `node` (https://nodejs.org)")
         package = find_package("wasm", NODE_BUILD)
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block it
-        self.process = subprocess.Popen(
-            ["node", str(HOST), str(package), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-        )
-        self._finalizer = weakref.finalize(self, _end, self.process, self.errors)
-        self.versions, _ = read_message(self._read)
-
-    def close(self) -> None:
-        self._finalizer()
-
-    def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
-        pipe = _open(self.process.stdin)
-        try:
-            for part in message(request, tensors):
-                pipe.write(part)
-            pipe.flush()
-        except BrokenPipeError:
-            pass  # the reply that doesn't come says why
-        return read_message(self._read)
-
-    def _read(self, length: int) -> bytes:
-        data = _open(self.process.stdout).read(length)
-        if len(data) < length:
-            self.errors.seek(0)
-            lines = self.errors.read().decode(errors="replace").strip().splitlines()
-            raise RuntimeError(f"Node ended: {lines[0] if lines else 'without a message'}")
-        return data
+        super().__init__(package, lambda address: ["node", str(HOST), address, str(package), str(threads)])
 
 
-def _open(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
+def _handler(exchange: _Exchange) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # heads and bodies are sent one by one: each pair would take 40 ms
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            name = address.path.removeprefix(f"/{exchange.secret}/")
+            if name == address.path:
+                self._say(404)
+            elif name == "":
+                self._say(200, PAGE.encode(), "text/html")
+            elif name == "page.js":
+                self._file(SCRIPT)
+            elif name.startswith("ort/") and name.count("/") == 1:
+                self._file(exchange.package / "dist" / name.removeprefix("ort/"))
+            elif name == "file" and (path := parse_qs(address.query).get("path", [""])[0]) in exchange.files:
+                self._file(Path(path))
+            else:
+                self._say(404)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if self.path != f"/{exchange.secret}/next":
+                return self._say(404)
+            if body:
+                exchange.replies.put(body)
+            try:
+                request = exchange.requests.get(timeout=POLL)
+            except queue.Empty:
+                return self._say(204)
+            return self._say(410) if request is None else self._say(200, request)
+
+        def _file(self, path: Path) -> None:
+            try:
+                with path.open("rb") as file:
+                    kind = MEDIA_TYPES.get(path.suffix, "application/octet-stream")
+                    self._head(200, os.fstat(file.fileno()).st_size, kind)
+                    shutil.copyfileobj(file, self.wfile)
+            except FileNotFoundError:
+                self._say(404)
+
+        def _say(self, status: int, body: bytes = b"", kind: str = "application/octet-stream") -> None:
+            self._head(status, len(body), kind)
+            self.wfile.write(body)
+
+        def _head(self, status: int, length: int, kind: str) -> None:
+            self.send_response(status)
+            for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(length)}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing on standard error."""
+
+    return Handler
 
 
-def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    process.kill()
+def _end(
+    process: subprocess.Popen[bytes],
+    server: _Server,
+    exchange: _Exchange,
+    errors: IO[bytes],
+    profile: str,
+) -> None:
+    """End the program, politely first, so that it takes its own processes with it."""
+    exchange.requests.put(None)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for pipe in (process.stdin, process.stdout, errors):
-        if pipe is not None:
-            with suppress(BrokenPipeError):  # what was written and never read
-                pipe.close()
+    server.shutdown()
+    server.server_close()
+    for file in (process.stdin, errors):
+        if file is not None:
+            file.close()
+    for _ in range(20):  # a browser's processes may still write
+        shutil.rmtree(profile, ignore_errors=True)
+        if not os.path.exists(profile):
+            break
+        time.sleep(0.05)

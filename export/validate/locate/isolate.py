@@ -67,18 +67,22 @@ def isolate(
     if engine.is_training:
         return replace(nobody, operation="dropout", why="the model is in training mode")
     try:
-        computed = _run(engine, setting, path, tap)
+        run = run_onnx if engine.capabilities.isolates == "onnx" else run_mlx
+        computed = run(engine, setting, path, tap)
     except Exception as error:  # each runtime has its own exceptions
         return _named(nobody, " ".join(str(error).split()), list(setting.truth64), config)
     region = _region(list(setting.inputs), tap_names(config), tap)
     common = computed.keys() & setting.truth64.keys()
-    judged = [(point, _judge(point, computed[point], setting, engine)) for point in region if point in common]
+    values = {point: _aligned(point, computed[point], setting) for point in region if point in common}
+    judged = [(point, _judge(point, *each, engine)) for point, each in values.items()]
     wrong = [(point, measurement) for point, measurement in judged if not measurement.passed]
     if not wrong:
         why = f"each of {len(judged)} operations is within its budget; their errors add up"
         return replace(nobody, why=why, points=len(judged))
     point, measurement = max(wrong, key=lambda pair: pair[1].share)
-    why = _explained(point, computed[point], setting, config, weights)
+    got, t64, t32, valid = values[point]
+    natural = float(np.abs(t32 - t64)[valid].sum())
+    why = explain(point, config, weights, setting.inputs, got, t64, natural, valid)
     return replace(
         nobody, point=point, operation=operation(point, config), measurement=measurement, why=why, points=len(judged)
     )
@@ -93,24 +97,19 @@ def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
     return [p for k, p in enumerate(points) if start <= k < stop or p.startswith(f"{tap}.")]
 
 
-def _explained(
-    point: str, got: Array, s: IsolatedInputs, config: TransformerConfig, weights: Mapping[str, Array]
-) -> str:
+def _aligned(point: str, got: Array, s: IsolatedInputs) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """Return what was computed at a point, the truth in float64 and in float32, positions before heads, and which
+    positions count."""
     got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
-    valid = valid_at(point, s.case, s.part, t64.shape[1])
-    natural = float(np.abs(t32 - t64)[valid].sum())
-    return explain(point, config, weights, s.inputs, got, t64, natural, valid)
+    return got, t64, t32, valid_at(point, s.case, s.part, t64.shape[1])
 
 
-def _judge(point: str, got: Array, s: IsolatedInputs, engine: Engine) -> Measurement:
-    t64, t32, got = (positions_first(x) for x in (s.truth64[point], s.truth32[point], got))
+def _judge(point: str, got: Array, t64: Array, t32: Array, valid: NDArray[np.bool_], engine: Engine) -> Measurement:
     if got.shape != t64.shape:
         deviation = Deviation.of(got, Truth(t64, np.ones(t64.shape[:2], bool), ErrorScale(0.0, 0.0, 0.0, 0, 0.0)))
         return Measurement(False, np.inf, np.inf, np.inf, deviation)
-    valid = valid_at(point, s.case, s.part, t64.shape[1])
     truth = Truth.of(t64, t32, valid, exact=".embedding" in point and engine.is_exact)
-    budget = engine.budget
-    return Measurement.of(Deviation.of(got, truth), truth.scale, truth.scale, budget)
+    return Measurement.of(Deviation.of(got, truth), truth.scale, truth.scale, engine.budget)
 
 
 def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
@@ -120,8 +119,3 @@ def _named(nobody: Culprit, message: str, points: list[str], config: Transformer
     named = [point for scope, point in spelled.items() if f"{scope}/" in message]
     point = max(named, key=len) if named else ""
     return replace(nobody, point=point, operation=point and operation(point, config), why=f"fails: {message[:200]}")
-
-
-def _run(engine: Engine, setting: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
-    run = run_onnx if engine.capabilities.isolates == "onnx" else run_mlx
-    return run(engine, setting, path, tap)

@@ -1,8 +1,8 @@
 """The MLX model with its modules wrapped: each one computes from the reference's values.
 
 A wrapped module notes what it is given and what it makes, and hands on the reference's value instead. The fused
-attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. MLX is
-imported inside functions.
+attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. An SSRU shows
+its states and the one that it keeps. MLX is imported inside functions.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def replacing(
     import mlx.core as mx
 
     from mlx_transformer.nn import attention as module
+    from mlx_transformer.nn import ssru
 
     def note(point: str, value: Any) -> Any:
         if only is not None and point not in only:
@@ -85,13 +86,22 @@ def replacing(
         return mx.array(inputs[point]) if point in inputs else value
 
     current = ""
-    fused = module.attention
+    fused, rectified, extended = module.attention, ssru.relu, ssru.LayerState.extend
 
     def attend(q: Any, k: Any, v: Any, *settings: Any) -> Any:
         q, k, v = (note(f"{current}.{part}", x) for part, x in zip(HEADS, (q, k, v), strict=True))
         if only is None or f"{current}.weights" in only:
             note(f"{current}.weights", module.attention_weights(q, k, *settings))
         return fused(q, k, v, *settings)
+
+    def rectify(states: Any) -> Any:
+        return note(current, rectified(states))
+
+    def extend(held: Any, f: Any, v: Any) -> Any:
+        states = extended(held, f, v)
+        given, is_last = note(f"{current}.states", states), mx.array_equal(held.state, states[:, -1])
+        held.state = note(f"{current}.state", given[:, -1] if is_last else held.state)
+        return given
 
     def entering(name: str) -> Callable[[], None]:
         def enter() -> None:
@@ -117,6 +127,8 @@ def replacing(
             for i in range(len(layers)):
                 wrap(layers, i, embedding if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
+        undo.enter_context(patch.object(ssru, "relu", rectify))
+        undo.enter_context(patch.object(ssru.LayerState, "extend", extend))
         yield lambda name, value: observe(name, np.array(value)) if name == "logits" else None
 
 

@@ -16,7 +16,8 @@ import onnx
 from numpy.typing import NDArray
 
 from export.graph.protos import COMPUTED, Wiring, cut
-from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, PARTS
+from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, PARTS, STATE
+from export.targets.portable.runtime import positions
 from mlx_transformer.core.config import TransformerConfig
 
 from .isolated_inputs import IsolatedInputs
@@ -43,7 +44,7 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
     for port in ports.inputs:
         if port.value in values:
             feeds[port.name] = values[port.value]
-        elif len(port.axes) == 4:  # keys and values, before the first pass
+        elif port.value.startswith(("cache.", "cross.")):  # keys and values or states, before the first pass
             feeds[port.name] = np.zeros(port.without_positions(len(case.ids)), np.float32)
     entries = [entry.name for entry in session.get_inputs()]
     outputs = [point + COMPUTED for point in points]
@@ -54,13 +55,14 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
 def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
     """Return everything that any of the graphs may want, by value."""
     case, before = s.case, s.before
-    real = case.source_real.astype(np.int64)
+    real = case.source_mask
     values = {**case.inputs, "source_mask": real}
     if config.architecture == "encoder-decoder":
         assert case.target_ids is not None
         assert s.memory is not None
         values["target_ids"] = case.target_ids if s.part is None else case.target_ids[:, s.part]
-        values["later"] = np.array([bool(s.part is not None and s.part.start)])
+        first = 0 if s.part is None else s.part.start
+        values["later"], values["positions"] = np.array([first > 0]), positions(values["target_ids"], first)
         values["memory"] = s.memory
     else:
         part = slice(0, case.ids.shape[1]) if s.part is None else s.part
@@ -69,9 +71,10 @@ def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
         values["target_ids"], values["target_mask"] = case.ids[:, part], real[:, : part.stop]
         values["positions"] = np.maximum(np.cumsum(real, axis=1) - 1, 0)[:, part]
     if before is not None:
-        for i, pairs in enumerate(zip(before.self_attention, before.cross, strict=True)):
-            for value, pair in zip(("cache", "cross"), pairs, strict=True):
-                values |= {f"{value}.{i}.{part}": x for part, x in zip(PARTS, pair or (), strict=False)}
+        own = [STATE] if config.recurrent else PARTS
+        for i, held in enumerate(zip(before.self_attention, before.cross, strict=True)):
+            for value, parts, arrays in zip(("cache", "cross"), (own, PARTS), held, strict=True):
+                values |= {f"{value}.{i}.{part}": x for part, x in zip(parts, arrays or (), strict=False)}
     return {value: x.astype(np.float32) if x.dtype == np.float64 else x for value, x in values.items()}
 
 
@@ -103,6 +106,12 @@ def _value(wiring: Wiring, point: str) -> str | None:
     if last in ("inner", "context"):
         product = wiring.first(f"{module}/{'down' if last == 'inner' else 'output'}_proj", "MatMul")
         return None if product is None else product.input[0]
+    if last == "states":
+        rectified = wiring.maker.get(place)
+        return rectified.input[0] if rectified is not None and rectified.op_type == "Relu" else None
+    if last == STATE:
+        layer = place.split(".")[2]
+        return next((name for name in wiring.maker if name.endswith(f".{layer}.decoder.{STATE}")), None)
     return dict(_attention(wiring, module)).get(last)
 
 

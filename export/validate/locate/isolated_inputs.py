@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case, reference_logits, reference_memory, reference_started, reference_step
 from export.validate.reference import Cache, Reference, Tap
+from export.validate.reference.layers import Past
 from mlx_transformer.core.config import TransformerConfig
 
 Array = NDArray
@@ -84,11 +85,11 @@ def _rounded_into(values: dict[str, Array]) -> Tap:
 
 
 def _rounded(cache: Cache) -> Cache:
-    self_pairs, cross_pairs = (
-        tuple(pair and (pair[0].astype(np.float32), pair[1].astype(np.float32)) for pair in pairs)
-        for pairs in (cache.self_attention, cache.cross)
-    )
-    return replace(cache, self_attention=self_pairs, cross=cross_pairs)
+    def rounded(past: Past | None) -> Any:
+        return past and tuple(x.astype(np.float32) for x in past)
+
+    own, cross = (tuple(map(rounded, held)) for held in (cache.self_attention, cache.cross))
+    return replace(cache, self_attention=own, cross=cross)
 
 
 def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:

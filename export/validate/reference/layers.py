@@ -21,6 +21,8 @@ Bits = NDArray[np.bool_]
 Observe = Callable[[str, Array], Array]
 """Called with the name and value of a point of a calculation; returns what the calculation goes on with."""
 KeysValues = tuple[Array, Array]
+Past = tuple[Array, ...]
+"""What a layer remembers of its own positions: keys and values, or the state (B,D) of an SSRU."""
 
 
 def unobserved(name: str, value: Array) -> Array:
@@ -78,8 +80,24 @@ def activation(name: str, x: Array) -> Array:
         return x * (1 + erf) / 2
     if name == "gelu_tanh":
         return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Array) -> Array:
+    """Compute 1 / (1 + exp(-x))."""
     e = np.exp(-np.abs(x))  # never overflows
-    return x * np.where(x >= 0, 1, e) / (1 + e)
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+def ssru(u: Array, f: Array, c: Array | None) -> Array:
+    """Compute c_t = f_t c_{t-1} + (1 - f_t) u_t of each of the L tokens (B,L,D), one after another, from c (B,D) on or
+    from 0 (Kim et al. 2019)."""
+    states = []
+    c = np.zeros_like(u[:, 0]) if c is None else c
+    for t in range(u.shape[1]):
+        c = f[:, t] * c + (1 - f[:, t]) * u[:, t]
+        states.append(c)
+    return np.stack(states, axis=1)
 
 
 # The angles are written with the same float64 operations as the stored tables: another order of rounding would differ
@@ -150,7 +168,7 @@ def checked_source(ids: ArrayLike, c: TransformerConfig) -> Array:
     return vectors
 
 
-def append(past: KeysValues | None, new: KeysValues) -> KeysValues:
+def append(past: Past | None, new: KeysValues) -> KeysValues:
     if past is None:
         return new
     return np.concatenate([past[0], new[0]], axis=2), np.concatenate([past[1], new[1]], axis=2)

@@ -12,6 +12,7 @@ B batch, S source, T target, P past, L new tokens, D model, K key/value heads, V
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,16 +20,17 @@ from numpy.typing import ArrayLike
 from mlx_transformer.core.parameters import source_embedding_name, target_embedding_name
 from mlx_transformer.system.errors import UserError
 
-from .layers import Bits, KeysValues, append, checked_ids, checked_source, position_ids
+from .layers import Bits, KeysValues, Past, append, checked_ids, checked_source, position_ids
 from .sublayers import Array, Sublayers, Tap, observe_tap
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What decoding remembers: keys and values (B,K,P,.) a layer, and which of the P past tokens are real (B,P)."""
+    """What decoding remembers: keys and values (B,K,P,.) a layer (or the state (B,D) of its SSRU), and which of the P
+    past tokens are real (B,P)."""
 
     real: Bits
-    self_attention: tuple[KeysValues | None, ...]
+    self_attention: tuple[Past | None, ...]
     cross: tuple[KeysValues | None, ...]
     source_mask: Bits | None
 
@@ -36,11 +38,12 @@ class Cache:
         """Take the given batch rows, in their order (beam search repeats and drops rows)."""
         index = np.asarray(rows)
 
-        def pick(pairs: tuple[KeysValues | None, ...]) -> tuple[KeysValues | None, ...]:
-            return tuple(pair and (pair[0][index], pair[1][index]) for pair in pairs)
+        def pick(past: Past | None) -> Any:
+            return past and tuple(part[index] for part in past)
 
         mask = None if self.source_mask is None else self.source_mask[index]
-        return Cache(self.real[index], pick(self.self_attention), pick(self.cross), mask)
+        own, cross = (tuple(map(pick, held)) for held in (self.self_attention, self.cross))
+        return Cache(self.real[index], own, cross, mask)
 
 
 class Reference(Sublayers):
@@ -149,16 +152,21 @@ class Reference(Sublayers):
         allowed = earlier & real[:, None, None, :]  # (B,1,L,P+L)
         source = None if cache.source_mask is None else cache.source_mask[:, None, None, :]  # (B,1,1,S)
         x = self.embed(target_embedding_name(c), "decoder", tokens, positions, tap)
-        pairs: list[KeysValues] = []
+        held: list[Past] = []
         for i in range(c.decoder_layers):
             layer = f"decoder.layers.{i}"
 
             def self_attention(y: Array, i: int = i, name: str = layer) -> Array:
                 observe = self.observer(tap, f"{name}.self_attention")
-                new = self.keys_values(f"{name}.self_attention", y, positions, observe)
-                keys, values = append(cache.self_attention[i], new)
-                pairs.append((observe("keys", keys), observe("values", values)))
-                return self.attend(f"{name}.self_attention", y, pairs[i], allowed, positions, observe)
+                past = cache.self_attention[i]
+                if c.recurrent:
+                    y, state = self.ssru(f"{name}.self_attention", y, past[0] if past else None, observe)
+                    held.append((state,))
+                    return y
+                keys, values = append(past, self.keys_values(f"{name}.self_attention", y, positions, observe))
+                kv = observe("keys", keys), observe("values", values)
+                held.append(kv)
+                return self.attend(f"{name}.self_attention", y, kv, allowed, positions, observe)
 
             def cross_attention(y: Array, i: int = i, name: str = layer) -> Array:
                 memory = cache.cross[i]
@@ -173,4 +181,4 @@ class Reference(Sublayers):
             x = self.sublayer(f"{layer}.feed_forward", x, self.feed_forward(layer, tap), tap)
             x = observe_tap(tap, layer, x)
         logits = self.classify(self.final_norm("decoder", x, tap), tap)
-        return logits, Cache(real, tuple(pairs), cache.cross, cache.source_mask)
+        return logits, Cache(real, tuple(held), cache.cross, cache.source_mask)

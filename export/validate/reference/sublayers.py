@@ -28,9 +28,11 @@ from .layers import (
     merge_heads,
     norm,
     rotation,
+    sigmoid,
     sinusoid,
     softmax,
     split_heads,
+    ssru,
     unobserved,
 )
 
@@ -144,6 +146,15 @@ class Sublayers:
         cos, sin = cos.astype(self.dtype)[:, None], sin.astype(self.dtype)[:, None]  # (B,1,L,d_k/2)
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    # Kim et al. 2019, in place of a decoder's self-attention: relu(c), c = f c + (1 - f) x W, f = sigmoid(x W_f + b_f)
+
+    def ssru(self, name: str, x: Array, c: Array | None, observe: Observe) -> tuple[Array, Array]:
+        """Compute the sub-layer of x (B,L,D) from the state c (B,D) on, None at the start; and the state after it."""
+        u = observe("input_proj", self._linear(f"{name}.input_proj", x))
+        f = sigmoid(observe("forget_proj", self._linear(f"{name}.forget_proj", x)))
+        states = observe("states", ssru(u, f, c))
+        return activation("relu", states), observe("state", states[:, -1])
 
     # Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2
 

@@ -22,7 +22,6 @@ from export.validate.findings import Point, Runtime, Tokens, Weights
 from export.validate.locate.isolate import Culprit
 
 EQUAL, MISMATCH = "equal", "mismatch"
-EXIT_EQUAL, EXIT_MISMATCH = 0, 1
 FAILURES = 6  # lines of a summary
 
 
@@ -85,7 +84,7 @@ class ReportData:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_EQUAL if self.equal else EXIT_MISMATCH
+        return 0 if self.equal else 1
 
     def first_over_budget(self, runtime: str) -> Point | None:
         """Return where a runtime first leaves the budget, following the data, or None."""
@@ -167,6 +166,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(dataclasses.asdict(value))
     return value

@@ -7,7 +7,7 @@ from html import escape
 
 from export.validate.checks.gradients import BUDGET, worst_of_each
 from export.validate.explain import explain
-from export.validate.findings import Point, Tokens, natural_order
+from export.validate.findings import Point, Tokens
 from mlx_transformer.system import page as kit
 from mlx_transformer.system.chart import colour
 
@@ -19,16 +19,9 @@ WORST = 6  # elements shown for each runtime
 
 def page(report: ReportData) -> str:
     """Return a self-contained HTML page."""
-    sections = [
-        _verdict(report),
-        _plots(report),
-        _worst(report),
-        _weights(report),
-        _tokens(report),
-        _gradients(report),
-        _runs(report),
-    ]
-    return kit.page(f"validate: {report.verdict}", "".join(sections), kit.texts_beside(__file__, "report.css"))
+    sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _tokens, _gradients, _runs)
+    body = "".join(section(report) for section in sections)
+    return kit.page(f"validate: {report.verdict}", body, kit.texts_beside(__file__, "report.css"))
 
 
 def _verdict(r: ReportData) -> str:
@@ -63,7 +56,7 @@ def _summary(r: ReportData) -> str:
 
 
 def _plots(r: ReportData) -> str:
-    taps = natural_order(point.tap for point in r.points)
+    taps = list(dict.fromkeys(point.tap for point in r.points))
     paths = list(dict.fromkeys(point.path for point in r.points))
     cards = []
     for runtime in r.runtimes:
@@ -106,34 +99,27 @@ def _worst_first(p: Point) -> tuple[bool, float]:
 
 def _element(p: Point) -> list[str]:
     d = p.worst.deviation
-    mark = "good" if p.passed else "bad"
-    share = f'<span class="{mark}">{p.worst.share:.2g}</span>'
+    share = _mark(p.passed, f"{p.worst.share:.2g}")
     place = f'<span title="{escape(p.tap)}">{escape(short(p.tap))}</span> ({escape(p.path)})'
     cells = [p.case, str(list(d.index)), f"{d.got:.9g}", f"{d.expected:.9g}", f"{d.ulp:.3g}"]
     return [share, escape(p.runtime), place, *map(escape, cells)]
 
 
 def _weights(r: ReportData) -> str:
-    if not r.weights:
-        return _structure(r)
     rows = []
     for check in r.weights:
-        result = '<span class="good">equal</span>' if check.passed else '<span class="bad">differ</span>'
-        if check.problems:
-            result += "<br>" + "<br>".join(escape(problem) for problem in check.problems[:WORST])
+        result = "<br>".join([_mark(check.passed, "equal", "differ"), *map(escape, check.problems[:WORST])])
         digest = f'<code title="SHA-256 of names, types, shapes and values">{check.digest[:16]}</code>'
         rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, result])
     note = "Every place that holds parameters, bit for bit against the checkpoint, and the SHA-256 of what it holds."
     head = ("runtime", "where", "parameters", "digest", "result")
-    return f'<h2>Weights</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2,)) + _structure(r)
+    return _section("Weights", note, head, rows, (2,))
 
 
 def _structure(r: ReportData) -> str:
     rows = []
     for s in r.structures:
-        result = (
-            f'<span class="bad">{escape(s.problem)}</span>' if s.problem else '<span class="good">as designed</span>'
-        )
+        result = _mark(not s.problem, "as designed", escape(s.problem))
         used = f"{s.parameters - len(s.unused)} of {s.parameters}"
         rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, str(s.attributes or ""), result])
     note = (
@@ -142,46 +128,37 @@ def _structure(r: ReportData) -> str:
         "Attributes, such as an epsilon or an axis, are those of the architecture, exactly, in every graph."
     )
     head = ("runtime", "matrix products", "softmaxes", "parameters used", "attributes", "result")
-    table = f'<h2>Structure</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3, 4)) if rows else ""
-    return table + _data_files(r)
+    return _section("Structure", note, head, rows, (1, 2, 3, 4))
 
 
 def _data_files(r: ReportData) -> str:
     rows = []
     for file in r.data_files:
-        lines = "<br>".join(map(escape, file.problems[:WORST]))
-        result = f'<span class="bad">{lines}</span>' if file.problems else '<span class="good">every byte</span>'
+        result = _mark(file.passed, "every byte", "<br>".join(map(escape, file.problems[:WORST])))
         rows.append([escape(file.file), f"{file.size:,}", *map(str, (file.graphs, file.tensors, file.padding)), result])
     note = "Every byte of a data file is a tensor's of some graph, or a zero that aligns the next tensor."
     head = ("data file", "bytes", "graphs", "tensors", "padding", "read")
-    return f'<h2>Data files</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(1, 2, 3, 4)) if rows else ""
+    return _section("Data files", note, head, rows, (1, 2, 3, 4))
 
 
 def _tokens(r: ReportData) -> str:
-    if not r.tokens:
-        return ""
     rows = []
     for check in r.tokens:
-        result = "equal" if not check.ties else f"equal, {len(check.ties)} at a certified tie"
-        mark, text = ("good", result) if check.passed else ("bad", f"{len(check.problems)} differ")
         cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
-        rows.append([*cells, f'<span class="{mark}">{text}</span>'])
-    parted = "".join(_parting(check) for check in r.tokens)
+        rows.append([*cells, _mark(check.passed, check.result)])
     note = "Tokens of each search below; another choice than the reference's is accepted only where it sees a tie."
     head = ("runtime", "search", "sentences", "tokens", "result")
-    return f'<h2>Tokens</h2><p class="note">{note}</p>{_table(head, rows, numbers=(2, 3))}{parted}'
+    return _section("Tokens", note, head, rows, (2, 3)) + "".join(_parting(check) for check in r.tokens)
 
 
 def _gradients(r: ReportData) -> str:
-    if not r.gradients:
-        return ""
     rows = []
     for g in worst_of_each(list(r.gradients)):
-        share = f'<span class="{"good" if g.passed else "bad"}">{g.error / BUDGET:.2g}</span>'
+        share = _mark(g.passed, f"{g.error / BUDGET:.2g}")
         rows.append([*map(escape, (g.parameter, g.direction, f"{g.got:.9g}", f"{g.expected:.9g}")), share])
     note = "MLX's derivatives of the training loss against differences of the float64 reference, each kind's worst."
     head = ("parameter", "direction", "MLX", "differences", "of its budget")
-    return f'<h2>Gradients</h2><p class="note">{note}</p>' + _table(head, rows, numbers=(2, 3, 4))
+    return _section("Gradients", note, head, rows, (2, 3, 4))
 
 
 def _parting(check: Tokens) -> str:
@@ -223,6 +200,16 @@ def _runs(r: ReportData) -> str:
         f"{kit.card(f'<ul>{inputs}</ul>')}<h2>Versions</h2>{kit.card(versions)}"
         f"<h2>The rule</h2><details><summary>in words</summary><pre>{escape(explain())}</pre></details>"
     )
+
+
+def _section(title: str, note: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+    """Return a table under its title and a note; nothing where it would be empty."""
+    return f'<h2>{title}</h2><p class="note">{note}</p>{_table(head, rows, numbers)}' if rows else ""
+
+
+def _mark(passed: bool, good: str, bad: str = "") -> str:
+    """Return HTML in the colour of the verdict; bad: the other text of one that failed."""
+    return f'<span class="good">{good}</span>' if passed else f'<span class="bad">{bad or good}</span>'
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:

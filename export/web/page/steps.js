@@ -9,7 +9,7 @@ function gathered(data, size, rows) {
   return found;
 }
 
-/** Keys and values, which go from one step to the next. */
+/** Keys and values, or states, which go from one step to the next. */
 export const isKept = (value) => value.startsWith('cache.') || value.startsWith('cross.');
 
 /** What a graph takes of {value: tensor}, under its own names: {value: name}. */
@@ -50,10 +50,12 @@ export class StepModel {
 
 class Decoder {
   constructor(model, memory, mask) {
-    Object.assign(this, { model, memory, mask, rows: 1, begun: false });
+    Object.assign(this, { model, memory, mask, rows: 1, begun: false, length: 0 });
     const { inputs, outputs } = model.names.decoder;
     const shapes = Object.fromEntries(model.decoder.inputMetadata.map(({ name, shape }) => [name, shape]));
-    const empty = ([, K, , d]) => new model.ort.Tensor('float32', [], [1, K, 0, d]);
+    const zeros = (D) => new model.ort.Tensor('float32', new Float32Array(D), [1, D]);
+    const none = (K, d) => new model.ort.Tensor('float32', [], [1, K, 0, d]);
+    const empty = ([, K, , d]) => (d === undefined ? zeros(K) : none(K, d)); // of a state, or of keys and values
     this.past = Object.fromEntries(Object.keys(inputs).filter(isKept).map((value) => [value, empty(shapes[inputs[value]])]));
     // Keys and values of the source are computed in the first step, and don't change.
     const needed = Object.keys(outputs).filter((value) => value === 'logits' || isKept(value));
@@ -62,11 +64,13 @@ class Decoder {
 
   /** One run on these tokens: {value: tensor} of the outputs that are asked for by value. */
   async run(ids, wanted) {
-    const { model, rows, begun } = this;
+    const { model, rows, begun, length } = this;
     const { inputs, outputs } = model.names.decoder;
+    const L = ids[0].length;
     const values = {
       ...this.past,
-      target_ids: model.int64(ids.flat(), [rows, ids[0].length]),
+      target_ids: model.int64(ids.flat(), [rows, L]),
+      positions: model.int64(ids.flatMap((row) => row.map((_, i) => length + i)), [rows, L]),
       memory: this.memory,
       source_mask: this.mask,
       later: new model.ort.Tensor('bool', [begun], [1]),
@@ -80,6 +84,7 @@ class Decoder {
     const { logits, ...kept } = await this.run(ids, this.fetched[Number(this.begun)]);
     for (const [value, tensor] of Object.entries(kept)) this.#keep(value, tensor);
     this.begun = true;
+    this.length += ids[0].length;
     const V = logits.dims[2];
     const data = await logits.getData(true);
     return Array.from({ length: data.length / V }, (_, i) => data.subarray(i * V, (i + 1) * V));

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from decimal import Decimal
-from functools import partial
 from random import Random
 
 from babel import Locale
@@ -95,10 +94,6 @@ def available(pair: Pair, unit: str, length: str, form: str = "other") -> bool:
     return all(_patterns(locale, unit, length).get(form) for locale in (pair.source, pair.target))
 
 
-def _plurals(pair: Pair, value: Decimal | int) -> Phrase:
-    return pair.both(lambda x: x.plural_form(value))
-
-
 def measures(pair: Pair) -> Draw:
     """Draw a number with a unit, or with a rate of two units: "3 miles", "12.5 km/h", "40 grams per liter"."""
 
@@ -117,7 +112,7 @@ def measures(pair: Pair) -> Draw:
     # One table for both, so that a rate never reads like a unit of another meaning.
     share = 0.2 * sum(w for _, w in simple) / sum(w for _, w in rates) if rates and simple else 1.0
     styles = [*simple, *((style, w * share) for style, w in rates)]
-    units = Styles(styles, render, key=partial(_plurals, pair))
+    units = Styles(styles, render, key=lambda value: pair.both(lambda x: x.plural_form(value)))
 
     def draw(random: Random) -> Phrase | None:
         value = Decimal(1) if random.random() < 0.08 else random_decimal(random, random.randint(1, 4), 2)

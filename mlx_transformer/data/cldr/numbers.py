@@ -1,7 +1,6 @@
 """Numbers and money, by CLDR's number patterns, symbols, compact forms and plural rules."""
 
 from decimal import Decimal
-from functools import partial
 from random import Random
 from typing import Literal
 
@@ -62,7 +61,10 @@ def numbers(pair: Pair) -> Draw:
         value = (random_decimal(random, 1, 3) + random.randint(1, 9)).scaleb(random.randint(-12, 15))
         return pair.both(lambda x: format_scientific(value, locale=x, decimal_quantization=False))
 
-    lengths: Styles[Decimal, Length] = Styles([("long", 1.0), ("short", 1.0)], partial(_compact, pair), key=lambda v: v)
+    def render_compact(length: Length, value: Decimal) -> Phrase:
+        return pair.both(lambda x: format_compact(value, length, x))
+
+    lengths: Styles[Decimal, Length] = Styles([("long", 1.0), ("short", 1.0)], render_compact, key=lambda v: v)
 
     def compact(random: Random) -> Phrase | None:
         return lengths.draw(random, _round_number(random))
@@ -74,10 +76,6 @@ def _round_number(random: Random) -> Decimal:
     """Draw two or three digits and a power of ten, 1000 or more, so that no compact form has to round it."""
     digits = random.randint(10, 99) if random.random() < 0.7 else random.randint(100, 999)
     return Decimal(digits).scaleb(random.choice(COMPACT_POWERS) - (1 if digits < 100 else 2))
-
-
-def _compact(pair: Pair, length: Length, value: Decimal) -> Phrase:
-    return pair.both(lambda x: format_compact(value, length, x))
 
 
 def format_compact(value: Decimal, length: Length, locale: Locale) -> str:

@@ -129,7 +129,7 @@ def intervals(pair: Pair) -> Draw:
     for case, weight in cases:
         by_difference.setdefault(case[2], []).append((case, weight))
     totals = [sum(weight for _, weight in group) for group in by_difference.values()]
-    keys: dict[str, Callable[[tuple], Hashable]] = {"clock": _hours}
+    keys: dict[str, Callable[[tuple], Hashable]] = {"clock": lambda ends: (ends[0].hour, ends[1].hour)}
     groups: dict[str, Styles] = {
         difference: Styles(group, render, key=keys.get(difference, _ends_key))
         for difference, group in by_difference.items()
@@ -163,10 +163,6 @@ def _render_clock(pair: Pair, skeletons: Phrase, ends: tuple[datetime.time, date
 
 def _ends_key(ends: tuple[datetime.date, datetime.date]) -> tuple:
     return ends[0].month, ends[1].month, ends[0].day < 10, ends[1].day < 10
-
-
-def _hours(ends: tuple[datetime.time, datetime.time]) -> tuple:
-    return ends[0].hour, ends[1].hour
 
 
 def _random_ends(random: Random, difference: str) -> tuple:

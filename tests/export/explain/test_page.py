@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from explained_models import data_of, write_explained
+from explained_models import data_of, unpacked, write_explained
 from random_models import random_weights
 from waiting import PATIENCE
 from without_mlx import WITHOUT_MLX
 
 from export import export_search
 from export.explain.command import explain
-from export.explain.content import bits_for, content, packed, packed_difference, unpacked
+from export.explain.content import bits_for, content, packed, packed_difference
 from export.explain.opening import Opened
 from export.explain.page import page
 from export.explain.sentence import ExplainedSentence

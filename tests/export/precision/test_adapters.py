@@ -17,7 +17,6 @@ from export.validate import compare
 from export.validate.checks.weights import check_weights
 from export.validate.engines.mlx_engine import MlxEngine
 from export.validate.engines.stored import merged_in_float64
-from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.quantization import Scheme
@@ -108,11 +107,12 @@ def test_mistakes_are_found(precision, part, name, tmp_path):
 
 def test_a_mistake_in_mlx_is_found(tmp_path):
     checkpoint = kept(tmp_path, "lora", Scheme(32, 4), **DECODER)
-    model, stored = Transformer.load(checkpoint), dict(open_checkpoint(checkpoint).tensors())
-    assert not [p for check in check_weights(MlxEngine.of(model), stored) for p in check.problems]
-    layer = model.decoder.layers[0].self_attention.query_proj
+    opened = open_checkpoint(checkpoint)
+    engine, stored = MlxEngine(opened), dict(opened.tensors())
+    assert not [p for check in check_weights(engine, stored) for p in check.problems]
+    layer = engine.model.decoder.layers[0].self_attention.query_proj
     layer.lora_b = layer.lora_b * 1.001
-    problems = [p for check in check_weights(MlxEngine.of(model), stored) for p in check.problems]
+    problems = [p for check in check_weights(engine, stored) for p in check.problems]
     assert [problem.partition(":")[0] for problem in problems] == [NAME]
 
 

@@ -15,8 +15,9 @@ from mlx_transformer.core.checkpoint import save_checkpoint
 
 HERE = Path(__file__).parent
 KERNELS = json.loads((HERE / "webgpu_kernels.json").read_text(encoding="utf-8"))
-# Positions (64-bit integers) and the mask of a decoder alone, once a run; ONNX Runtime removes Identity.
-ON_HOST = {"Max", "And", "Identity"}
+# Positions (64-bit integers) and the mask of a decoder alone, once a run; ONNX Runtime removes Identity; a recurrence
+# loops over several tokens at once, of which a search has one.
+ON_HOST = {"Max", "And", "Identity", "Loop"}
 # 8-bit activations: for wasm, as target web says.
 WASM_ONLY = {"int8": {"QuantizeLinear", "MatMulInteger"}}
 

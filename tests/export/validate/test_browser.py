@@ -18,7 +18,7 @@ from waiting import PATIENCE, until
 from web_package import write_web_package
 
 from export.validate import validate_command
-from export.validate.engines import Node, Unavailable, browser
+from export.validate.engines import Node, Unavailable, browser, web_host
 from export.validate.engines.browser import Browser, find_browser
 from export.validate.engines.webgpu_engine import placed
 from mlx_transformer.core.config import TransformerConfig
@@ -170,7 +170,7 @@ def test_one_that_does_not_begin_is_one_line(
     code: str, said: str, playing, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     program = playing(code)
-    monkeypatch.setattr(browser, "STARTING", 2 if "within" in said else PATIENCE)
+    monkeypatch.setattr(web_host, "STARTING", 2 if "within" in said else PATIENCE)
     monkeypatch.setenv("ONNXRUNTIME_WEB", str(package))
     assert validate_command(*write_model(CONFIG, tmp_path), runtimes=["webgpu"]) == 3
     error = capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_one_that_falls_silent_is_ended(playing, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     playing("send(HELLO)\ntime.sleep(300)")
-    monkeypatch.setattr(browser, "ANSWERING", 1)
+    monkeypatch.setattr(web_host, "ANSWERING", 1)
     opened = Browser(package, 1)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the browser did not answer within 1 s"):
@@ -212,7 +212,7 @@ def test_a_deaf_one_is_killed(playing, package: Path, monkeypatch: pytest.Monkey
         finally:
             time.sleep(300)
     """)
-    monkeypatch.setattr(browser, "ENDING", 0.2)
+    monkeypatch.setattr(web_host, "ENDING", 0.2)
     opened = Browser(package, 1)
     opened.close()
     assert opened.process.returncode == -signal.SIGKILL
@@ -258,7 +258,7 @@ def _runs(pid: int) -> bool:
 
 def test_a_message_is_a_header_and_bytes() -> None:
     """The form that both scripts read."""
-    parts = list(browser.message({"session": 3}, [("x", np.array([1.0], np.float32))]))
+    parts = list(web_host.message({"session": 3}, [("x", np.array([1.0], np.float32))]))
     text = b'{"session": 3, "tensors": [{"name": "x", "type": "float32", "dims": [1]}]}'
     assert parts == [struct.pack("<I", len(text)) + text, np.float32(1).tobytes()]
 

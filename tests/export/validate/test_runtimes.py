@@ -125,7 +125,7 @@ def test_explain_says_the_rule_with_the_codes_numbers(capsys: pytest.CaptureFixt
     named = [line.split()[0].split(":") for line in text.partition("\nRuntimes\n")[2].splitlines()]
     assert {runtime for runtime, *_ in named} == ENGINES.keys()
     for runtime, *options in named:
-        assert len(options) <= len(ENGINES[runtime][1])
+        assert len(options) <= len(ENGINES[runtime])
     assert "float32   cpu     2^-24     4    8" in text
     assert max(map(len, text.splitlines())) <= 120
 

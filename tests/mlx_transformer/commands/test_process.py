@@ -43,7 +43,11 @@ class PanicException(BaseException):
         (OSError(28, "No space left on device"), 2, "standard output: No space left on device"),
         (MemoryError("of 9 TB"), 2, "out of memory (of 9 TB)"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (ModuleNotFoundError("No module named 'mlx'", name="mlx.core"), 2, "MLX is not installed"),
+        (
+            ModuleNotFoundError("No module named 'mlx'", name="mlx.core"),
+            2,
+            "this needs mlx: pip install 'mlx-tr",
+        ),
         (PanicException("index out of range"), 2, "a library could not take this input (index out of range)"),
     ],
     ids=lambda value: type(value).__name__,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +22,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system import durable
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import verify_files
-from mlx_transformer.system.tensors import read_tensors
+from mlx_transformer.system.tensors import TYPES, read_tensors, write_tensors
 
 
 @pytest.fixture
@@ -220,3 +222,19 @@ def test_digests_of_any_folder(tmp_path):
     (tmp_path / "a").write_text("y")
     with pytest.raises(UserError, match="its SHA-256 differs"):
         verify_files(tmp_path)
+
+
+def test_tensors_are_written_as_safetensors_writes_them(tmp_path):
+    """Every type, extents of none, one and several, a name beyond ASCII: byte by byte."""
+    values = np.arange(12) % 2
+    shapes = [(), (0, 3), (5,), (3, 4)]
+    arrays = {
+        f"é.{name}.{len(s)}": values[: math.prod(s)].reshape(s).astype(TYPES[name]) for name in TYPES for s in shapes
+    }
+    for metadata in (None, {"format": "pt"}):
+        save_file(arrays, tmp_path / "theirs", metadata)
+        write_tensors(tmp_path / "ours", arrays, metadata)
+        assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    for name, array in read_tensors(tmp_path / "ours").items():
+        expected = arrays[name].astype(np.float32) if arrays[name].dtype == ml_dtypes.bfloat16 else arrays[name]
+        assert (array.dtype, array.shape, array.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())

@@ -62,14 +62,14 @@ def test_a_prompt_is_read_and_not_learned():
     made = PackedBatches([[7, EOS], [8, 9, EOS], [3, EOS]], [[5, 6], [], [4] * 16], batch_tokens=32, row_length=16)
     assert made.dropped == 1
     assert read_back(made.batches(0)) == [([BOS, 5, 6, 7], [PAD, PAD, 7, EOS]), ([BOS, 8, 9], [8, 9, EOS])]
-    batch = made.batches(0)[0]
+    batch = next(made.batches(0))
     assert batch.tokens == 5
     assert batch.segments is not None
 
 
 def test_rows_of_one_document_need_no_mask():
     made = PackedBatches([[5] * 12 + [EOS], [6] * 12 + [EOS]], batch_tokens=32, row_length=16)
-    assert made.batches(0)[0].segments is None
+    assert next(made.batches(0)).segments is None
 
 
 def test_resuming_goes_on_where_it_was():

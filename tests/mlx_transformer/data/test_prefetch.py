@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlx_transformer.data.prefetch import AHEAD, Prefetched
+from mlx_transformer.data.prefetch import AHEAD, prefetched
 from mlx_transformer.system.errors import UserError
 
 
@@ -24,7 +24,7 @@ def wait_until(true) -> None:
 
 
 def test_the_same_items_in_order_and_no_thread_left():
-    with Prefetched(iter(range(50))) as items:
+    with prefetched(iter(range(50))) as items:
         assert list(items) == list(range(50))
         with pytest.raises(StopIteration):
             next(items)
@@ -39,7 +39,7 @@ def test_items_are_made_ahead_and_no_more_than_a_few():
             made.append((i, threading.current_thread().name))
             yield i
 
-    with Prefetched(items()) as ahead:
+    with prefetched(items()) as ahead:
         assert next(ahead) == 0
         wait_until(lambda: len(made) == AHEAD + 2)  # one is out, one waits for room
         time.sleep(0.05)
@@ -54,7 +54,7 @@ def test_an_error_comes_where_its_item_would_have_been():
         yield 2
         raise UserError("the file has become shorter")
 
-    with Prefetched(items()) as ahead:
+    with prefetched(items()) as ahead:
         assert (next(ahead), next(ahead)) == (1, 2)
         for _ in range(2):
             with pytest.raises(UserError, match="become shorter"):
@@ -67,7 +67,7 @@ def test_an_error_in_the_block_ends_the_thread(error):
     def work(items):
         raise error if next(items) == 1 else AssertionError
 
-    with pytest.raises(error), Prefetched(itertools.count(1)) as ahead:
+    with pytest.raises(error), prefetched(itertools.count(1)) as ahead:
         work(ahead)
     assert not threads()
 
@@ -81,7 +81,7 @@ def test_an_item_that_takes_long_is_not_waited_for(monkeypatch):
         yield 1
 
     begin = time.monotonic()
-    with Prefetched(items()):
+    with prefetched(items()):
         pass
     assert time.monotonic() - begin < 5
     go_on.set()

@@ -37,7 +37,7 @@ def others(tmp_path) -> list[PairFiles]:
 
 
 def contents(text: TrainingText) -> list[tuple[str, str]]:
-    parts = [(text.text.source, text.text.target)] if isinstance(text.text, ParallelText) else text.text.lines()
+    parts = text.text.parts()
     return [pair for source, target in parts for pair in zip(source, target, strict=True)]
 
 

@@ -8,9 +8,8 @@ version 5 reads these and saves them again in `golden_5/`, with those that it al
     .venv-of-5/bin/python tests/mlx_transformer/families/make_golden.py tests/mlx_transformer/families/golden_5 t5
 
 Each folder holds what `save_pretrained` writes and answers.npz: ids, mask (B, S), target (B, T), logits (B, T, V), and
-the new tokens (B, .), padded, of a greedy search, with the first one forced if the model wants it, and of four beams
-without. Rows are padded on either side where the family counts no column; the first row and the target fill tables of
-positions.
+the new tokens of a greedy search and of four beams (B, .), padded. Rows are padded on either side where the family
+counts no column; the first row and the target fill tables of positions.
 """
 
 from __future__ import annotations
@@ -59,13 +58,11 @@ def answers(model, config: dict) -> dict[str, np.ndarray]:
     given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
     with torch.no_grad():
         logits = model(**given, decoder_input_ids=torch.tensor(target)).logits.numpy()
-        forced, found = model.generation_config.forced_bos_token_id, {}
-        for name, options in SEARCHES.items():
-            # A token that is forced counts nothing in the score of a beam here, and its log p in ours.
-            model.generation_config.forced_bos_token_id = forced if name == "tokens" else None
-            found[name] = model.generate(**given, max_new_tokens=NEW, do_sample=False, **options)[:, 1:].numpy()
-        model.generation_config.forced_bos_token_id = forced
-    return dict(ids=ids, mask=mask, target=target, logits=logits, **found)
+        searched = {
+            name: model.generate(**given, max_new_tokens=NEW, do_sample=False, **options)[:, 1:].numpy()
+            for name, options in SEARCHES.items()
+        }
+    return dict(ids=ids, mask=mask, target=target, logits=logits, **searched)
 
 
 def random_model(config: dict, seed: int):

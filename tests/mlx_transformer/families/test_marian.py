@@ -167,11 +167,12 @@ def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
 
 
 def test_halves(tmp_path: Path) -> None:
-    """float16 stays, bfloat16 is widened to the same values."""
+    """Both are widened to the same values; float16 stays where that is asked for."""
     folder = written(tmp_path)
-    for dtype, expected in ((np.float16, np.float16), (ml_dtypes.bfloat16, np.float32)):
+    kept, widened = (np.float16, True, np.float16), (np.float16, False, np.float32)
+    for dtype, keep, expected in (kept, widened, (ml_dtypes.bfloat16, True, np.float32)):
         edit_tensors(folder, lambda tensors, dtype=dtype: {name: x.astype(dtype) for name, x in tensors.items()})
-        import_huggingface(folder, tmp_path / "back", force=True)
+        import_huggingface(folder, tmp_path / "back", force=True, keep_float16=keep)
         name = "encoder.layers.0.feed_forward.up_proj.bias"
         tensor = open_checkpoint(tmp_path / "back").tensor(name)
         assert tensor.dtype == expected

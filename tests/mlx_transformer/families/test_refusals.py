@@ -106,7 +106,10 @@ DAMAGED_TENSORS = {
         "model.encoder.embed_positions.weight": sinusoids(40, 32),
     },
     "final_logits_bias is (2, 50), expected (50,)": lambda t: {**t, "final_logits_bias": np.zeros((2, 50), np.float32)},
-    "model.shared.weight is I32": lambda t: {**t, "model.shared.weight": t["model.shared.weight"].astype(np.int32)},
+    "model.shared.weight is of int32, no floating-point numbers": lambda t: {
+        **t,
+        "model.shared.weight": t["model.shared.weight"].astype(np.int32),
+    },
 }
 
 
@@ -131,11 +134,11 @@ def cut(name: str, size: int):
 
 
 DAMAGED_FILES = {
-    "its weights are in pytorch_model.bin; save it by": rename("model.safetensors", "pytorch_model.bin"),
-    "its weights are in model-00001-of-00002.safetensors": rename(
+    "pytorch_model.bin: no file of torch.save": rename("model.safetensors", "pytorch_model.bin"),
+    "its weights may be in model-00001-of-00002.safetensors; save it by": rename(
         "model.safetensors", "model-00001-of-00002.safetensors"
     ),
-    "model.safetensors missing, it has no weights": rename("model.safetensors"),
+    "none of model.safetensors, model.safetensors.index.json, pytorch_model.bin": rename("model.safetensors"),
     "config.json missing": rename("config.json"),
     "damaged, or not JSON": cut("config.json", 40),
     "not a readable safetensors file": cut("model.safetensors", 4000),

@@ -4,7 +4,8 @@ import pytest
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.complete import Completer, until
+from mlx_transformer.generation.complete import until
+from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train([], 260)
@@ -12,27 +13,34 @@ SIZES = {"vocab_size": 260, "d_model": 16, "heads": 2, "d_ff": 16}
 DECODER = TransformerConfig(architecture="decoder", encoder_layers=0, tie_embeddings="none", **SIZES)
 
 
-def completer(text="and so on. The end"):
-    """One that has the same to say to everybody."""
-    new = TOKENIZER.encode(text)[:-1]
-    asked = []
+class Same(TextVerbs):
+    """A model that has the same to say to everybody."""
 
-    def generate(ids, **options):
-        asked.append((ids, options))
-        return [new] * len(ids)
+    def __init__(self, config=DECODER, tokenizer=TOKENIZER, text="and so on. The end"):
+        self.config, self.own, self.where = config, tokenizer, "here"
+        self.new, self.asked = TOKENIZER.encode(text)[:-1], []
 
-    return Completer(DECODER, TOKENIZER, generate, lambda ids, **options: iter(new)), asked
+    @property
+    def tokenizer(self):
+        return self.own
+
+    def generate(self, ids, **options):
+        self.asked.append((ids, options))
+        return [self.new] * len(ids)
+
+    def stream_ids(self, ids, **options):
+        return iter(self.new)
 
 
 def test_prompts_begin_with_the_start_token_and_do_not_end():
-    made, asked = completer()
+    made = Same()
     assert made.complete(["a", ""], beam=2) == ["and so on. The end"] * 2
-    assert asked == [([[1, *TOKENIZER.encode("a")[:-1]], [1]], {"beam": 2})]
+    assert made.asked == [([[1, *TOKENIZER.encode("a")[:-1]], [1]], {"beam": 2})]
 
 
 @pytest.mark.parametrize("stop", [(), (".",), ("end", ". T"), ("and",), ("nowhere", "o"), ("d",), ("The end!",)])
 def test_stop_words_end_the_text_also_of_a_stream(stop):
-    made, _ = completer()
+    made = Same()
     text = "and so on. The end"
     ends = [text.index(word) for word in stop if word in text]
     assert made.complete(["x"], stop=stop) == [text[: min(ends, default=None) if ends else None]]
@@ -47,7 +55,7 @@ def test_what_may_become_a_stop_word_is_held_back():
 
 
 def test_refused():
-    made, _ = completer()
+    made = Same()
     for stop in ("word", [""], [3]):
         with pytest.raises(UserError, match="stop: give a list of words, none of them empty"):
             made.complete(["x"], stop=stop)
@@ -58,6 +66,6 @@ def test_refused():
     with pytest.raises(
         UserError, match=r"here: generate needs a decoder; architecture='encoder-decoder' is for transl"
     ):
-        Completer(TransformerConfig(**SIZES), TOKENIZER, list, iter, "here")
+        Same(TransformerConfig(**SIZES)).complete(["x"])
     with pytest.raises(UserError, match=r"here: has no tokenizer\.json"):
-        Completer(DECODER, None, list, iter, "here")
+        Same(tokenizer=None).complete(["x"])

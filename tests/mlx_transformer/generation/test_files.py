@@ -37,7 +37,7 @@ def test_a_file_keeps_its_lines(tmp_path, capsys):
     assert "line 3: not UTF-8" in capsys.readouterr().err
     translate_stream(UpperCase(), source, target, n_best=2)
     assert target.read_bytes().split(b"\n")[:2] == [b"ONE\tONE!", b"\t"]
-    with pytest.raises(UserError, match="is the input as well"):
+    with pytest.raises(UserError, match="is read as well"):
         translate_stream(UpperCase(), source, source)
     with pytest.raises(UserError, match="cannot be read"):
         translate_stream(UpperCase(), tmp_path / "none", target)

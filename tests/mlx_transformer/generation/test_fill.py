@@ -1,11 +1,13 @@
 """Hidden words, found by an encoder."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
-from mlx_transformer.generation.fill import Filler
+from mlx_transformer.generation.fill import fill
 from mlx_transformer.system.errors import UserError
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat"] * 5, 290, mask=True)
@@ -27,12 +29,12 @@ def filler():
             found[0, place, [CAT, MAT]] = np.log([3, 1] if n == 0 else [1, 3])
         return found
 
-    return Filler(ENCODER, TOKENIZER, logits), seen
+    return partial(fill, ENCODER, TOKENIZER, logits), seen
 
 
 def test_guesses_of_each_mask():
     made, seen = filler()
-    [[first, second], [only]] = made.fill(["the <mask> on the <mask>", "<mask> sat"], top_k=2)
+    [[first, second], [only]] = made(["the <mask> on the <mask>", "<mask> sat"], top_k=2)
     assert [(g.token, round(g.probability, 6)) for g in first] == [(" cat", 0.75), (" mat", 0.25)]
     assert [g.text for g in first] == ["the cat on the mat", "the mat on the mat"]
     assert [g.text for g in second] == ["the cat on the mat", "the cat on the cat"]
@@ -45,17 +47,17 @@ def test_guesses_of_each_mask():
 def test_refused():
     made, _ = filler()
     with pytest.raises(UserError, match="line 2: holds no <mask>; put it where"):
-        made.fill(["<mask>", "x"])
+        made(["<mask>", "x"])
     with pytest.raises(UserError, match="line 1: 20 tokens, the model takes at most 16"):
-        made.fill(["<mask>" + "z" * 18])
+        made(["<mask>" + "z" * 18])
     for top_k in (0, 10_000):
         with pytest.raises(UserError, match=rf"top_k={top_k}: give 1 to"):
-            made.fill(["<mask>"], top_k)
+            made(["<mask>"], top_k)
     decoder = TransformerConfig(architecture="decoder", encoder_layers=0, tie_embeddings="none", **SIZES)
     with pytest.raises(UserError, match=r"here: fill needs an encoder; architecture='decoder' is for generate"):
-        Filler(decoder, TOKENIZER, np.array, "here")
+        fill(decoder, TOKENIZER, np.array, ["<mask>"], where="here")
     plain = Tokenizer.train([], 260)
     with pytest.raises(UserError, match="here: its vocabulary has no <mask>"):
-        Filler(ENCODER, plain, np.array, "here")
+        fill(ENCODER, plain, np.array, ["<mask>"], where="here")
     with pytest.raises(UserError, match="logits are not finite"):
-        Filler(ENCODER, TOKENIZER, lambda ids: np.full((1, 16, TOKENIZER.vocab_size), np.nan)).fill(["<mask>"])
+        fill(ENCODER, TOKENIZER, lambda ids: np.full((1, 16, TOKENIZER.vocab_size), np.nan), ["<mask>"])

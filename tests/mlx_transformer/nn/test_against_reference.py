@@ -63,6 +63,13 @@ def test_rotary_positions_and_grouped_heads(placement: str) -> None:
     compare(TransformerConfig(**{**SMALL, **changes}), 0)
 
 
+@pytest.mark.parametrize("placement", OPTIONS["norm_placement"])
+@pytest.mark.parametrize("positions", ["sinusoidal_concat", "learned", "none"])
+def test_recurrent_decoders(placement: str, positions: str) -> None:
+    changes = dict(norm_placement=placement, positions=positions, key_value_heads=2, attention_bias=True)
+    compare(TransformerConfig(**{**SMALL, **changes, "decoder_self_attention": "ssru"}), 5)
+
+
 def test_shown_weights_are_those_of_the_fused_form() -> None:
     """Grouped heads and rotary angles included: weights @ values, head by head, give what `attend` gives."""
     from mlx_transformer.nn.attention import merge_heads, share_heads

@@ -10,8 +10,9 @@ import pytest
 from choices import both_choices
 from tiny_run import metrics, recipe
 
+from mlx_transformer.core import checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint
-from mlx_transformer.system import durable, tensors
+from mlx_transformer.system import durable
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training import run_folder
 from mlx_transformer.training.run_folder import Run
@@ -63,15 +64,15 @@ def test_the_disk_has_the_curve_before_the_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    original, calls = tensors.save_file, []
+    original, calls = checkpoint.write_tensors, []
 
-    def filling(arrays, path, *more):
+    def filling(path, arrays):
         calls.append(path)
         if len(calls) > 4:  # two files a checkpoint: the third one fails
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(arrays, path, *more)
+        original(path, arrays)
 
-    monkeypatch.setattr(tensors, "save_file", filling)
+    monkeypatch.setattr(checkpoint, "write_tensors", filling)
     with pytest.raises(UserError, match=r"step-00000003: the checkpoint could not be written .*No space left"):
         train(tmp_path, steps=9, checkpoint_seconds=0)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())

@@ -1,0 +1,119 @@
+"""A builder that asks onnx once: what a node's output is depends on its operator and the types of its inputs, and those
+are few, however many layers and graphs there are. onnxscript asks for every node, half of the time of an export.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+from onnx.defs import OpSchema, get_schema
+
+PLAIN = {
+    ir.AttributeType.INT,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.FLOATS,
+    ir.AttributeType.STRING,
+    ir.AttributeType.STRINGS,
+}
+"""Attributes that are equal where their values are."""
+READ = 20
+"""Elements of the largest constant whose values onnxscript lets an inference read."""
+
+Found = tuple[ir.DataType, tuple[int | ir.SymbolicDim, ...] | None]
+_found: dict[tuple[Any, ...], list[Found]] = {}
+
+
+class RememberingBuilder(onnxscript.GraphBuilder):
+    """`onnxscript.GraphBuilder`, node for node; a version of it without these hooks is only slower."""
+
+    def subgraph(
+        self,
+        trace_function: Callable[..., Any],
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[ir.Value],
+        *,
+        name: str = "subgraph",
+    ) -> ir.Graph:
+        """Build the graph of a branch or a loop's body, remembering as well."""
+
+        def traced(op: Any, *values: ir.Value | None) -> Any:
+            op.builder.__class__ = type(self)  # onnxscript names the class of the builders inside
+            return trace_function(op, *values)
+
+        return super().subgraph(traced, inputs, outputs, name=name)
+
+    def _partition_inputs_attributes(
+        self, schema: OpSchema | None, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Give attributes the schema's order. What is not plainly inputs by place and attributes by name, and what is
+        wrong, is onnxscript's to sort."""
+        if schema is not None:
+            attributes, required = _attributes(schema.name, schema.since_version, schema.domain)
+            fits = schema.min_input <= len(args) <= schema.max_input
+            if fits and required <= kwargs.keys() <= attributes.keys():
+                return list(args), {name: kwargs[name] for name in attributes if name in kwargs}
+        return super()._partition_inputs_attributes(schema, args, kwargs)
+
+    def _cast_attributes(self, schema: OpSchema | None, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Give each attribute the schema's type, which onnxscript would look for in the value."""
+        types = {} if schema is None else _attributes(schema.name, schema.since_version, schema.domain)[0]
+        return {name: ir.convenience.convert_attribute(name, x, types.get(name)) for name, x in attributes.items()}
+
+    def _infer_shapes(self, node: ir.Node) -> None:
+        known = any(x.type is not None or x.shape is not None for x in node.outputs)
+        key = None if known else _key(node)
+        if key is None:
+            super()._infer_shapes(node)
+        elif key in _found:
+            for output, (dtype, dims) in zip(node.outputs, _found[key], strict=True):
+                output.type = ir.TensorType(dtype)
+                output.shape = None if dims is None else ir.Shape(dims)
+        else:
+            super()._infer_shapes(node)
+            found = [
+                (x.type.dtype, None if x.shape is None else tuple(x.shape.dims))
+                for x in node.outputs
+                if type(x.type) is ir.TensorType
+            ]
+            if len(found) == len(node.outputs):
+                _found[key] = found
+
+
+@functools.cache
+def _attributes(operator: str, version: int, domain: str) -> tuple[dict[str, ir.AttributeType], set[str]]:
+    """Return the types of an operator's attributes in order, and the names of those that it can't do without."""
+    attributes = ir.schemas.OpSignature.from_op_schema(get_schema(operator, version, domain)).attributes
+    return {x.name: x.type for x in attributes}, {x.name for x in attributes if x.required}
+
+
+def _key(node: ir.Node) -> tuple[Any, ...] | None:
+    """Return all that the types and shapes of a node's outputs depend on; None where that can't be told."""
+    attributes = node.attributes.values()
+    if any(attribute.type not in PLAIN for attribute in attributes):
+        return None
+    inputs = [None if x is None else _input_key(x) for x in node.inputs]
+    if UNKNOWN in inputs:
+        return None
+    values = [(attribute.name, attribute.type, attribute.value) for attribute in attributes]
+    return node.domain, node.op_type, node.version, len(node.outputs), *values, *inputs
+
+
+UNKNOWN = ()
+
+
+def _input_key(x: ir.Value) -> tuple[Any, ...]:
+    """Return what is known of an input: its type, its shape and, of a small constant, its values."""
+    if type(x.type) is not ir.TensorType:
+        return UNKNOWN
+    shape = None if x.shape is None else tuple(x.shape.dims)
+    constant = x.const_value
+    if constant is None or constant.size > READ:
+        return x.type.dtype, shape
+    if constant.dtype == ir.DataType.STRING:
+        return UNKNOWN
+    return x.type.dtype, shape, constant.dtype, constant.tobytes()

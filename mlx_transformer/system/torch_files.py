@@ -1,0 +1,137 @@
+"""Tensors of the files that `torch.save` writes, read without PyTorch: nothing that is in them is run.
+
+Such a file is a zip archive of data.pkl, which says what there is (`torch_pickle.py`), and data/KEY for each storage,
+its numbers as they lie in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UserError, shortened
+from .files import open_file
+from .stored import Stored, read_piece
+from .tensors import check_finite
+from .torch_pickle import Refused, View, views
+
+LARGEST_PICKLE = 8 << 20
+"""Bytes; a thousand tensors take some 200,000."""
+LOCAL_HEADER = 30
+"""Bytes of a zip entry's own header, before its name."""
+OLD = {0: b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", 257: b"ustar"}
+"""{place: what is there} in files of PyTorch before version 1.6."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where the numbers of one storage begin in the file, and their CRC-32."""
+
+    begin: int
+    checksum: int
+
+
+def stored_torch_tensors(path: Path) -> dict[str, Stored]:
+    """All tensors of one file, none of them read yet, bfloat16 as float32.
+
+    `UserError` for a file that is damaged, of PyTorch before 1.6, or holds something other than tensors, and as they
+    are read for damage and numbers that are not finite.
+    """
+    with open_file(path) as file:
+        archive = _archive(path, file)
+        try:
+            program, folder = _pickle(archive)
+            found = views(program)
+            return {
+                name: _stored(path, name, view, _entry(file, archive, folder, view)) for name, view in found.items()
+            }
+        except Refused as error:
+            raise UserError(f"{path}: {error}") from error
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
+            raise UserError(f"{path}: damaged ({shortened(str(error))}); restore it from a copy") from error
+
+
+def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
+    """The file as an archive; `UserError` that says what else it is."""
+    try:
+        return zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        file.seek(0)
+        begin = file.read(512)
+        if any(begin[place:].startswith(mark) for place, mark in OLD.items()):
+            save = f"torch.save(torch.load({path.name!r}, weights_only=True), {path.name!r})"
+            how = f'convert it where PyTorch is: python -c "import torch; {save}"'
+            raise UserError(f"{path}: is of PyTorch before version 1.6; {how}") from error
+        if begin.startswith(b"version https://git-lfs"):
+            raise UserError(f"{path}: stands for a file of Git LFS; fetch it: git lfs pull") from error
+        raise UserError(f"{path}: no file of torch.save, or damaged ({error}); restore it from a copy") from error
+
+
+def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
+    """The program, and the folder within the archive that it is in."""
+    programs = [entry for entry in archive.infolist() if entry.filename.rpartition("/")[2] == "data.pkl"]
+    if len(programs) != 1:
+        raise Refused(f"holds {len(programs)} files data.pkl in place of one: it is no file of torch.save")
+    (entry,) = programs
+    if entry.file_size > LARGEST_PICKLE:
+        raise Refused(f"its data.pkl has {entry.file_size / 1e6:,.1f} MB, more than names of tensors take")
+    folder = entry.filename.removesuffix("data.pkl")
+    order = f"{folder}byteorder"
+    if order in archive.namelist() and archive.getinfo(order).file_size == 3 and archive.read(order) == b"big":
+        raise Refused("is of a big-endian machine: save it as safetensors there")
+    return archive.read(entry), folder
+
+
+def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, view: View) -> Entry:
+    """Where a view's storage is, which has to have the size that the pickle says. Raises `Refused`."""
+    storage = view.storage
+    name = f"{folder}data/{storage.key}"
+    shown, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise Refused(f"has no {shown}, which its pickle asks for: damaged; restore it from a copy") from None
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
+        raise Refused(f"its {shown} is compressed or encrypted, which torch.save never does")
+    if info.file_size != size:
+        raise Refused(
+            f"its {shown} has {info.file_size} bytes, its pickle says {size}: damaged; restore it from a copy"
+        )
+    file.seek(info.header_offset)
+    header = file.read(LOCAL_HEADER)
+    if len(header) < LOCAL_HEADER or not header.startswith(b"PK\3\4"):
+        raise Refused(f"its {shown} is not where its list says: damaged; restore it from a copy")
+    begin = info.header_offset + LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+    return Entry(begin, info.CRC)
+
+
+def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
+    storage, shape = view.storage, view.shape
+    extent = math.prod(max(size, 1) for size in shape)
+    strides = [stride if size > 1 else 0 for size, stride in zip(shape, view.strides, strict=True)]
+    end = view.offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if stride)
+    empty = 0 in shape
+    if extent > max(storage.count, 1) or (end > storage.count and not empty):
+        raise Refused(f"its {shortened(name)!r} is larger than its storage: damaged; restore it from a copy")
+
+    def read() -> NDArray:
+        if empty:
+            return np.zeros(shape, storage.kind.read)
+        stored = storage.kind.stored
+        numbers = read_piece(path, entry.begin + view.offset * stored.itemsize, end - view.offset, stored)
+        whole = len(numbers) == storage.count
+        if whole and zlib.crc32(numbers.view(np.uint8).data) != entry.checksum:
+            raise UserError(f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy")
+        numbers = storage.kind.as_read(numbers)
+        array = np.lib.stride_tricks.as_strided(numbers, shape, [stride * numbers.itemsize for stride in strides])
+        check_finite(path, name, array)
+        return array
+
+    return Stored(shape, storage.kind.read, read)

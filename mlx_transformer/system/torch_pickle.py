@@ -1,0 +1,236 @@
+"""The pickle of a PyTorch file as what it says of tensors, by a machine of our own that has no word for anything else.
+
+A pickle is a program for a small stack machine. Python's runs whatever function a file names; this one knows the names
+that state dicts are made of and what they stand for, calls nothing, and refuses all others by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import shortened
+from .stored import BFLOAT16, Kind
+
+TYPES = {"Double": np.float64, "Float": np.float32, "Half": np.float16, "Long": np.int64, "Int": np.int32}
+TYPES |= {"Short": np.int16, "Char": np.int8, "Byte": np.uint8, "Bool": np.bool_}
+STORAGES = {f"{name}Storage": Kind.of(dtype) for name, dtype in TYPES.items()} | {"BFloat16Storage": BFLOAT16}
+DICT, TENSOR, PARAMETER = (
+    "collections.OrderedDict",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
+)
+KNOWN = {DICT, TENSOR, PARAMETER, *(f"torch.{name}" for name in STORAGES)}
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name that stands for a function or a class, which is never looked up."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Numbers one after the other, in a file of their own in the archive."""
+
+    key: str
+    kind: Kind
+    count: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor: where in its storage each of its numbers is."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Refused(Exception):  # noqa: N818 - told as a `UserError`, once it is known of which file
+    """What is wrong with a pickle."""
+
+
+class Machine:
+    """Runs one program, whose values are None, numbers, text, tuples, lists, dicts by text, and the classes above."""
+
+    def __init__(self, program: bytes):
+        self._program, self._at = program, 0
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        """What the program leaves. Raises `Refused`."""
+        try:
+            while (code := self._take(1)) != b".":
+                operation = OPERATIONS.get(code)
+                if operation is None:
+                    raise Refused(f"has the pickle instruction {code!r}, which no state dict needs")
+                operation(self)
+            return self._stack.pop()
+        except (IndexError, KeyError, UnicodeDecodeError, ValueError, TypeError, OverflowError) as error:
+            raise Refused(f"is no pickle of tensors (at byte {self._at})") from error
+
+    def _take(self, size: int) -> bytes:
+        taken = self._program[self._at : self._at + size]
+        if size < 0 or len(taken) < size:
+            raise Refused("ends within its pickle")
+        self._at += size
+        return taken
+
+    def _number(self, form: str) -> int:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _pop(self, kind: type) -> Any:
+        value = self._stack.pop()
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    def _since_mark(self) -> list[Any]:
+        place = self._marks.pop()
+        values = self._stack[place:]
+        del self._stack[place:]
+        return values
+
+    def _text(self, form: str) -> None:
+        self._push(self._take(self._number(form)).decode())
+
+    def _bytes_number(self) -> None:
+        self._push(int.from_bytes(self._take(self._number("<B")), "little", signed=True))
+
+    def _tuple(self, size: int) -> None:
+        values = [self._stack.pop() for _ in range(size)]
+        self._push(tuple(values[::-1]))
+
+    def _line(self) -> str:
+        end = self._program.index(b"\n", self._at)
+        return self._take(end - self._at + 1)[:-1].decode()
+
+    def _global(self) -> None:
+        module, name = self._line(), self._line()
+        self._name(f"{module}.{name}")
+
+    def _stack_global(self) -> None:
+        name, module = self._pop(str), self._pop(str)
+        self._name(f"{module}.{name}")
+
+    def _name(self, name: str) -> None:
+        if name not in KNOWN:
+            raise Refused(f"asks for {shortened(name)!r}, which is no tensor; nothing in it was run")
+        self._push(Global(name))
+
+    def _put(self, index: int) -> None:
+        self._memo[index] = self._stack[-1]
+
+    def _set_items(self, pairs: list[Any]) -> None:
+        target = self._stack[-1]
+        keys = pairs[::2]
+        if not isinstance(target, dict) or len(pairs) % 2 or not all(isinstance(key, str) for key in keys):
+            raise TypeError
+        target.update(zip(keys, pairs[1::2], strict=True))
+
+    def _append(self, values: list[Any]) -> None:
+        target = self._stack[-1]
+        if not isinstance(target, list):
+            raise TypeError
+        target.extend(values)
+
+    def _storage(self) -> None:
+        """The only objects that a file may keep elsewhere: ("storage", its kind, its name, a device, its length)."""
+        word, storage, key, device, count = self._pop(tuple)
+        kind = STORAGES[storage.name.removeprefix("torch.")] if isinstance(storage, Global) else None
+        if word != "storage" or kind is None or not isinstance(key, str) or not isinstance(device, str):
+            raise TypeError
+        self._push(Storage(key, kind, _size(count)))
+
+    def _call(self) -> None:
+        arguments, function = self._pop(tuple), self._pop(Global)
+        if function.name == DICT and not arguments:
+            self._push({})
+        elif function.name == TENSOR and len(arguments) >= 6:
+            storage, offset, shape, strides = arguments[:4]
+            if not isinstance(storage, Storage) or len(shape) != len(strides):
+                raise TypeError
+            self._push(View(storage, _size(offset), tuple(map(_size, shape)), tuple(map(_size, strides))))
+        elif function.name == PARAMETER and isinstance(arguments[0], View):
+            self._push(arguments[0])
+        else:
+            raise TypeError
+
+    def _build(self) -> None:
+        """A state beside a dict's entries, PyTorch's versions of modules, means nothing here."""
+        self._pop(dict)
+        if not isinstance(self._stack[-1], dict):
+            raise TypeError
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError
+    return value
+
+
+def _does(push: Callable[[Machine], Any]) -> Callable[[Machine], None]:
+    return lambda machine: machine._push(push(machine))
+
+
+OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
+    b"\x80": lambda m: m._take(1),  # PROTO
+    b"\x95": lambda m: m._take(8),  # FRAME
+    b"(": lambda m: m._marks.append(len(m._stack)),
+    b"N": _does(lambda m: None),
+    b"\x88": _does(lambda m: True),
+    b"\x89": _does(lambda m: False),
+    b"J": _does(lambda m: m._number("<i")),  # BININT
+    b"K": _does(lambda m: m._number("<B")),  # BININT1
+    b"M": _does(lambda m: m._number("<H")),  # BININT2
+    b"G": _does(lambda m: m._number(">d")),  # BINFLOAT
+    b"\x8a": lambda m: m._bytes_number(),  # LONG1
+    b"X": lambda m: m._text("<I"),  # BINUNICODE
+    b"\x8c": lambda m: m._text("<B"),  # SHORT_BINUNICODE
+    b")": lambda m: m._tuple(0),
+    b"\x85": lambda m: m._tuple(1),
+    b"\x86": lambda m: m._tuple(2),
+    b"\x87": lambda m: m._tuple(3),
+    b"t": _does(lambda m: tuple(m._since_mark())),
+    b"]": _does(lambda m: []),
+    b"}": _does(lambda m: {}),
+    b"a": lambda m: m._append([m._stack.pop()]),
+    b"e": lambda m: m._append(m._since_mark()),
+    b"s": lambda m: m._set_items([m._stack.pop() for _ in range(2)][::-1]),
+    b"u": lambda m: m._set_items(m._since_mark()),
+    b"c": lambda m: m._global(),
+    b"\x93": lambda m: m._stack_global(),
+    b"q": lambda m: m._put(m._number("<B")),  # BINPUT
+    b"r": lambda m: m._put(m._number("<I")),  # LONG_BINPUT
+    b"\x94": lambda m: m._put(len(m._memo)),  # MEMOIZE
+    b"h": _does(lambda m: m._memo[m._number("<B")]),  # BINGET
+    b"j": _does(lambda m: m._memo[m._number("<I")]),  # LONG_BINGET
+    b"Q": lambda m: m._storage(),  # BINPERSID
+    b"R": lambda m: m._call(),  # REDUCE
+    b"b": lambda m: m._build(),
+}
+
+
+def views(program: bytes) -> dict[str, View]:
+    """{name: tensor} of a state dict's pickle. Raises `Refused`."""
+    found = Machine(program).run()
+    if not isinstance(found, dict):
+        raise Refused(f"holds a {type(found).__name__}, no dict of tensors by name")
+    for name, value in found.items():
+        if not isinstance(value, View):
+            raise Refused(
+                f"{shortened(name)!r} is a {type(value).__name__}, no tensor: save the model's state_dict alone"
+            )
+    return found

@@ -1,0 +1,72 @@
+"""`pip install mlx-transformer` without an extra: what it brings runs models, and what it doesn't is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_models import encoder_decoder, random_weights
+from without_mlx import without
+
+from export import export_onnx
+from mlx_transformer import OnnxTransformer
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.system.lazy import EXTRA_OF
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_OTHER_EXTRAS = ("starlette", "uvicorn", "matplotlib", "pyarrow", "zstandard", "onnxruntime_extensions")
+BASE = without(*EXTRA_OF, *OF_OTHER_EXTRAS)
+ROWS = [[5, 6, 2], [7, 2], [*range(20, 30), 2]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A checkpoint, its ONNX folder."""
+    folder = tmp_path_factory.mktemp("base")
+    config = encoder_decoder("modern")
+    save_checkpoint(folder / "model", config, random_weights(config))
+    export_onnx(folder / "model", folder / "onnx")
+    return folder
+
+
+def run_script(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    return subprocess.run([sys.executable, "-c", path + BASE + script], cwd=cwd, capture_output=True, text=True)
+
+
+def test_models_run(folders):
+    expected = OnnxTransformer(folders / "onnx", threads=1).generate(ROWS, max_new_tokens=8)
+    done = run_script(
+        f"from mlx_transformer import OnnxTransformer\n"
+        f"print(OnnxTransformer('onnx', threads=1).generate({ROWS}, max_new_tokens=8))",
+        folders,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["train", "copy", "--out", "run"], "train"),
+        (["quickstart", "--out", "run"], "export"),
+        (["translate", "model", "hello"], "train"),
+        (["quantize", "model", "small"], "train"),
+        (["export", "model", "other"], "export"),
+        (["validate", "model", "onnx"], "export"),
+        (["serve", "onnx"], "serve"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_command_names_its_extra(folders, arguments, extra):
+    script = f"from mlx_transformer.cli import main\nsys.exit(main({arguments!r}))"
+    done = run_script(script, folders)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"pip install 'mlx-transformer[{extra}]'" in done.stderr
+    assert not (folders / "run").exists()
+
+
+def test_a_name_of_the_package_names_its_extra(folders):
+    done = run_script("import mlx_transformer\nmlx_transformer.load('model')", folders)
+    assert "needs mlx: pip install 'mlx-transformer[train]'" in done.stderr.splitlines()[-1]
