@@ -22,8 +22,8 @@ from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
 from .decoder import CpuTreeDecoder, TreeDecoder
-from .metadata import CONFIG, GENERATION
-from .options import OptionInputs, inputs_of, set_defaults
+from .metadata import CONFIG, GENERATION, inputs_of
+from .options import OptionInputs, set_defaults
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
 from .text import TextOps

@@ -6,7 +6,6 @@ All but the source have a default in the file, so a caller feeds what differs al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from export.interface import SETTINGS
 from export.nn.primitives import Op
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.options import EXTRA_TOKENS, PENALTY_OFFSETS
+from mlx_transformer.generation.options import EXTRA_TOKENS
 
 
 class OptionInputs:
@@ -47,22 +46,6 @@ class OptionInputs:
         usual = op.Min(op.Add(lengths, EXTRA_TOKENS), config.max_positions)
         usual = op.Max(usual, self["min_new_tokens"])
         return op.Where(op.Greater(self["max_new_tokens"], 0), self["max_new_tokens"], usual)
-
-
-HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset")
-"""Inputs that are not simply an option's value."""
-
-
-def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Inputs by name for fields of `Options`; those that nothing is said of keep their default."""
-    found = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
-    if settings.get("max_new_tokens") is not None:
-        found["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
-    if "penalty_form" in settings:
-        found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
-    if "seed" in settings:
-        found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
-    return found
 
 
 def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:

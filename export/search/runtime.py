@@ -33,7 +33,13 @@ from mlx_transformer.generation.options import (
     length_limits,
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
-from mlx_transformer.generation.settings import Settings, checked_settings, resolved
+from mlx_transformer.generation.settings import (
+    SOURCE_LANGUAGE,
+    Settings,
+    checked_settings,
+    resolved,
+    with_source_language,
+)
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
@@ -41,8 +47,7 @@ from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
-from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER
-from .options import inputs_of
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER, inputs_of
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
@@ -132,6 +137,7 @@ class SearchModel(TextVerbs):
         """Return the `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none;
         one that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
         server's batches. options: the fields of `Options`."""
+        ids, options = with_source_language(self.generation, ids, options)
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if ids is None:
@@ -281,6 +287,8 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
+        if options.pop(SOURCE_LANGUAGE, None) is not None:
+            raise UserError(f"{self.path}: takes text, before which no language can stand: export it without text")
         chosen = Options(**resolved(self.generation, options))
         check_options(chosen, self.config)
         usual, known = Options(), self.ports.input_names

@@ -108,12 +108,13 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             shown.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
 
-    if any(isinstance(make, partial) and make.args[0] is Options for make in made.values()):
+    asks = any(isinstance(make, partial) and make.args[0] is Options for make in made.values())
+    if asks:
         shown.append(inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @wraps(command)
     def typed(**values: Any) -> Any:
-        context = values.pop(CONTEXT, None)
+        context = values.pop(CONTEXT) if asks else None
         given = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
         objects = {name: make(values) for name, make in made.items()}
         for each in objects.values():

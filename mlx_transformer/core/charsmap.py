@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-LONGEST_KEY, MOST_NODES = 255, 1 << 22
+LONGEST_KEY, MOST_NODES = 64, 1 << 20
 """Bytes and nodes, several times those of any published table: equal endings are stored once, so that a damaged trie
 may be endless."""
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.settings import Settings, read_settings, settings_text
+from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 
 from .engine import exported, imported
-from .folder import GENERATION, read_folder, read_tokenizer, write_folder
+from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import find_model
 from .table import FAMILIES, family_of
@@ -51,6 +51,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     tokenizer, notes = read_tokenizer(folder, config)
     where = folder / (GENERATION if source.generation else CONFIG)
     settings, left = settings_of(source.config, source.generation, config, str(where))
+    if languages := read_languages(folder, config):
+        settings[LANGUAGES] = languages
     return Imported(config, weights, tokenizer, settings, [*left, *notes])
 
 

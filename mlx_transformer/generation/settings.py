@@ -1,24 +1,28 @@
 """How a model generates unless told otherwise: generation.json in its folder, fields of `Options` by name.
 
-What a caller gives wins, field by field. A model trained here has no such file.
+What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
+tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
 
 from .options import Options, check_options
 
 SETTINGS = "generation.json"
+LANGUAGES = "languages"
+SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
 
@@ -27,14 +31,19 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     """The settings, with ids as tuples; `UserError` that begins with `where` for what no search of the model takes."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
-    if problems := unknown_keys(values, Options):
+    languages = values.get(LANGUAGES, {})
+    given = {name: value for name, value in values.items() if name != LANGUAGES}
+    if problems := unknown_keys(given, Options):
         raise UserError(f"{where}: {'; '.join(problems)}")
+    known = range(min(config.vocab_size, config.source_vocab_size))
+    if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
+        raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
     try:
-        options = Options(**values)
+        options = Options(**given)
         check_options(options, config)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    return {name: getattr(options, name) for name in values}
+    return {name: getattr(options, name) for name in given} | ({LANGUAGES: languages} if languages else {})
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
@@ -55,13 +64,34 @@ def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
 
 
+def language_id(settings: Mapping[str, Any], code: str) -> int:
+    """The token of a language; `UserError` for one that the model doesn't have."""
+    languages = settings.get(LANGUAGES, {})
+    if code not in languages:
+        near = difflib.get_close_matches(str(code), languages, n=3, cutoff=0.4)
+        hint = f"near it are {', '.join(near)}" if near else f"it has {len(languages)}"
+        raise UserError(f"{shortened(str(code))!r} is none of the model's languages: {hint}")
+    return languages[code]
+
+
+def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Source ids, beginning with their language's token where `source_language` is an option, and all other options."""
+    others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
+    if (source := options.get(SOURCE_LANGUAGE)) is None or ids is None:
+        return ids, others
+    first = language_id(settings, source)
+    return [[first, *row] for row in ids], others
+
+
 def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
-    gives way. So does its least length to a shorter limit.
+    gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
     """
-    merged = {**settings, **given}
+    merged = {name: value for name, value in {**settings, **given}.items() if name != LANGUAGES}
+    if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
+        merged["forced_first"] = (language_id(settings, target),)
     names = {field.name for field in dataclasses.fields(Options)}
     known = {name: value for name, value in merged.items() if name in names}
     if known.get("sample") is True and "beam" not in given:

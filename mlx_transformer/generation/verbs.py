@@ -18,7 +18,7 @@ from mlx_transformer.core.inputs import Ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
-from .settings import Settings, resolved
+from .settings import LANGUAGES, Settings, resolved, with_source_language
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -68,12 +68,15 @@ class TextVerbs:
         raise NotImplementedError
 
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
-        """Return new token ids of each input's best output; arguments as `generation.search.search` has them."""
+        """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
+        model of several languages `source_language` and `target_language`, codes of its own (`generation.json`)."""
+        ids, options = with_source_language(self.generation, ids, options)
         with self.decoding() as model:
             return searches.generate(model, ids, prefix, **resolved(self.generation, options))
 
     def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
+        ids, options = with_source_language(self.generation, ids, options)
         with self.decoding() as model:
             return searches.search(model, ids, prefix, **resolved(self.generation, options))
 
@@ -88,6 +91,7 @@ class TextVerbs:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
+        [ids], options = with_source_language(self.generation, [ids], options)
         return self._streamed(lambda model: stream_ids(model, ids, prefix, **self._streaming(options)))
 
     @overload
@@ -125,7 +129,9 @@ class TextVerbs:
             return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
-        return self._streamed(lambda model: stream(model, self.translator, text, **self._streaming(options)))
+        [first], options = with_source_language(self.generation, [[]], options)
+        chosen = self._streaming(options)
+        return self._streamed(lambda model: stream(model, self.translator, text, source_prefix=first, **chosen))
 
     @overload
     def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -165,8 +171,12 @@ class TextVerbs:
         """What goes from text to rows of ids and back; `UserError` for a model that translates no text."""
         from .translate import Translator
 
+        reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may begin with its language
+        shows = self.shows_attention
         return Translator(
-            self.config, self.tokenizer, self.search, self.where, self.generate, shows_attention=self.shows_attention
+            *(self.config, self.tokenizer, self.search, self.where, self.generate),
+            shows_attention=shows,
+            reserved=reserved,
         )
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:

@@ -44,6 +44,14 @@ def is_marian(path: str | Path) -> bool:
     return path.suffix in SUFFIXES
 
 
+def holds_marian(folder: Path) -> bool:
+    """Whether a folder is a Marian model with settings that name it, such as `to_marian` writes."""
+    try:
+        return is_marian(folder) and _settings(folder)[0] is not None
+    except UserError:
+        return False
+
+
 def find_files(path: Path) -> MarianFiles:
     """The files of the model at a path, or in a folder. `UserError` if there is none, or several."""
     folder = path if path.is_dir() else path.parent

@@ -26,7 +26,7 @@ from mlx_transformer.system.version import __version__
 
 from .archive import npz_bytes
 from .conversion import ORIGIN, read_original
-from .folder import is_marian
+from .folder import holds_marian
 from .items import Item, bin_bytes, float_item, int8_item, is_quantized, options_item
 from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, parse_options, read_options, write_options
@@ -49,7 +49,7 @@ def to_marian(checkpoint: str | Path, out: str | Path, force: bool = False) -> l
     a folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
     """
     opened, out = open_checkpoint(checkpoint), Path(out)
-    check_free(out, "Marian folder", is_marian, force, opened.folder)
+    check_free(out, "Marian folder", holds_marian, force, opened.folder)
     origin = _origin(opened.folder)
     names = _Names(origin)
     vocabularies, sizes = _vocabularies(opened, origin)
