@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ from export.targets.table import TARGETS
 from export.validate import compare
 from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
-from mlx_transformer import Transformer
+from mlx_transformer import Transformer, cli
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
 
@@ -168,6 +169,14 @@ def test_an_exported_folder_says_what_the_published_one_does(name: str, imported
     sizes = ("model_type", "architectures", "d_model", "d_kv", "num_heads", "decoder_layers", "num_decoder_layers")
     sizes += ("decoder_attention_heads", "vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
     assert {key: written.get(key) for key in sizes} == {key: published.get(key) for key in sizes}
+
+
+@pytest.mark.parametrize("name", ["t5", "m2m100", "bart", "marian"])
+def test_who_counts_columns_is_told_to_pad_on_the_right(name: str, imported: Path, tmp_path: Path, capfd) -> None:
+    with suppress(SystemExit):
+        cli.main(["to-huggingface", str(imported / name), str(tmp_path / "theirs")])
+    note = "" if name in ("t5", "m2m100") else "; pad its inputs on the right"
+    assert capfd.readouterr().out == f"{tmp_path / 'theirs'}: written{note}\n"
 
 
 def off_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
