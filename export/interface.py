@@ -351,6 +351,13 @@ SETTINGS = {
     "top_p": Setting("float32", _USUAL.top_p),
     "seed": Setting("int64", _USUAL.seed),
     "rows": Setting("int64", -1, ("rows",), (1,)),
+    "repetition_penalty": Setting("float32", _USUAL.repetition_penalty),
+    "no_repeat_ngram": Setting("int64", _USUAL.no_repeat_ngram),
+    "heuristic_stop": Setting("bool", _USUAL.heuristic_stop),
+    "forced_first": Setting("int64", 0, ("forced_first",), (0,)),
+    "forced_end": Setting("bool", _USUAL.forced_end),
+    "suppressed": Setting("int64", 0, ("suppressed",), (0,)),
+    "end_ids": Setting("int64", 0, ("end_ids",), (0,)),
     "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
 }
 """Their meaning is in `search/options.py`."""

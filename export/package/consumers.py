@@ -7,6 +7,7 @@ This project's own description of the model is mlx_transformer.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from export.interface import GRAPHS, MODEL, Request
@@ -15,11 +16,16 @@ from mlx_transformer.families.folder import generation_config
 from mlx_transformer.families.keys import their_activation
 
 
-def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
+def configs(
+    config: TransformerConfig,
+    external: list[str],
+    dtype: str = "fp32",
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, dict[str, Any]]:
     """Return {file name: contents}; none for a decoder of SSRUs, for no published architecture has such a cache.
 
     `external`: graph files that a data file of their own name goes with; `dtype`: transformers.js's word for the
-    precision that it takes unless told another.
+    precision that it takes unless told another; `settings`: how the model generates.
     """
     if config.recurrent:
         return {}
@@ -35,7 +41,7 @@ def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32")
     }
     files = {"config.json": {**kinds[config.architecture](config), **shared}}
     if config.has_decoder:
-        files["generation_config.json"] = generation_config(config)
+        files["generation_config.json"] = generation_config(config, settings)
     if config.architecture == "decoder" and config.d_k == config.d_v:  # one size for both is all that genai can say
         files["genai_config.json"] = _genai(config)
     return files

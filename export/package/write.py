@@ -35,6 +35,7 @@ from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
+from mlx_transformer.generation.settings import SETTINGS, read_settings
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -120,7 +121,9 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     external = []
     for precision in plan.precisions:
         external += _write_graphs(plan, precision, graphs, external_threshold)
-    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype)
+    settings = read_settings(opened.folder, config)
+    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
+    texts |= {SETTINGS: settings} if settings else {}
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
         if name == JOINT:

@@ -37,7 +37,7 @@ class OneFile:
     """It has no search for the best alone."""
 
     def __init__(self, model: SearchModel):
-        self.model, self.depends_on_batch = model, model.depends_on_batch
+        self.model, self.depends_on_batch, self.generation = model, model.depends_on_batch, model.generation
 
     @cached_property
     def translator(self) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import SOURCE_LANGUAGE, TARGET_LANGUAGE
 from mlx_transformer.generation.translate import Overlong
 from mlx_transformer.system.errors import UserError
 
@@ -37,7 +38,7 @@ def one_line(message: str) -> str:
 
 @dataclass(frozen=True)
 class TranslateRequest:
-    """lines: sentences. options: those of `Options` that were given, in the order of their names. wants_n_best: the
+    """lines: sentences. options: those of `Options` and the languages that were given, by name. wants_n_best: the
     answer lists all hypotheses with their scores. wants_alignment: it says which source word their words were made of.
     """
 
@@ -67,9 +68,13 @@ class TranslateRequest:
         alignment = values.pop("alignment", False)
         if not isinstance(alignment, bool):
             raise RequestError(400, "alignment: must be true or false")
+        spoken = {name: values.pop(name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if name in values}
+        for name, code in spoken.items():
+            if not isinstance(code, str):
+                raise RequestError(400, f"{name}: must be a string, one of the model's codes")
         unknown = sorted(set(values) - set(SETTINGS))
         if unknown:
-            known = ", ".join([*SETTINGS, "overlong", "alignment"])
+            known = ", ".join([*SETTINGS, "overlong", "alignment", SOURCE_LANGUAGE, TARGET_LANGUAGE])
             raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {known}")
         for name in ("early_stopping", "sample"):
             if not isinstance(values.get(name, False), bool):
@@ -81,7 +86,7 @@ class TranslateRequest:
         for name, (least, most) in LIMITS.items():
             if not least <= getattr(options, name) <= most:
                 raise RequestError(400, f"{name}={values[name]}: this server takes {least} to {most}")
-        return cls(lines, dict(sorted(values.items())), overlong, "n_best" in values, alignment)
+        return cls(lines, dict(sorted({**values, **spoken}.items())), overlong, "n_best" in values, alignment)
 
 
 EXAMPLE = '{"text": "Good morning.", "beam": 4}'

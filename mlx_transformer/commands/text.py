@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from export.settings import ServeSettings
 from mlx_transformer.generation.options import Options, OverlongPair, TextSettings
+from mlx_transformer.generation.settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, language_id
 from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
 
-BEST = "beam length_penalty penalty_form max_new_tokens"
+BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
 
@@ -35,6 +36,10 @@ def translate(
         Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")
     ] = None,
     out: Out = None,
+    source_language: Annotated[
+        str | None, typer.Option(help="Of a model of several languages: the text's, by its code, eng_Latn.")
+    ] = None,
+    target_language: Annotated[str | None, typer.Option(help="And what it is translated into.")] = None,
     settings: Annotated[TextSettings, Shown()],
     search: Annotated[Options, Shown("Search", SEARCH)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
@@ -56,14 +61,13 @@ def translate(
 
         weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     options = chosen(search, SEARCH)
+    for name, code in ((SOURCE_LANGUAGE, source_language), (TARGET_LANGUAGE, target_language)):
+        if code is not None:
+            language_id(opened.generation, code)
+            options[name] = code
     translate_stream(
         opened, input, out, settings, text=text or (), cross_weights=weights, model_facts=model_facts, **options
     )
-
-
-def chosen(search: Options, names: str) -> dict[str, Any]:
-    """The options of these names, as arguments."""
-    return {name: getattr(search, name) for name in names.split()}
 
 
 def evaluate(
@@ -100,8 +104,9 @@ def evaluate(
     if out is not None:
         check_unread(out, source, reference)
     long: list[int] = []
+    opened = open_model(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
-        found = open_model(model, **vars(runtime)).n_best(
+        found = opened.n_best(
             pairs.source,
             overlong=overlong,
             scored=False,
@@ -113,7 +118,8 @@ def evaluate(
     if out is not None:
         write_text(out, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
-    results = {"model": str(model), **options, **treated, **score(hypotheses, pairs.target, ter=True)}
+    used = {**chosen(Options(), BEST), **{n: x for n, x in opened.generation.items() if n in BEST.split()}, **options}
+    results = {"model": str(model), **used, **treated, **score(hypotheses, pairs.target, ter=True)}
     print(json.dumps(results, indent=2, ensure_ascii=False))
 
 

@@ -18,6 +18,8 @@ from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.page import table
 
+from .presets import PRESETS
+
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -318,15 +320,6 @@ def parse_object(text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"TransformerConfig: expected a JSON object, found {type(values).__name__}")
     return values
-
-
-# Heads of 64 everywhere: Metal has no fused attention for heads of 32. base and big are rows of the paper's table 3.
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": dict(encoder_layers=2, decoder_layers=2, d_model=128, heads=2, d_ff=512, dropout=0.1),
-    "small": dict(encoder_layers=3, decoder_layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.1),
-    "base": dict(encoder_layers=6, decoder_layers=6, d_model=512, heads=8, d_ff=2048, dropout=0.1),
-    "big": dict(encoder_layers=6, decoder_layers=6, d_model=1024, heads=16, d_ff=4096, dropout=0.3),
-}
 
 
 def _relations(c: TransformerConfig) -> list[str]:

@@ -33,7 +33,7 @@ class Held:
 
     def __init__(self, model, depends_on_batch=False):
         self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
-        self.depends_on_batch = depends_on_batch
+        self.depends_on_batch, self.generation = depends_on_batch, model.generation
 
     def generate(self, ids, **options):
         self._wait(ids, options["share"])

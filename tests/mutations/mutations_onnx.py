@@ -246,6 +246,23 @@ ONNX = {
     "tanh for the sigmoid in silu": Mutation(
         node("Sigmoid", e1, become("Tanh")), model="modern", tap=f"{E1}.feed_forward", culprit="activation",
     ),
+    # SSRU
+    "what is kept and what is new exchanged": Mutation(
+        after("Add", f"{d0}/self_attention/forget_proj", "Neg"), model="ssru", files=PAST,
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="states: ",
+    ),
+    "no ReLU of the states": Mutation(
+        node("Relu", f"{d1}/self_attention", become("Identity")), model="ssru", files="decoder_model",
+        tap=f"{D1}.self_attention", culprit="ReLU of the states",
+    ),
+    "the state kept after the ReLU": Mutation(
+        after("Gather", f"{d0}/self_attention/Gather", "Relu", at=1), model="ssru", files=PAST,
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="the state that is kept", search="beam 4",
+    ),
+    "another layer's state": Mutation(
+        reads(d1, "past_key_values.1.decoder.state", "past_key_values.0.decoder.state"), model="ssru", files=PAST,
+        tap=f"{D1}.self_attention", path="cached, tapped", culprit="states: ",
+    ),
     # Cache
     "cache in the wrong order": Mutation(
         node("Concat", d1, swap_inputs), files=PAST,

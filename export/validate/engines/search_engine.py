@@ -21,7 +21,7 @@ from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
-from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
 
@@ -69,4 +69,5 @@ class SearchEngine(WholeEngine, OnnxFiles):
         return open_changed(model, path, options, with_options([self.provider]))
 
     def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
-        return self.model.search(list(sources), **options)
+        # The rules of published models are no part of what the reference searches by.
+        return self.model.search(list(sources), **vars(Options(**options)))

@@ -151,7 +151,7 @@ class Sublayers:
         u = observe("input_proj", self._linear(f"{name}.input_proj", x))
         f = sigmoid(observe("forget_proj", self._linear(f"{name}.forget_proj", x)))
         states = observe("states", ssru(u, f, c))
-        return activation("relu", states), states[:, -1]
+        return activation("relu", states), observe("state", states[:, -1])
 
     # Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2
 
