@@ -1,11 +1,11 @@
-"""Fixed scales of int8 from text: how large the activations get that come to each product, in float32.
+"""Scales of int8 that are fixed by a text: how large the activations get that come to each product, in float32.
 
     text --> rows --> greedy outputs --> float32 graphs, teacher-forced --> max|x| of each token at each product
                                                                              |
     a = steps / (a percentile of them over all tokens) <---------------------+
 
-A decoder behind an encoder reads its own translations, which is what it will read; a model alone the text. Behind
-a Relu there are 255 steps from zero up, elsewhere 127 on either side.
+A decoder over an encoder reads its own translations, which is what it will read; a model alone reads the text. Behind a
+Relu there are 255 steps from zero up, elsewhere 127 on either side.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     --calibrate FILE                       from that text (`calibration.py`)
     the run's validation text              likewise, where the run's record names it and it hasn't changed
 
-A text's even lines are calibrated on and its odd ones judged, as `quality.py` judges. The percentile is taken
-whose best tokens are most often float32's; where even that is beyond the limits, each token has its scale.
+A text's even lines are calibrated on and its odd ones judged, as `quality.py` judges. The
+percentile is taken whose best tokens are most often float32's; where even that is beyond the limits, each token has its
+own scale.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .quality import Expected, Quality, Text, rows_of
 CALIBRATED, JUDGED = 300, 200
 """Most lines of each kind."""
 PERCENTILES = (100.0, 99.9)
-"""Percentiles of the largest magnitudes of all tokens; 100: the largest one."""
+"""Tried, among the largest magnitudes of all tokens; 100: the largest one."""
 
 
 @dataclass(frozen=True)
