@@ -20,7 +20,7 @@ from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 
 from .options import OptionInputs
 from .rules import Rules, either
-from .sampling import Sampling
+from .sampling import Sampling, Weighed
 from .steps import Carried, State
 
 
@@ -111,27 +111,32 @@ class Beam:
     def _extensions(
         self, op: Op, logits: ir.Value, bans: ir.Value, history: ir.Value, t: ir.Value
     ) -> tuple[ir.Value, ...]:
-        """Of each hypothesis the tokens that come into question (B, h, c), a prefix's in the first's place, what they
+        """The tokens of each hypothesis that come into question (B, h, c), a prefix's in the first's place, what they
         are chosen by, and their log p."""
 
-        def chosen(op: Op, scores: ir.Value) -> ir.Value:
-            return self._force(op, self.sampling.or_likeliest(op, scores, bans, t, self.tokens_per_hypothesis), t)
+        every = op.LogSoftmax(logits, axis=-1)
 
-        def plain(op: Op) -> list[ir.Value]:
-            tokens = chosen(op, logits)
-            log_p = op.GatherElements(op.LogSoftmax(logits, axis=-1), tokens, axis=2)
-            return [tokens, log_p, op.Identity(log_p)]
+        def penalised(op: Op) -> ir.Value:
+            return self.rules.penalised(op, op.Where(self.greedy, logits, every), history)
 
-        def ruled(op: Op) -> list[ir.Value]:
-            log_p = op.LogSoftmax(logits, axis=-1)
-            penalised = self.rules.penalised(op, op.Where(self.greedy, logits, log_p), history)
-            ruled = self.rules.without_repeats(op, penalised, history)
-            tokens = chosen(op, ruled)
-            scores, free, log_p = (op.GatherElements(x, tokens, axis=2) for x in (ruled, penalised, log_p))
-            return [tokens, op.Where(op.GreaterOrEqual(self._prefix(op, t), 0), free, scores), log_p]
+        def ruled(op: Op) -> ir.Value:
+            return self.rules.without_repeats(op, penalised(op), history)
 
-        types = (ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.FLOAT)
-        return either(op, self.rules.reads_history, "ruled", ruled, plain, types)
+        by = Weighed(self.rules.reads_history, ruled)
+        tokens = self._force(op, self.sampling.or_likeliest(op, logits, by, bans, t, self.tokens_per_hypothesis), t)
+        log_p = op.GatherElements(every, tokens, axis=2)
+
+        def own(op: Op) -> list[ir.Value]:
+            free = penalised(op)
+            of_rules = op.GatherElements(self.rules.without_repeats(op, free, history), tokens, axis=2)
+            of_prefix = op.GreaterOrEqual(self._prefix(op, t), 0)
+            return [op.Where(of_prefix, op.GatherElements(free, tokens, axis=2), of_rules)]
+
+        def as_they_are(op: Op) -> list[ir.Value]:
+            return [op.Identity(log_p)]
+
+        (scores,) = either(op, self.rules.reads_history, "ruled", own, as_they_are, (ir.DataType.FLOAT,))
+        return tokens, scores, log_p
 
     def _prefix(self, op: Op, t: ir.Value) -> ir.Value:
         """The prefix's token number t of each sentence (B, 1, 1), -1: none."""

@@ -84,7 +84,8 @@ def either(op: Op, condition: ir.Value, name: str, yes, no, types: tuple[ir.Data
         return [ir.Value(name=f"{name}.{which}.{i}", type=ir.TensorType(dtype)) for i, dtype in enumerate(types)]
 
     then, otherwise = branch(op, f"{name}.yes", values("yes"), yes), branch(op, f"{name}.no", values("no"), no)
-    return op.If(condition, then_branch=then, else_branch=otherwise, _outputs=len(types))
+    found = op.If(condition, then_branch=then, else_branch=otherwise, _outputs=len(types))
+    return tuple(found) if len(types) > 1 else (found,)
 
 
 def bans(config: TransformerConfig) -> np.ndarray:

@@ -46,9 +46,11 @@ def to_huggingface_command(
     force: Force = False,
 ) -> None:
     """Write a checkpoint as a published model is kept, for `transformers`, and so for PyTorch and Optimum."""
-    from mlx_transformer.convert import to_huggingface
+    from mlx_transformer.convert import pads_either_side, to_huggingface
 
-    print(f"{to_huggingface(checkpoint, out, force=force)}: written; pad its inputs on the right")
+    written = to_huggingface(checkpoint, out, force=force)
+    note = "" if pads_either_side(written) else "; pad its inputs on the right"
+    print(f"{written}: written{note}")
 
 
 def to_marian_command(

@@ -29,7 +29,7 @@ UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
 NOT = "no_"  # begins the option that turns off what is on by default
 OUT, OUT_OPTION = "out", "out_option"
-CONTEXT, GIVEN = "context", "given"
+CONTEXT, GIVEN = "command_line", "given"
 """The parameter by which typer says which options were given, and where an `Options` of a command has them."""
 
 Model = Annotated[

@@ -10,7 +10,6 @@ import typer
 
 from export.settings import ServeSettings
 from mlx_transformer.generation.options import Options, OverlongPair, TextSettings
-from mlx_transformer.generation.settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, language_id
 from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
@@ -36,10 +35,6 @@ def translate(
         Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")
     ] = None,
     out: Out = None,
-    source_language: Annotated[
-        str | None, typer.Option(help="Of a model of several languages: the text's, by its code, eng_Latn.")
-    ] = None,
-    target_language: Annotated[str | None, typer.Option(help="And what it is translated into.")] = None,
     settings: Annotated[TextSettings, Shown()],
     search: Annotated[Options, Shown("Search", SEARCH)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
@@ -61,10 +56,6 @@ def translate(
 
         weights = cross_weights(model, runtime.threads, runtime.precision, runtime.verify)
     options = chosen(search, SEARCH)
-    for name, code in ((SOURCE_LANGUAGE, source_language), (TARGET_LANGUAGE, target_language)):
-        if code is not None:
-            language_id(opened.generation, code)
-            options[name] = code
     translate_stream(
         opened, input, out, settings, text=text or (), cross_weights=weights, model_facts=model_facts, **options
     )

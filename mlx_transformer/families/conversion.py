@@ -102,3 +102,8 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
     return write_folder(Path(out), opened.config, config, weights, tokenizer, settings)
+
+
+def pads_either_side(folder: str | Path) -> bool:
+    """Return whether `transformers` computes the same of a folder of theirs whichever side is padded."""
+    return FAMILIES[read_json(Path(folder) / CONFIG)["model_type"]].counts_tokens

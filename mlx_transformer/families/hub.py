@@ -1,7 +1,7 @@
 """Models by their names on the Hugging Face Hub: the files that a model needs, fetched once into the Hub's own cache.
 
 A folder that exists wins over a name. `huggingface_hub` looks after cache, endpoint and tokens (HF_HOME, HF_ENDPOINT,
-HF_HUB_OFFLINE). Of a repository only data is fetched: its configs, weights and tokenizer, never code.
+HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never code.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
 
 
 def needed(files: Iterable[str]) -> list[str]:
-    """Of a repository's files those that a model needs, its config first, [] if there is none: of weights in several
-    forms the one that `open_weights` takes."""
+    """The files of a repository that a model needs, its config first, [] if there is none; where weights have several
+    forms, the one that `open_weights` takes."""
     files = [file for file in files if "/" not in file]
     if CONFIG not in files:
         return []

@@ -164,6 +164,10 @@ class TextSettings:
     """Write text as it is decided, line by line."""
     resume: bool = False
     """Continue what was interrupted on its way to OUT."""
+    source_language: str | None = None
+    """The text's language, by its code in a model of several: eng_Latn."""
+    target_language: str | None = None
+    """The language that it is translated into, likewise."""
 
 
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:

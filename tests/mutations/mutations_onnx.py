@@ -112,6 +112,14 @@ ONNX = {
     "residual from the wrong layer": Mutation(
         reads(f"{e1}/Add", E0, "encoder.embedding"), tap=f"{E1}.feed_forward", culprit="residual connection"
     ),
+    "norm of the embedding left out": Mutation(
+        reads(e0, "encoder.embedding_norm", "encoder.embedding"), model="normed embedding",
+        tap=f"{E0}.self_attention", culprit="",
+    ),
+    "norm epsilon of the embedding 1e-6 for 1e-5": Mutation(
+        node("LayerNormalization", "decoder/embedding_norm", epsilon(1e-6)), model="normed embedding",
+        tap="decoder.embedding_norm", culprit="layer norm (epsilon 1e-06, not 1e-05)",
+    ),
     # Embedding and positions
     "positions + 1e-6": Mutation(
         weight("positions.sinusoids", lambda x: x + 1e-6), tap="encoder.embedding", culprit="positions"

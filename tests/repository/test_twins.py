@@ -107,7 +107,6 @@ BODIES = {
     "positions.Positions.scored": "a graph's position ids know their distances",
     "positions.positions_after": "a graph's masks follow from distances",
     "positions.positions_of": "a graph's masks follow from distances",
-    "positions.Positions.added": "MLX extends tables and checks lengths",
     "ssru.recurrence": "a graph takes no Loop for one token",
 }
 

@@ -5,7 +5,7 @@ attention       query_proj key_proj value_proj [query_norm key_norm] queries key
 SSRU            input_proj forget_proj states state (the last, which is kept), then the tap itself
 feed-forward    up_proj gate_proj inner, then the tap itself
 around each     X.residual (the sum), X_norm (the norm of sub-layer X)
-embedding       rows scaled, then the tap itself
+embedding       rows scaled, then the tap itself, and that of its norm where there is one
 
 What belongs to keys or values has a name that begins so: in cross-attention it has the source's positions.
 

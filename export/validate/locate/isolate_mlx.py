@@ -123,8 +123,9 @@ def replacing(
             wrap(_part(model, place), key, before, after, entering(place))
         for stack in ("encoder", "decoder"):
             layers = model[stack]["layers"] if stack in model else []
+            embedding = "" if config.embedding_norm else f"{stack}.embedding"
             for i in range(len(layers)):
-                wrap(layers, i, f"{stack}.embedding" if i == 0 else "", f"{stack}.layers.{i}")
+                wrap(layers, i, embedding if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
         undo.enter_context(patch.object(ssru, "relu", rectify))
         undo.enter_context(patch.object(ssru.LayerState, "extend", extend))

@@ -15,7 +15,9 @@ from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductSca
 from mlx_transformer.core.parameters import output_weight_name, quantizable_shapes
 from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.generation.settings import Settings, checked_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError, first_of
 
@@ -61,7 +63,9 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
     tokenizer, notes = read_vocabularies(files.vocabularies, original.config, original.sizes, path)
     if files.shortlist is not None:
         _check_shortlist(files.shortlist, original.sizes)
-    texts = {ORIGIN: _origin(files, original.options)}
+    settings, left = settings_of(files, original.config, tokenizer)
+    notes += left
+    texts = {ORIGIN: _origin(files, original.options), **settings_text(settings)}
     if scales := read_scales(original):
         texts[INT8_SCALES] = scales.json()
     elif any(item.type == INTGEMM8 for item in original.items.values()):
@@ -88,6 +92,22 @@ def read_original(path: Path) -> Original:
 def read_model(path: Path) -> list[Item]:
     """The tensors of a file of either kind, the options as the last."""
     return read_npz(path) if path.suffix == ".npz" else read_bin(path)
+
+
+def settings_of(files: MarianFiles, config: TransformerConfig, tokenizer: str | None) -> tuple[Settings, list[str]]:
+    """How the model is meant to be searched, by Marian's settings, and a note: what of them was left behind.
+
+    Marian never writes <unk> unless it is told that it may. Its limit, a multiple of the source's length, stays in
+    marian.json.
+    """
+    given = files.generation or {}
+    settings: Settings = {}
+    if given.get("beam-size", 1) != 1:
+        settings = {"beam": given["beam-size"], "penalty_form": "length", "length_penalty": given.get("normalize", 0)}
+    if tokenizer is not None and not given.get("allow-unk", False):
+        settings["suppressed"] = [Tokenizer(tokenizer).unk_id]
+    notes = [f"word-penalty {given['word-penalty']} left behind"] if given.get("word-penalty", 0) else []
+    return checked_settings(settings, config, str(files.settings or files.model)), notes
 
 
 def read_scales(original: Original) -> Int8Scales | None:

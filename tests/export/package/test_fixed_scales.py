@@ -26,6 +26,7 @@ NEVER, ALWAYS = Limits(1.01, 100.0, 100.0), Limits(0.0, 100.0, 100.0)
 TOKENIZER = Tokenizer.train(LINES, vocab_size=270)
 MODELS = {
     "encoder-decoder": encoder_decoder("paper"),
+    "recurrent": encoder_decoder("decoder_self_attention=ssru"),
     "decoder": alone("modern", "decoder"),
     "encoder": alone("untied", "encoder"),
 }

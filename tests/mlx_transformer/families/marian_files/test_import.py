@@ -98,7 +98,8 @@ def test_mlx_writes_what_marian_does(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind], seed=2, integers=True)
     import_marian(folder, tmp_path / "ours")
     model, judge = Transformer.load(tmp_path / "ours"), network(folder)
-    assert model.generate(SOURCES, max_new_tokens=12) == [judge.translate(source, 12) for source in SOURCES]
+    written = model.generate(SOURCES, max_new_tokens=12, suppressed=[])
+    assert written == [judge.translate(source, 12) for source in SOURCES]
     for source, target in zip(SOURCES, TARGETS, strict=True):
         expected = forced(judge, source, target)
         got = np.array(model(mx.array([source]), mx.array([[model.config.bos_id, *target]])))[0]
@@ -249,3 +250,36 @@ def test_without_a_vocabulary_the_model_takes_ids(tmp_path: Path) -> None:
     (note,) = import_marian(folder, tmp_path / "ours")
     assert note.startswith("no tokenizer (")
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected", "notes"),
+    [
+        ("", {"suppressed": [1]}, []),
+        ("allow-unk: true\n", {}, []),
+        ("beam-size: 6\n", {"beam": 6, "penalty_form": "length", "length_penalty": 0, "suppressed": [1]}, []),
+        (
+            "beam-size: 4\nnormalize: 0.8\nword-penalty: 0.1\n",
+            {"beam": 4, "penalty_form": "length", "length_penalty": 0.8, "suppressed": [1]},
+            ["word-penalty 0.1 left behind"],
+        ),
+    ],
+)
+def test_settings_of_the_search_come_along(
+    more: str, expected: dict[str, Any], notes: list[str], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "theirs", STUDENT)
+    settings = folder / "config.test.yml"
+    settings.write_text(settings.read_text().replace("beam-size: 1\n", "") + more)
+    assert import_marian(folder, tmp_path / "ours") == notes
+    path = tmp_path / "ours" / "generation.json"
+    assert (json.loads(path.read_text()) if path.exists() else {}) == expected
+    assert Transformer.load(tmp_path / "ours").generate(SOURCES)
+
+
+def test_settings_that_no_search_takes_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "theirs", STUDENT)
+    settings = folder / "config.test.yml"
+    settings.write_text(settings.read_text().replace("beam-size: 1", "beam-size: 0"))
+    with pytest.raises(UserError, match=r"config\.test\.yml: .*beam"):
+        import_marian(folder, tmp_path / "ours")
