@@ -22,7 +22,7 @@ from without_mlx import WITHOUT_MLX
 
 from export.__main__ import main
 from export.serve import server
-from export.serve.app import ENDING
+from export.serve.answers import ENDING
 from export.serve.batching import Batcher
 
 

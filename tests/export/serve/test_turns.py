@@ -7,10 +7,11 @@ import json
 import threading
 
 import pytest
-from serving import STREAM, Held, call, client
+from serving import STREAM, Held, alone, call, client
 from waiting import PATIENCE, until
 
-from export.serve.app import ENDING, App
+from export.serve.answers import ENDING
+from export.serve.app import App
 from export.serve.batching import Batcher, EndingError, OverloadError
 from export.serve.turns import PASSED, Turns
 from mlx_transformer.generation.steps import Stopped
@@ -156,11 +157,11 @@ class Endless(Held):
 
 
 def scene_of(model, play, **settings):
-    app = App(lambda: model, Batcher(**{"max_batch": 4, "max_wait": 0, "max_queue": 16, **settings}))
+    app = App(lambda: alone(model), Batcher(**{"max_batch": 4, "max_wait": 0, "max_queue": 16, **settings}))
 
     async def scene():
         async with app.lifespan(app.asgi):
-            while app.service is None:
+            while app.shared.loaded is None:
                 await asyncio.sleep(0.005)
             await play(app)
 
