@@ -46,19 +46,23 @@ class Written:
 
     def follow(self, decode: Any, ids: Iterable[int], stop: Sequence[str]) -> Iterator[str]:
         """Give the text of the ids piece by piece as far as a stop word."""
-        ended = False
+        decoded = 0
 
         def counted() -> Iterator[int]:
-            nonlocal ended
             for id in ids:
                 self.tokens += 1
                 yield id
-            ended = True
 
-        for piece in until(pieces(decode, counted()), stop):
+        def measured() -> Iterator[str]:
+            nonlocal decoded
+            for piece in pieces(decode, counted()):
+                decoded += len(piece)
+                yield piece
+
+        for piece in until(measured(), stop):
             self.text += piece
             yield piece
-        self.stopped = not ended
+        self.stopped = len(self.text) < decoded
 
 
 class Completions:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from export.search import SearchModel
     from mlx_transformer.core.tokenizer import Tokenizer
 
-NO_STREAM = "this server's model gives whole texts, none in pieces: send it to /translate, or without stream"
+NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 
 
 @dataclass(frozen=True)

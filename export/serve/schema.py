@@ -19,6 +19,7 @@ from . import libretranslate, openai_forms
 from .requests import EXAMPLE, LIMITS, SETTINGS
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+STREAM_EXAMPLE = '{"text": "Good morning."}'
 TEXT = {"type": "string"}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 NUMBER_OF = {"type": "integer", "minimum": 1}
@@ -53,7 +54,8 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
             Kind(str, get_args(Overlong)), "What becomes of a line longer than the model takes.", "error"
         )
     }
-    one, several = {"text": TEXT, **search, **overlong, **codes}, {"text": TEXTS, **search, **overlong, **codes}
+    several = {"text": TEXTS, **search, **overlong, **codes}
+    one = {name: schema for name, schema in several.items() if name not in ("beam", "n_best")} | {"text": TEXT}
     alignment = {"alignment": {"type": "boolean", "default": False, "description": "Links of source and target words."}}
     libre = {
         "q": TEXTS,
@@ -68,7 +70,13 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
     detect = _object({"q": TEXT, "api_key": TEXT}, ["q"])
     return [
         ("/translate", "post", "Translate texts; with q, as LibreTranslate does.", translate, EXAMPLE),
-        ("/translate/stream", "post", "Translate one line, as server-sent events.", _object(one, ["text"]), EXAMPLE),
+        (
+            "/translate/stream",
+            "post",
+            "Translate one line, as server-sent events.",
+            _object(one, ["text"]),
+            STREAM_EXAMPLE,
+        ),
         ("/languages", "get", "The languages, each with those it is translated to.", None, ""),
         ("/detect", "post", "The only source language; nothing is detected.", detect, '{"q": "Good morning."}'),
         ("/v1/models", "get", "The models, as OpenAI lists them.", None, ""),
