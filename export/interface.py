@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
-from mlx_transformer.generation.options import PENALTY_OFFSETS, Options
+from mlx_transformer.generation.options import ID_FIELDS, PENALTY_OFFSETS, Options
 
 Axis = str | int
 """A name: any extent, equal wherever it stands; a number: this one."""
@@ -196,12 +196,6 @@ def cache(
     return keys_values("cache", name, layers, shape(r.config), rows, length)
 
 
-def own_positions(r: Request, *axes: Axis) -> tuple[Port, ...]:
-    """Where a decoder's new tokens are, if it adds positions and no keys of the past say how many there were."""
-    wanted = r.config.recurrent and r.config.positions != "none"
-    return (Port("positions", "position_ids", "int64", axes),) if wanted else ()
-
-
 def cross(r: Request, name: str, rows: Axis, length: Axis) -> list[tuple[Port, ...]]:
     """What each layer of a decoder reads of the source."""
     return keys_values("cross", name, r.config.decoder_layers, cache_shape(r.config), rows, length)
@@ -236,7 +230,8 @@ def decoder(r: Request, sentences: str, *, first: bool, later: bool) -> Ports:
     of_source = cross(r, "past_key_values.{}.encoder", sentences, SOURCE)
     inputs = [Port("source_mask", "encoder_attention_mask", "int64", (sentences, SOURCE))]
     inputs += [Port("target_ids", "input_ids", "int64", (BATCH, TARGET))]
-    inputs += own_positions(r, BATCH, TARGET) if later else ()
+    placed = later and r.config.recurrent and r.config.positions != "none"  # a state doesn't say how many there were
+    inputs += [Port("positions", "position_ids", "int64", (BATCH, TARGET))] if placed else []
     inputs += [memory(r, BATCH, SOURCE, name="encoder_hidden_states")] if first else []
     inputs += layer_by_layer(own, of_source) if later else []
     inputs += [Port("later", "use_cache_branch", "bool", (1,))] if first and later else []
@@ -272,14 +267,11 @@ def decoder_cpu(r: Request) -> Ports:
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
-    indirection = (
-        named("beam_width", "int32", 1),
-        named("cache_indirection", "int32", SENTENCES, "beams", "positions"),
-    )
+    beams = named("beam_width", "int32", 1), named("cache_indirection", "int32", SENTENCES, "beams", "positions")
     inputs = (
         Port("target_ids", "input_ids", "int64", ("rows",)),
         named("past_length", "int32", 1),
-        *(() if r.config.recurrent else indirection),
+        *(() if r.config.recurrent else beams),
         named("source_mask", "int32", SENTENCES, LENGTH),
         named("bans", "float32", r.config.vocab_size),
         named("candidates", "int64", 1),
@@ -330,26 +322,23 @@ class Setting(NamedTuple):
     """A setting of a search that is an input of its graph, with the default that the file has."""
 
     dtype: str
-    default: float
+    default: Any
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     """The shape of the default; each of its axes may be longer in a run."""
 
 
 _USUAL = Options()
+KINDS = {
+    "int64": ("beam", "n_best", "min_new_tokens", "top_k", "seed", "no_repeat_ngram"),
+    "float32": ("length_penalty", "temperature", "top_p", "repetition_penalty"),
+    "bool": ("early_stopping", "sample", "heuristic_stop", "forced_end"),
+}
 SETTINGS = {
-    "beam": Setting("int64", _USUAL.beam),
-    "n_best": Setting("int64", _USUAL.n_best),
-    "min_new_tokens": Setting("int64", _USUAL.min_new_tokens),
+    **{name: Setting(dtype, getattr(_USUAL, name)) for dtype, names in KINDS.items() for name in names},
+    **{name: Setting("int64", getattr(_USUAL, name), (name,), (0,)) for name in ID_FIELDS},
     "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
-    "length_penalty": Setting("float32", _USUAL.length_penalty),
     "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
-    "early_stopping": Setting("bool", _USUAL.early_stopping),
-    "sample": Setting("bool", _USUAL.sample),
-    "temperature": Setting("float32", _USUAL.temperature),
-    "top_k": Setting("int64", _USUAL.top_k),
-    "top_p": Setting("float32", _USUAL.top_p),
-    "seed": Setting("int64", _USUAL.seed),
     "rows": Setting("int64", -1, ("rows",), (1,)),
     "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
 }

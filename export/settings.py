@@ -20,6 +20,7 @@ TargetName = Literal["portable", "cpu", "web", "cuda", "coreml"]
 """The rows of `targets/table.py`."""
 PrecisionName = Literal["float32", "float16", "bfloat16", "int8", "int8-weights", "int4", "packed"]
 ActivationsName = Literal["int8", "float32"]
+ScalesName = Literal["fixed", "token"]
 
 OUT = ("--out", "-o")
 
@@ -37,6 +38,10 @@ class ExportSettings:
     """Precision of the weights; for several, side by side in the folder, give it again."""
     activations: ActivationsName | None = None
     """What the weights of int8-weights, int4 and packed are multiplied with; unset: int8."""
+    int8_scales: ScalesName | None = None
+    """Scales of int8's activations: fixed ones, or one a token; unset: fixed ones where they lose nothing."""
+    calibrate: Path | str | None = None
+    """Text to take int8's fixed scales from; unset: the model's int8_scales.json, or its run's validation text."""
     fixed_shape: str | None = None
     """ROWSxSOURCExTARGET, such as 1x64x64, which target coreml needs."""
     attention: bool = False

@@ -1,9 +1,9 @@
 """The engines that `translate.py` compares, each named by a spec of parts joined by colons.
 
-    ours:TARGET:PRECISION[:ACTIVATIONS]
+    ours:TARGET:PRECISION[:CHOICE]
                                  this project's export of that target and precision, run by `export.OnnxTransformer`;
-                                 ACTIVATIONS: `export --activations`
-    loop:TARGET:PRECISION[:ACTIVATIONS]
+                                 CHOICE: `export --activations`, of int8 `--int8-scales`
+    loop:TARGET:PRECISION[:CHOICE]
                                  its single file that holds the search too, run by `export.SearchModel`
     ct2:PRECISION[:LAYOUT]       CTranslate2; layout 1x2 (default), 2x1, 1x1, or 1x2-unbound
     torch:float32                PyTorch, eager: `generate` of transformers
@@ -95,7 +95,7 @@ def parse(text: str) -> Spec:
     needed = {"ours": (3, 4), "loop": (3, 4), "ct2": (2, 3)}.get(parts[0], (2, 2))
     if parts[0] not in CLASSES or not all(parts) or not needed[0] <= len(parts) <= needed[1]:
         raise ValueError(
-            f"engine {text!r}: expected ours:TARGET:PRECISION[:ACTIVATIONS], loop:TARGET:PRECISION[:ACTIVATIONS],"
+            f"engine {text!r}: expected ours:TARGET:PRECISION[:CHOICE], loop:TARGET:PRECISION[:CHOICE],"
             f" or one of {', '.join(DEFAULTS)}"
         )
     if parts[0] == "ct2" and layout(parts) not in ("1x1", "1x2", "1x2-unbound", "2x1"):

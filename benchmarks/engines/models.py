@@ -3,7 +3,7 @@
 FOLDER/marian                 the Hugging Face folder that everything is made from
 FOLDER/checkpoint             the same as our checkpoint
 FOLDER/ct2-*, optimum-*       for the peers, made by `prepare.py` in their interpreter
-FOLDER/ours-TARGET-PRECISION[-ACTIVATIONS]  our exports, made anew in every run
+FOLDER/ours-TARGET-PRECISION[-CHOICE]  our exports, made anew in every run
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Preparation:
         """In a process of its own, from the repository's root."""
         function, out = ("export_onnx", folder) if spec.family == "ours" else ("export_search", folder / "search.onnx")
         code = (
-            "import sys, export; _, checkpoint, out, target, precision, *activations = sys.argv;"
+            "import sys, export; _, checkpoint, out, target, precision, *choice = sys.argv;"
+            " choices = {'int8_scales' if precision == 'int8' else 'activations': choice[0]} if choice else {};"
             f" export.{function}(checkpoint, out, target=target, precision=precision, force=True, accept_loss=True,"
-            " activations=activations[0] if activations else None)"
+            " **choices)"
         )
         if spec.family == "loop":
             folder.mkdir(exist_ok=True)

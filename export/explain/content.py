@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.core.tokenizer import MASK_TOKEN, SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import alignment_layer, words_of
 from mlx_transformer.system.errors import UserError
 
@@ -64,10 +64,8 @@ class Texts:
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
     """As people read it; what is a part of a character is spelled as the vocabulary has it."""
-    if id < len(SPECIAL_TOKENS):
-        return SPECIAL_TOKENS[id]
-    if id == tokenizer.mask_id:
-        return MASK_TOKEN
+    if id in tokenizer.special_ids:
+        return tokenizer.token(id)
     text = tokenizer.decode([id])
     readable = text.replace("\n", " ").replace("\t", " ").isprintable()
     return text if text and readable and "\ufffd" not in text else tokenizer.token(id)
@@ -85,6 +83,7 @@ def content(
         "model": first.folder.resolve().name,
         "facts": _facts(config),
         "architecture": config.architecture,
+        "recurrent": config.recurrent,
         "runtimes": _labels(models),
         "text": sentence.text,
         "output": sentence.output,

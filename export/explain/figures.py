@@ -248,6 +248,7 @@ def point_name(name: str) -> str:
     """Name a point for people: encoder.layers.0.self_attention -> layer 1: self-attention."""
     _, _, rest = name.partition(".layers.")
     if not rest:
-        return "embedding" if name.endswith("embedding") else "after the last norm"
+        ends = {"embedding": "embedding", "embedding_norm": "embedding: norm"}
+        return ends.get(name.rpartition(".")[2], "after the last norm")
     layer, _, part = rest.partition(".")
     return f"layer {int(layer) + 1}" + (f": {part.replace('_', '-')}" if part else "")

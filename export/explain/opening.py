@@ -92,7 +92,7 @@ def open_other(text: str, first: Opened, threads: int | None = None, verify: boo
         other = open_model(Path(text), None, threads if onnx else None, verify)
     if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
         raise UserError(f"{text}: has another vocabulary than {first.folder}; compare models of the same tokens")
-    for name in ("architecture", "encoder_layers", "decoder_layers", "heads", "d_model"):
+    for name in ("architecture", "encoder_layers", "decoder_layers", "decoder_self_attention", "heads", "d_model"):
         ours, theirs = getattr(first.config, name), getattr(other.config, name)
         if ours != theirs:
             raise UserError(f"{text}: {name}={theirs!r}, {first.folder} has {ours!r}; maps of these can't be compared")

@@ -45,6 +45,8 @@ def _head(data: Mapping[str, Any]) -> str:
 
 def _section(data: Mapping[str, Any], id: str, shown: Mapping[str, Any]) -> str:
     said = shown["said"] if isinstance(shown["said"], str) else shown["said"][data["architecture"]]
+    if data["recurrent"] and "recurrent" in shown:
+        said = f"{said} {shown['recurrent']}"
     return (
         f'<section id="{id}-section" aria-labelledby="{id}-title"><h2 id="{id}-title">{shown["title"]}</h2>'
         f'<p class="note">{said}</p><div class="card" id="{id}"></div></section>'

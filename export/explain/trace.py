@@ -89,7 +89,8 @@ def _lens(model: Opened, points: Mapping[str, Array]) -> dict[str, Array]:
     """Read every layer's output with the classifier, and before it the norm after the stack where there is one
     (nostalgebraist 2020)."""
     config, stack = model.config, written_by(model.config)
-    names = [f"{stack}.embedding", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]
+    first = "embedding_norm" if config.embedding_norm else "embedding"
+    names = [f"{stack}.{first}", *(f"{stack}.layers.{i}" for i in range(layers_of(config, stack)))]
     parameters = dict(_parameters(model, stack))
     matrix, bias = parameters[output_weight_name(config)], parameters.get("output_proj.bias")
     weight, shift = parameters.get(f"{stack}.norm.weight"), parameters.get(f"{stack}.norm.bias")

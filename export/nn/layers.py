@@ -144,6 +144,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config = config.of("encoder")
         self.positions = Positions(config, causal=False)
+        if config.embedding_norm:
+            self.embedding_norm = make_norm(config)
         self.layers = nn.ModuleList([EncoderLayer(config, attention) for _ in range(config.encoder_layers)])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
@@ -152,6 +154,9 @@ class Encoder(nn.Module):
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
         x, rotation, mask = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
+        if self.config.embedding_norm:
+            x = self.embedding_norm(op, x)
+            tap("embedding_norm", x)
         for i, layer in enumerate(self.layers):
             x = layer(op, x, mask, rotation, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
@@ -167,6 +172,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config = config.of("decoder")
         self.positions = Positions(config, causal=True)
+        if config.embedding_norm:
+            self.embedding_norm = make_norm(config)
         self.layers = nn.ModuleList([DecoderLayer(config, attention) for _ in range(config.decoder_layers)])
         if config.norm_placement == "pre":
             self.norm = make_norm(config)
@@ -185,6 +192,9 @@ class Decoder(nn.Module):
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
         x, rotation, mask = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
+        if self.config.embedding_norm:
+            x = self.embedding_norm(op, x)
+            tap("embedding_norm", x)
         for i, layer in enumerate(self.layers):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnxscript import nn
 
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
@@ -126,7 +127,11 @@ def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
 
 def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
     """(max_positions, D)."""
-    return table(op, "positions.sinusoids", lambda: sinusoids(config.max_positions, config.d_model, config.positions))
+
+    def rows() -> NDArray:
+        return sinusoids(config.max_positions, config.d_model, config.positions, first=config.first_position)
+
+    return table(op, "positions.sinusoids", rows)
 
 
 def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:

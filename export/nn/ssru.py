@@ -32,12 +32,7 @@ class LayerState:
 
     def extend(self, op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
         """Go on by f and v = (1 - f) u (R, T, D); returns c of each new position, (R, T, D)."""
-        if self.state is not None:
-            first = op.Add(
-                op.Mul(op.Slice(f, [0], [1], [1]), op.Unsqueeze(self.state, [1])), op.Slice(v, [0], [1], [1])
-            )
-            v = op.Concat(first, op.Slice(v, [1], [END], [1]), axis=1)
-        c = recurrence(op, f, v)
+        c = recurrence(op, f, v, self.state)
         self.state = op.Gather(c, -1, axis=1)
         return c
 
@@ -73,24 +68,30 @@ class SSRU(nn.Module):
         return relu(op, (LayerState() if past is None else past).extend(op, f, v))
 
 
-def recurrence(op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
-    """c_t = f_t c_{t-1} + v_t from c_{-1} = 0 on, along the second axis: (B, T, D), (B, T, D) -> (B, T, D).
+def recurrence(op: Op, f: ir.Value, v: ir.Value, state: ir.Value | None = None) -> ir.Value:
+    """c_t = f_t c_{t-1} + v_t along the second axis, c_{-1} being the state (B, D) or 0: (B, T, D) -> (B, T, D).
 
     Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: after each round a position
     knows twice as many before it (Hillis and Steele 1986). A single position takes no round, and on a GPU, which has no
     Loop, nothing leaves it then.
     """
     length, name = size(op, f, 1), f"{v.name}/recurrence"
-    several = branch(op, f"{name}/several", [ir.Value(name=f"{name}/several")], lambda op: [_rounds(op, f, v, length)])
-    one = branch(op, f"{name}/one", [ir.Value(name=f"{name}/one")], lambda op: [op.Identity(v)])
+
+    def first(op: Op, f: ir.Value, v: ir.Value) -> ir.Value:
+        return op.Identity(v) if state is None else op.Add(op.Mul(f, op.Unsqueeze(state, [1])), v)
+
+    def rounds(op: Op) -> list[ir.Value]:
+        begun = first(op, *(op.Slice(x, [0], [1], [1]) for x in (f, v)))
+        return [_rounds(op, f, op.Concat(begun, op.Slice(v, [1], [END], [1]), axis=1), length, name)]
+
+    several = branch(op, f"{name}/several", [ir.Value(name=f"{name}/several")], rounds)
+    one = branch(op, f"{name}/one", [ir.Value(name=f"{name}/one")], lambda op: [first(op, f, v)])
     c = op.If(op.Less(1, length), then_branch=several, else_branch=one)
     c.type, c.shape = v.type, v.shape
     return c
 
 
-def _rounds(op: Op, f: ir.Value, v: ir.Value, length: ir.Value) -> ir.Value:
-    name = f"{v.name}/rounds"
-
+def _rounds(op: Op, f: ir.Value, v: ir.Value, length: ir.Value, name: str) -> ir.Value:
     def round_of(op: Op, _: ir.Value, __: ir.Value, s: ir.Value, f: ir.Value, v: ir.Value) -> list[ir.Value]:
         with scope(op, name, "Loop"):
             at, last = op.Reshape(s, [1]), op.Reshape(op.Neg(s), [1])

@@ -1,29 +1,38 @@
 """The JSON files by which Optimum (ORTModelForSeq2SeqLM and its kin), transformers.js and genai recognise a model.
 
-They name the closest published architecture, whose cache has the same layout; the graphs alone decide what is computed.
+They name the family of published models that has the model, or else the closest architecture, whose cache has the same
+layout; the graphs alone decide what is computed.
 This project's own description of the model is mlx_transformer.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from export.interface import GRAPHS, MODEL, Request
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.families.engine import differences, written_config
 from mlx_transformer.families.folder import generation_config
 from mlx_transformer.families.keys import their_activation
+from mlx_transformer.families.table import family_of
 
 
-def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32") -> dict[str, dict[str, Any]]:
+def configs(
+    config: TransformerConfig,
+    external: list[str],
+    dtype: str = "fp32",
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, dict[str, Any]]:
     """Return {file name: contents}; none for a decoder of SSRUs, for no published architecture has such a cache.
 
     `external`: graph files that a data file of their own name goes with; `dtype`: transformers.js's word for the
-    precision that it takes unless told another.
+    precision that it takes unless told another; `settings`: how the model generates.
     """
     if config.recurrent:
         return {}
-    kinds = {"encoder-decoder": _marian, "decoder": _llama, "encoder": _bert}
+    kinds = {"encoder-decoder": _translator, "decoder": _llama, "encoder": _bert}
     shared = {
         "pad_token_id": config.pad_id,
         "bos_token_id": config.bos_id,
@@ -33,12 +42,22 @@ def configs(config: TransformerConfig, external: list[str], dtype: str = "fp32")
         # In a browser the default would be 8-bit weights. A data file's name is the graph's and "_data".
         "transformers.js_config": {"dtype": dtype, "use_external_data_format": dict.fromkeys(external, 1)},
     }
-    files = {"config.json": {**kinds[config.architecture](config), **shared}}
+    files = {"config.json": {**shared, **kinds[config.architecture](config)}}
     if config.has_decoder:
-        files["generation_config.json"] = generation_config(config)
+        files["generation_config.json"] = generation_config(config, settings)
     if config.architecture == "decoder" and config.d_k == config.d_v:  # one size for both is all that genai can say
         files["genai_config.json"] = _genai(config)
     return files
+
+
+def _translator(c: TransformerConfig) -> dict[str, Any]:
+    family = family_of(c)
+    if differences(family, c):
+        return _marian(c)
+    values = written_config(family, c)
+    # Optimum takes the encoder's heads for those of the decoder's first, empty cache.
+    heads = {"encoder_attention_heads": c.of("decoder").heads} if "encoder_attention_heads" in values else {}
+    return values | heads
 
 
 def _marian(c: TransformerConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from export.interface import Request
+from export.precision.int8 import BY_ROW
 from export.precision.packed import check_integers
 from export.precision.table import check_activations, check_precisions
 from export.settings import ExportSettings
@@ -13,6 +14,7 @@ from export.targets.attention import requested_layer
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.system.errors import UserError
 
 from .quality import LIMITS
@@ -31,6 +33,8 @@ class Plan:
     target: Target
     precisions: tuple[str, ...]
     activations: str
+    int8_scales: Int8Scales
+    """The fixed ones of int8; without an entry a product has a scale a token."""
     fixed_shape: str | None
     """The text that asks for the request's shape."""
     request: Request
@@ -43,6 +47,7 @@ class Plan:
         precisions = check_precisions(settings.precision)
         target.check_precisions(precisions)
         activations = check_activations(settings.activations, precisions)
+        check_scales(settings, precisions)
         opened = open_checkpoint(checkpoint)
         tokenizer = opened.tokenizer_json()
         _check_positions(opened)
@@ -58,6 +63,7 @@ class Plan:
             target=target,
             precisions=tuple(precisions),
             activations=activations,
+            int8_scales=BY_ROW,
             fixed_shape=settings.fixed_shape,
             request=Request(
                 config=opened.config, shape=shape, attention_layer=layer, inputs_embeds=settings.inputs_embeds
@@ -82,6 +88,16 @@ class Plan:
         """The plan of a portable package that the quality gate reads logits from: float32, and what is judged."""
         precisions, request = ("float32", *self.judged), Request(config=self.config)
         return replace(self, target=target_of("portable"), precisions=precisions, fixed_shape=None, request=request)
+
+
+def check_scales(settings: ExportSettings, precisions: list[str]) -> None:
+    """`UserError` for settings of scales that nothing heeds, or that contradict each other."""
+    given = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
+    for name, value in given.items():
+        if value is not None and "int8" not in precisions:
+            raise UserError(f"{name} {value}: precision {', '.join(precisions)} has no choice; int8 has one")
+    if settings.int8_scales == "token" and settings.calibrate is not None:
+        raise UserError(f"calibrate {settings.calibrate}: with a scale a token nothing is calibrated: leave out one")
 
 
 def _check_positions(opened: Checkpoint) -> None:

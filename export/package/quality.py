@@ -32,6 +32,7 @@ from mlx_transformer.system.watch import Watch, unwatched
 
 if TYPE_CHECKING:
     from export.runtime import OnnxTransformer
+    from mlx_transformer.core.tokenizer import Tokenizer
 
 PHRASES = 200
 BATCH = 32
@@ -162,25 +163,67 @@ def judge(
     """
     from export.runtime import OnnxTransformer
 
-    wide = OnnxTransformer(plain)
-    tokenizer = wide.translator.tokenizer
-    rows = tokenizer.source.encode_batch(text.source)
+    def done(finished: int, name: str) -> Callable[[float], None]:
+        return lambda share: watch((finished + share) / (1 + len(precisions)), name)
 
-    def translated(model: OnnxTransformer, name: str, finished: int) -> list[list[int]]:
-        return model.generate(rows, done=lambda share: watch((finished + share) / (1 + len(precisions)), name))
-
-    expected = translated(wide, "float32", 0)
-    best = _best_tokens(wide, rows, expected)
+    expected = Expected(OnnxTransformer(plain), text, done(0, "float32"))
     qualities = []
     for finished, precision in enumerate(precisions, start=1):
-        narrow = OnnxTransformer(plain, precision=precision)
-        counts = [a == b for a, b in zip(best, _best_tokens(narrow, rows, expected), strict=True)]
-        got = translated(OnnxTransformer(folder, precision=precision), precision, finished)
-        same = sum(a == b for a, b in zip(got, expected, strict=True)) / len(rows)
-        scores = _scores(tokenizer.decode_batch(got), tokenizer.decode_batch(expected), text.reference)
-        agreement = float(np.concatenate(counts).mean())
-        qualities.append(Quality(precision, text.origin, len(rows), agreement, same, **scores))
+        shows, runs = (OnnxTransformer(place, precision=precision) for place in (plain, folder))
+        qualities.append(expected.quality(precision, shows, runs, done(finished, precision)))
     return qualities
+
+
+class Expected:
+    """What a model in float32 makes of a text, to which lower precisions are held: its translations and best tokens, of
+    a model alone the best tokens of the text itself."""
+
+    def __init__(self, wide: OnnxTransformer, text: Text, done: Callable[[float], None] = lambda share: None):
+        tokenizer = wide.tokenizer
+        assert tokenizer is not None
+        self.config, self.text, self.tokenizer = wide.config, text, tokenizer
+        self.rows = rows_of(self.config, tokenizer, text.source)
+        self.outputs = wide.generate(self.rows, done=done) if self._translates else [[] for _ in self.rows]
+        self.best = _best_tokens(wide, self.rows, self.outputs)
+
+    @property
+    def _translates(self) -> bool:
+        return self.config.architecture == "encoder-decoder"
+
+    def agreement(self, narrow: OnnxTransformer) -> float:
+        """Return the share of positions whose best token is the same in another precision."""
+        return float(np.concatenate(self._equal(narrow)).mean())
+
+    def quality(
+        self,
+        precision: str,
+        shows: OnnxTransformer,
+        runs: OnnxTransformer,
+        done: Callable[[float], None] = lambda share: None,
+    ) -> Quality:
+        """Compare one precision. `shows`: its graphs that show logits; `runs`: those of the package."""
+        equal, scores = self._equal(shows), {}
+        if self._translates:
+            got = runs.generate(self.rows, done=done)
+            same = sum(a == b for a, b in zip(got, self.outputs, strict=True)) / len(self.rows)
+            decoded = self.tokenizer.decode_batch
+            scores = _scores(decoded(got), decoded(self.outputs), self.text.reference)
+        else:
+            same = sum(bool(each.all()) for each in equal) / len(self.rows)
+        agreement = float(np.concatenate(equal).mean())
+        return Quality(precision, self.text.origin, len(self.rows), agreement, same, **scores)
+
+    def _equal(self, narrow: OnnxTransformer) -> list[Any]:
+        return [a == b for a, b in zip(self.best, _best_tokens(narrow, self.rows, self.outputs), strict=True)]
+
+
+def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
+    """Return each line as its model reads it, without what is longer than it takes."""
+    if config.architecture == "decoder":
+        rows = [[config.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(lines)]
+    else:
+        rows = tokenizer.source.encode_batch(lines)
+    return [row[: config.max_positions] for row in rows]
 
 
 def record(folder: Path, qualities: Sequence[Quality]) -> None:
@@ -198,13 +241,19 @@ def recorded(folder: Path) -> list[Quality]:
 
 
 def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Any]:
-    """Return for each row the best token after the start token and after each further one of its output."""
+    """Return for each row the best token after the start token and after each further one of its output; of a model
+    alone the best at each place of the row."""
     config = model.config
     tokens: list[Any] = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for begin in range(0, len(order), BATCH):
         chosen = order[begin : begin + BATCH]
-        ids, mask = _padded([rows[i] for i in chosen], config)
+        ids, mask = _padded([rows[i] for i in chosen], config, left=config.architecture == "decoder")
+        if config.architecture != "encoder-decoder":
+            best = model.logits(ids, mask).argmax(axis=-1)
+            for i, row, real in zip(chosen, best, mask, strict=True):
+                tokens[i] = row[real == 1]
+            continue
         target, _ = _padded([[config.bos_id, *outputs[i]][: config.max_positions] for i in chosen], config)
         best = model.decode(target, model.encode(ids, mask), mask).argmax(axis=-1)
         for i, row in zip(chosen, best, strict=True):
@@ -212,9 +261,12 @@ def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs:
     return tokens
 
 
-def _padded(rows: Sequence[Sequence[int]], config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids (B, L), padded on the right, and their mask."""
-    arrays, mask = Sources(config, {SOURCE_IDS.name: [np.asarray(row, np.int64) for row in rows]}).padded()
+def _padded(
+    rows: Sequence[Sequence[int]], config: TransformerConfig, left: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids (B, L), padded on one side, and their mask."""
+    sources = Sources(config, {SOURCE_IDS.name: [np.asarray(row, np.int64) for row in rows]})
+    arrays, mask = sources.padded(left=left)
     return arrays[SOURCE_IDS.name], mask
 
 

@@ -4,6 +4,7 @@
     OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; if it has one for each
                                                        language, source_tokenizer.json and target_tokenizer.json
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
+    OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them
     OUT/manifest.json                                  digests of these files
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
 
@@ -31,8 +32,10 @@ from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
+from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
+from mlx_transformer.generation.settings import SETTINGS, read_settings
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -41,6 +44,7 @@ from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.watch import Watch, unwatched
 
 from . import consumers
+from .fixed_scales import settled
 from .plan import Plan
 from .quality import gate_text, judge, record
 from .weights import fill
@@ -68,6 +72,8 @@ def export_onnx(
     also return `cross_attention`, the mean of that layer's heads; with `inputs_embeds` the encoder reads vectors of
     that name, (B, S, D). Raises `UserError` (a damaged checkpoint, a folder that holds something else, a full disk).
 
+    int8 has the fixed scales of `fixed_scales.py`, or a scale a token: see `int8_scales` and `calibrate`.
+
     Lower precisions are judged on the sentences of `gate_source`, with their translations `gate_reference`, or on
     held-out phrases of the built-in corpus if the run was trained on it; the result is written to mlx_transformer.json.
     Beyond the limits (`quality.LIMITS`) nothing is written and `UserError` says why, unless `accept_loss`. `told` is
@@ -88,11 +94,12 @@ def export_onnx(
     text = gate_text(
         opened, plan.judged, settings.gate_source, settings.gate_reference, told, plan.request.inputs_embeds
     )
+    plan = settled(plan, settings, write_package, told, watch)
     with replace_folder(out, "ONNX folder") as folder:
-        _write(plan, folder, external_threshold)
+        write_package(plan, folder, external_threshold)
         if text is not None:
             with TemporaryDirectory() as plain:
-                _write(plan.plain(), Path(plain))
+                write_package(plan.plain(), Path(plain))
                 qualities = judge(folder, Path(plain), plan.judged, text, watch)
             problems = [f"{quality.precision}: {problem}" for quality in qualities for problem in quality.problems]
             if problems and not settings.accept_loss:
@@ -106,7 +113,7 @@ def export_onnx(
     return out
 
 
-def _write(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
+def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
     """Fill an empty folder."""
     opened, config, target = plan.checkpoint, plan.config, plan.target
     graphs = folder / GRAPHS
@@ -114,7 +121,9 @@ def _write(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
     external = []
     for precision in plan.precisions:
         external += _write_graphs(plan, precision, graphs, external_threshold)
-    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype)
+    settings = read_settings(opened.folder, config)
+    texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
+    texts |= {SETTINGS: settings} if settings else {}
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
         if name == JOINT:
@@ -129,15 +138,21 @@ def _write(plan: Plan, folder: Path, external_threshold: int = 1024) -> None:
         **({"graphs": instead} if instead else {}),
         **({"fixed_shape": plan.fixed_shape} if plan.fixed_shape else {}),
         **plan.request.written(),
-        "precisions": {name: {"suffix": PRECISIONS[name].suffix, **_blocks(plan, name)} for name in plan.precisions},
+        "precisions": {
+            name: {"suffix": PRECISIONS[name].suffix, **_arithmetic(plan, name)} for name in plan.precisions
+        },
         "versions": versions(),
     }
+    if plan.int8_scales.products and "int8" in plan.precisions:
+        (folder / INT8_SCALES).write_text(plan.int8_scales.json(), encoding="utf-8")
     for name, values in texts.items():
         (folder / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_manifest(graphs)
 
 
-def _blocks(plan: Plan, precision: str) -> dict[str, str]:
+def _arithmetic(plan: Plan, precision: str) -> dict[str, Any]:
+    if precision == "int8" and plan.int8_scales.products:
+        return {"scales": "fixed", "calibration": {**plan.int8_scales.origin}}
     if precision not in IN_BLOCKS:
         return {}
     blocks = blocks_operators(precision, plan.target.lowering, plan.activations)
@@ -152,7 +167,7 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
     for owner, names in target.data_files(plan.config).items():
         models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
         for model in models.values():
-            lower(model, precision, target.lowering, activations)
+            lower(model, precision, target.lowering, activations, plan.int8_scales)
             if PRECISIONS[precision].form == "packed":
                 use_packed_operators(model, checkpoint, activations)
             unpack_on_load(model, checkpoint)

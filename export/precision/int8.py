@@ -1,17 +1,24 @@
-"""int8: signed weights with one scale an output, activations quantised as they come, with one scale a row.
+"""int8: signed weights with one scale an output, activations quantised with a scale a row or with fixed ones.
 
     x --> Abs --> ReduceMax --> m --+-------------------------------------------+
     |                               |                                           |
     +----------------------------> Div --> QuantizeLinear --> MatMulInteger --> Cast --> Mul --> Mul --> [Add] --> y
                                               W int8 --------------^     scale(W) / 127 --^
 
+    x --> QuantizeLinear [--> Clip] --> MatMulInteger --> Cast --> Mul --> [Add] --> y
+              ^ 1/a                        ^ W int8                 ^ scale(W) / a
+
 A row is a token, so what a token becomes hangs on no other: neither on those of its sentence nor on its neighbours in a
 batch. m is its largest magnitude; x / m is rounded to 127 steps on either side of zero (uint8, zero point 128), after a
 Relu to 255 on one (zero point 0). One quantised x serves all products with it.
 
-The two Muls stay apart: ONNX Runtime takes a Mul by their product, and an Add behind it, for the form with one scale a
-tensor, in which it adds the bias before it multiplies. Target cpu has its MatMulIntegerToFloat for Cast, Mul, Mul: it
-takes a scale a row as well, but for the same reason no bias.
+Where `Int8Scales` tells a, nothing is computed from x, and q, k and v share one quantised x as they share a. Where it
+tells the multiplier of W, the integers are those.
+
+The two Muls of the first form stay apart: ONNX Runtime takes a Mul by their product, and an Add behind it, for the form
+with one scale a tensor, in which it adds the bias before it multiplies. Target cpu has its MatMulIntegerToFloat for
+Cast, Mul, Mul: it takes a scale a row as well, but for the same reason no bias. With fixed scales it takes the bias
+too, and gives the bits of Cast, Mul, Add.
 
 An embedding's rows are looked up as int8; a classifier that shares the table reads the same integers.
 
@@ -20,8 +27,8 @@ Shapes: D width in, O width out, V entries of a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -30,110 +37,175 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
 from export.nn.primitives import extent
+from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
+from mlx_transformer.system.errors import UserError
 
-from .late_weights import derived, late_initializer
-from .products import Linear, Lookup, linears, lookups, put_product
-from .rounding import int8_rows
+from .late_weights import LateWeight, derived, late_initializer
+from .products import Linear, Lookup, is_positive, is_vector, linears, lookups, put_product
+from .rounding import int8_matrix, int8_rows
 
 CONTRIB = "com.microsoft"
 IN_STEPS = "scale_"
 """Names a product's scales: W ~ q * steps * NAME.scale_STEPS, which saves a multiplication of m."""
+WHOLE = "scale"
+"""Names those of a product with fixed scales: W ~ q * NAME.scale."""
 LEAST = 1e-30
 """m of a row of zeros."""
+ROUNDED = 127
+"""Steps of the largest magnitude, on either side of zero."""
+ZERO = 128
+"""The zero point of activations of both signs."""
+BY_ROW = Int8Scales({})
+"""No fixed scales."""
 
 
-def int8(model: ir.Model, fused: bool) -> None:
+def int8(model: ir.Model, fused: bool, scales: Int8Scales = BY_ROW) -> None:
     """Change a built graph, before its weights are filled. `fused`: with ONNX Runtime's own operator."""
-    to_int8(model, linears(model), lookups(model), fused)
+    to_int8(model, linears(model), lookups(model), fused, scales)
     RemoveUnusedNodesPass()(model)
 
 
-def to_int8(model: ir.Model, products: Sequence[Linear], looked_up: Sequence[Lookup], fused: bool) -> None:
+def to_int8(
+    model: ir.Model,
+    products: Sequence[Linear],
+    looked_up: Sequence[Lookup],
+    fused: bool,
+    scales: Int8Scales = BY_ROW,
+) -> None:
     """Change these products and lookups alone."""
     tables = {lookup.table.name for lookup in looked_up}
-    quantised: dict[tuple[ir.Graph | None, str], Rows] = {}
+    quantised: dict[tuple[ir.Graph | None, str, ProductScales], Activations] = {}
     for lookup in looked_up:
-        _look_up(model, lookup)
+        _look_up(model, lookup, scales.of(str(lookup.table.name)))
     for linear in products:
         add = Nodes(model, linear.node, "int8")
-        key = linear.node.graph, str(linear.x.name)
+        fixed = scales.of(str(linear.weight.name))
+        key = linear.node.graph, str(linear.x.name), replace(fixed, weight=None)
         if key not in quantised:
-            quantised[key] = _quantise(add, linear.x)
+            quantised[key] = _by_row(add, linear.x) if fixed.activation is None else _fixed(add, linear.x, fixed)
             add.before()
-        _multiply(add, linear, quantised[key], fused, linear.weight.name in tables)
+        _multiply(add, linear, quantised[key], fused, linear.weight.name in tables, fixed)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Activations as integers: x ~ (q - zero) * largest / steps."""
+class Activations:
+    """Activations as integers: x ~ (q - zero) * unit / steps."""
 
     q: ir.Value
     """(..., D) uint8"""
     zero: ir.Value
-    largest: ir.Value
-    """(..., 1)"""
-    steps: int
+    unit: ir.Value
+    """(..., 1), or a scalar where it is fixed."""
+    steps: int = 1
 
 
-def _quantise(add: Nodes, x: ir.Value) -> Rows:
-    """Quantise x (..., D). Division and rounding are two operators, as QuantizeLinear takes a scale a row from opset 21
-    on."""
-    producer = x.producer()
-    positive = producer is not None and producer.op_type == "Relu"
-    zero, steps = (0, 255) if positive else (128, 127)
+def _by_row(add: Nodes, x: ir.Value) -> Activations:
+    """Quantise x (..., D) by the largest magnitude of each row. Division and rounding are two operators, as
+    QuantizeLinear takes a scale a row from opset 21 on."""
+    positive = is_positive(x)
+    zero, steps = (0, UNSIGNED) if positive else (ZERO, ROUNDED)
     largest = add("ReduceMax", x if positive else add("Abs", x), add.constant([-1]), keepdims=1)
     largest = add("Max", largest, add.constant(np.float32(LEAST)))
     unit, zero = add.constant(np.float32(1 / steps)), add.constant(np.uint8(zero))
-    return Rows(add("QuantizeLinear", add("Div", x, largest), unit, zero), zero, largest, steps)
+    return Activations(add("QuantizeLinear", add("Div", x, largest), unit, zero), zero, largest, steps)
 
 
-def _multiply(add: Nodes, linear: Linear, x: Rows, fused: bool, shared: bool) -> None:
+def _fixed(add: Nodes, x: ir.Value, fixed: ProductScales) -> Activations:
+    """Quantise x (..., D) as `fixed` says."""
+    zero, unit = add.constant(np.uint8(zero_point(fixed))), add.constant(unit_of(fixed))
+    q = add("QuantizeLinear", x, unit, zero)
+    if fixed.steps == SYMMETRIC:  # as bytes, a quarter of the memory
+        q = add("Clip", q, add.constant(np.uint8(ZERO - SYMMETRIC)))
+    return Activations(q, zero, unit)
+
+
+def zero_point(fixed: ProductScales) -> int:
+    """Return the integer that stands for 0."""
+    return 0 if fixed.steps == UNSIGNED else ZERO
+
+
+def unit_of(fixed: ProductScales) -> np.float32:
+    """Return what QuantizeLinear divides by, 1/a."""
+    assert fixed.activation is not None
+    return np.float32(1) / fixed.activation
+
+
+def _multiply(add: Nodes, linear: Linear, x: Activations, fused: bool, shared: bool, fixed: ProductScales) -> None:
     """Multiply with integers. `shared`: the integers stay (O, D), as the lookup needs them; otherwise (D, O), as the
     product does."""
-    weight, scale = _weight(add, linear, shared, x.steps)
+    weight, scale = _weight(add, linear, shared, x.steps, fixed)
     if shared:
         weight = add("Transpose", weight, perm=[1, 0])
+    bias = linear.addend if fixed.activation is not None and is_vector(linear.addend) else None
+    if fused and bias is not None:
+        add.replace(add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, None, bias, domain=CONTRIB))
+        return
     if fused:
-        y = add("MatMulIntegerToFloat", x.q, weight, x.largest, scale, x.zero, domain=CONTRIB)
+        y = add("MatMulIntegerToFloat", x.q, weight, x.unit, scale, x.zero, domain=CONTRIB)
     else:
         y = add("Cast", add("MatMulInteger", x.q, weight, x.zero), to=ir.DataType.FLOAT)
-        y = add("Mul", add("Mul", y, scale), x.largest)
+        if fixed.activation is None:
+            y = add("Mul", add("Mul", y, scale), x.unit)
+        else:  # the product of constants is computed once, when a runtime loads the graph
+            y = add("Mul", y, add.outside("Mul", x.unit, scale))
     put_product(add, linear, y)
 
 
-def _weight(add: Nodes, linear: Linear, shared: bool, steps: int) -> tuple[ir.Value, ir.Value]:
-    out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
+def quantiser(name: str, multiplier: np.float32 | None) -> Callable[[NDArray], tuple[NDArray, NDArray]]:
+    """Return what makes q (O, D) and scales (O,) of the matrix of that name. `UserError` where the multiplier is none
+    of its."""
 
     def make(w: NDArray) -> tuple[NDArray, NDArray]:
-        q, scale = int8_rows(w if linear.rows else w.T)
-        return q if shared else np.ascontiguousarray(q.T), scale / np.float32(steps)
+        if multiplier is None:
+            return int8_rows(w)
+        try:
+            return int8_matrix(w, multiplier)
+        except ValueError as error:
+            raise UserError(f"{name}: has other weights than its int8 scales are of: {error}") from None
 
-    late = derived(linear.weight, make, f"int8_{steps}")
+    return make
+
+
+def _late(weight: ir.Value, rows: bool, fixed: ProductScales, turned: bool = False, steps: int = 1) -> LateWeight:
+    """Return what makes the integers (O, D), `turned` (D, O), and scales over the steps; `rows`: the weight is
+    (O, D)."""
+    quantise = quantiser(str(weight.name), fixed.weight)
+
+    def make(w: NDArray) -> tuple[NDArray, NDArray]:
+        q, scale = quantise(w if rows else w.T)
+        return np.ascontiguousarray(q.T) if turned else q, scale if steps == 1 else scale / np.float32(steps)
+
+    return derived(weight, make, f"int8_{steps}{'_turned' * turned}")
+
+
+def _weight(add: Nodes, linear: Linear, shared: bool, steps: int, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
+    out, width = (extent(linear.weight, axis) for axis in ((0, 1) if linear.rows else (1, 0)))
+    late = _late(linear.weight, linear.rows, fixed, not shared, steps)
     shape = (out, width) if shared else (width, out)
-    kind = "int8_rows" if shared else "int8"
+    kind, scales = "int8_rows" if shared else "int8", WHOLE if steps == 1 else f"{IN_STEPS}{steps}"
     q = late_initializer(f"{linear.weight.name}.{kind}", late, 0, shape, ir.DataType.INT8)
-    scale = late_initializer(f"{linear.weight.name}.{IN_STEPS}{steps}", late, 1, (out,), ir.DataType.FLOAT)
+    scale = late_initializer(f"{linear.weight.name}.{scales}", late, 1, (out,), ir.DataType.FLOAT)
     return add.initializer(q), add.initializer(scale)
 
 
-def _look_up(model: ir.Model, lookup: Lookup) -> None:
+def _look_up(model: ir.Model, lookup: Lookup, fixed: ProductScales) -> None:
     add = Nodes(model, lookup.node)
-    q, scale = _rows(add, lookup.table, True)
+    q, scale = _rows(add, lookup.table, True, fixed)
     row = add("Cast", add("Gather", q, lookup.ids, axis=0), to=ir.DataType.FLOAT)
     add.replace(add("Mul", row, add("Gather", scale, lookup.ids, axis=0)))
 
 
 def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
     """Unpack a weight from the integers that a lookup reads, for a product in float32."""
-    q, scale = _rows(add, linear.weight, linear.rows)
+    q, scale = _rows(add, linear.weight, linear.rows, ProductScales())
     return add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scale)
 
 
-def _rows(add: Nodes, weight: ir.Value, rows: bool) -> tuple[ir.Value, ir.Value]:
+def _rows(add: Nodes, weight: ir.Value, rows: bool, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
     """Return (O, D) int8, and their scales as a column (O, 1): the same numbers as a product's, which broadcast over
     rows."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
-    late = derived(weight, lambda w: int8_rows(w if rows else w.T), "int8")
+    late = _late(weight, rows, fixed)
     q = late_initializer(f"{weight.name}.int8_rows", late, 0, (out, width), ir.DataType.INT8)
     scale = late_initializer(f"{weight.name}.scales", late, 1, (out, 1), ir.DataType.FLOAT)
     return add.initializer(q), add.initializer(scale)

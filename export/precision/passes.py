@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from mlx_transformer.core.int8_scales import Int8Scales
+
 from .blocks import weight_only
 from .half import half, stored_half
-from .int8 import int8
+from .int8 import BY_ROW, int8
 from .table import DEFAULT_ACTIVATIONS, ONNXRUNTIME, PRECISIONS, STANDARD, Lowering, blocks_operators
 
 
-def lower(model: ir.Model, precision: str, lowering: Lowering, activations: str = DEFAULT_ACTIVATIONS) -> None:
+def lower(
+    model: ir.Model,
+    precision: str,
+    lowering: Lowering,
+    activations: str = DEFAULT_ACTIVATIONS,
+    scales: Int8Scales = BY_ROW,
+) -> None:
     """Make a built float32 graph, whose weights aren't filled yet, one of this precision, in place. `lowering`: as the
-    target wants it. `activations`: of `table.ACTIVATIONS`, heeded by weights in blocks. What is packed already is
-    `packed.py`'s."""
+    target wants it. `activations`: of `table.ACTIVATIONS`, heeded by weights in blocks. `scales`: the fixed ones of
+    int8. What is packed already is `packed.py`'s."""
     chosen = PRECISIONS[precision]
     fused, standard = lowering.operators == ONNXRUNTIME, lowering.blocks == STANDARD
     if chosen.form == "integers":
-        int8(model, fused=fused)
+        int8(model, fused, scales)
     elif chosen.form == "blocks":
         operators, tables = blocks_operators(precision, lowering, activations), lowering.tables_in_blocks
         weight_only(model, chosen.bits, activations, operators, fused=fused, blocks_in_tables=tables)

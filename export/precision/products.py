@@ -101,6 +101,17 @@ def _is_matrix(value: ir.Value, *roles: Role) -> bool:
     return value.is_initializer() and value.const_value is None and value.meta.get(ROLE) in roles
 
 
+def is_positive(x: ir.Value) -> bool:
+    """Whether an activation is never negative, as behind a Relu."""
+    producer = x.producer()
+    return producer is not None and producer.op_type == "Relu"
+
+
+def is_vector(value: ir.Value | None) -> bool:
+    """Whether what is added to a product is a parameter with a number an output, its bias."""
+    return value is not None and value.is_initializer() and value.shape is not None and len(value.shape) == 1
+
+
 def put_product(add: Nodes, linear: Linear, y: ir.Value) -> None:
     """Let `y`, plus what is added to the product, take the product's place."""
     add.replace(y if linear.addend is None else add("Add", y, linear.addend))

@@ -31,6 +31,17 @@ def int8_rows(w: NDArray) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     return np.clip(q, -INT8, INT8, out=q).astype(np.int8), scale
 
 
+def int8_matrix(w: NDArray, multiplier: np.float32) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantise a matrix whose integers are known, w ~ q / multiplier: (O, D) -> q (O, D) and scales (O,), all the same.
+
+    Raises `ValueError` for one with other values, beyond 127 steps.
+    """
+    q = np.rint(w * multiplier)
+    if (largest := np.abs(q).max(initial=0)) > INT8:
+        raise ValueError(f"its largest value is {largest:.0f} steps of 1/{multiplier:.9g}, a byte holds {INT8}")
+    return q.astype(np.int8), np.full(len(w), 1 / multiplier, np.float32)
+
+
 def _pairs(w: NDArray) -> NDArray:
     """Return the largest sum of one sign among neighbouring columns, (O,)."""
     if w.shape[1] % 2:

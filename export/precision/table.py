@@ -94,7 +94,7 @@ PRECISIONS: dict[str, Precision] = {
     "int8": Precision(
         "_quantized",
         "q8",
-        "signed weights with a scale an output, dynamic activations with a scale a row",
+        "signed weights with a scale an output, activations with fixed scales or with one a token",
         "integers",
         8,
         Limits(0.95, 0.3, 1.0),

@@ -40,6 +40,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC, is_onnx_folder
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
+from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import read_manifest, verify_file, verify_files
@@ -56,7 +57,7 @@ OLD_GRAPH_NAMES = {
 }
 """Folders that were written up to version 0.1 hold the same graphs under these names."""
 
-READ = (SPEC, "config.json", *NAMES)
+READ = (SPEC, "config.json", SETTINGS, *NAMES)
 """What is read of the files beside the graphs' folder."""
 
 

@@ -27,6 +27,7 @@ from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, 
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import usable_cores
@@ -120,6 +121,10 @@ class OnnxTransformer(TextVerbs):
 
         path = self.folder.tokenizer_path
         return Tokenizer.load(path) if path else None
+
+    @cached_property
+    def generation(self) -> Settings:
+        return read_settings(self.folder.path, self.config)
 
     @property
     def shows_attention(self) -> bool:

@@ -4,23 +4,23 @@ Greedy search is a beam of 1 with one candidate a step that stops at its first e
 scores from the same operations.
 
 Shapes: B sentences, K = beam, h hypotheses before the step (1, then K), V vocabulary, c tokens taken of each, C
-candidates a step: 2K (greedy: 1).
+candidates a step: 2K, and K more for each further token that ends (greedy: 1).
 """
 
 from __future__ import annotations
 
 from copy import copy
 
-import numpy as np
 import onnx_ir as ir
 
 from export.interface import BATCH
-from export.nn.primitives import Op, scope, size, table
+from export.nn.primitives import Op, scope, size
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.steps import BANNED, DEAD, EXCLUDED
 
 from .options import OptionInputs
-from .sampling import Sampling
+from .rules import Rules, either
+from .sampling import Sampling, Weighed
 from .steps import Carried, State
 
 
@@ -35,21 +35,22 @@ class Beam:
         self.beam = op.Where(options["sample"], 1, options["beam"])
         self.size = op.Shape(lengths)
         self.width = op.Reshape(self.beam, [1])
-        greedy = op.Equal(self.beam, 1)
-        self.candidates = op.Where(greedy, [1], op.Mul(self.width, 2))
-        self.tokens_per_hypothesis = op.Min(op.Add(self.candidates, EXCLUDED), [config.vocab_size])
-        self.early_stopping = op.Or(options["early_stopping"], greedy)
+        self.rules, self.greedy = Rules(op, options, config), op.Equal(self.beam, 1)
+        self.candidates = op.Where(self.greedy, [1], op.Mul(self.width, op.Add(self.rules.more_ends, 2)))
+        excluded = op.Add(self.rules.excluded, EXCLUDED)
+        self.tokens_per_hypothesis = op.Min(op.Add(self.candidates, excluded), [config.vocab_size])
+        self.early_stopping = op.Or(options["early_stopping"], self.greedy)
         limits = op.Expand(options.length_limits(op, lengths, config), self.size)
         self.limits = op.Unsqueeze(limits, [1])  # (B, 1)
         self.steps = op.ReduceMax(limits, keepdims=0)
         self.penalties = options.penalty(op, op.Range(0, op.Add(self.steps, 2), 1))  # by length
         self.limit_penalty = options.penalty(op, limits)
         self.rising = op.GreaterOrEqual(options["length_penalty"], 0.0)
-        self.bans = table(op, "search.bans", lambda: bans(config))
         self.sampling = Sampling(op, options, self.size, config.vocab_size)
         prefix = op.Expand(options["prefix"], op.Concat(self.size, [1], axis=0))
-        self.forced = op.Pad(prefix, [0, 0, 0, 1], -1)  # (B, P + 1): from number P on nothing is forced
-        self.last_forced = size(op, prefix, 1)
+        widths = op.Concat([0], op.Reshape(self.rules.first_count, [1]), [0, 1], axis=0)
+        self.forced = op.Pad(prefix, widths, -1)  # (B, F + P + 1): after what is forced in all
+        self.last_forced = op.Sub(size(op, self.forced, 1), 1)
 
     def at(self, op: Op, index: ir.Value) -> Beam:
         chosen = copy(self)
@@ -60,8 +61,10 @@ class Beam:
     def initial(self, op: Op) -> dict[str, Carried]:
         one, all_slots = op.Concat(self.size, [1], axis=0), op.Concat(self.size, self.width, axis=0)
         integer, real, boolean = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
+        start = op.Expand(self.config.bos_id, one)
         return {
-            "ids": Carried(op.Expand(self.config.bos_id, one), integer, (BATCH, "hypotheses")),
+            "ids": Carried(start, integer, (BATCH, "hypotheses")),
+            "history": Carried(self.rules.begun(op, start), integer, (BATCH, "hypotheses", "written")),
             "live": Carried(op.Expand(0.0, one), real, (BATCH, "hypotheses")),
             "scores": Carried(op.Expand(BANNED, all_slots), real, (BATCH, "beam")),
             "ends": Carried(op.Expand(0, all_slots), integer, (BATCH, "beam")),
@@ -70,25 +73,30 @@ class Beam:
 
     def choose(self, op: Op, logits: ir.Value, state: State, t: ir.Value) -> tuple[State, ir.Value, ir.Value]:
         """
-        logits (B, h, V) --> TopK (B, h, c) --> log p of hypothesis and token --> TopK (B, C): parent, token
+        logits (B, h, V) --> TopK (B, h, c) --> log p of hypothesis and token --> TopK (B, C): parent, token, or forced
                                                                                      |
                   scores, ends: K best finished (B, K) <-- those that end ----------+--> K best others: ids, live
 
         A candidate is written as parent * V + token; where a finished hypothesis ended, as its step * K * V + that.
         """
         v, length = self.config.vocab_size, op.Add(t, 1)
-        bans = op.Gather(self.bans, op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64))  # (V,)
-        tokens = self.sampling.or_likeliest(op, logits, bans, t, self.tokens_per_hypothesis)  # (B, h, c)
-        tokens, others = self._force(op, tokens, t)
-        scores = op.GatherElements(op.LogSoftmax(logits, axis=-1), tokens, axis=2)
-        scores = op.Add(op.Add(scores, op.Unsqueeze(state["live"], [2])), op.Add(op.Gather(bans, tokens), others))
+        early = op.Cast(op.Less(t, self.options["min_new_tokens"]), to=ir.DataType.INT64)
+        bans = op.Gather(self.rules.bans, early)  # (V,)
+        tokens, scores, log_p = self._extensions(op, logits, bans, state["history"], t)  # (B, h, c)
+        live = op.Unsqueeze(state["live"], [2])
+        scores = op.Add(op.Add(scores, live), self._banned(op, bans, tokens, t))
         scores = op.Flatten(scores)  # (B, h*c)
         count = op.Min(self.candidates, op.Shape(scores, start=1))
         values, place = op.TopK(scores, count, _outputs=2)  # (B, C)
         token = op.GatherElements(op.Flatten(tokens), place, axis=1)
-        candidate = op.Add(op.Mul(op.Div(place, self.tokens_per_hypothesis), v), token)
+        parent = op.Div(place, self.tokens_per_hypothesis)
+        # Greedy search takes the likeliest by its rules, but counts what the model said of it.
+        own = op.GatherElements(op.Flatten(op.Add(log_p, live)), place, axis=1)
+        values = op.Where(op.And(self.greedy, self.rules.reads_history), own, values)
+        values, parent, token = self._forced(op, state["live"], values, parent, token, t)
+        candidate = op.Add(op.Mul(parent, v), token)
 
-        eos = op.Equal(token, self.config.eos_id)
+        eos = op.Gather(self.rules.ends, token)
         at_limit = op.LessOrEqual(self.limits, length)  # (B, 1)
         finished = self._finish(op, state, values, candidate, op.Or(eos, at_limit), t)
         live, pick = op.TopK(op.Where(eos, 4 * BANNED, values), self.width, _outputs=2)
@@ -96,14 +104,73 @@ class Beam:
         parents = op.Div(chosen, v)
         ended = op.Or(op.Squeeze(at_limit, [1]), self._decided(op, finished["scores"], live, length))
         still = op.And(state["open"], op.Not(ended))
-        return {"ids": op.Mod(chosen, v), "live": live, **finished, "open": still}, parents, chosen
+        ids = op.Mod(chosen, v)
+        after = {"ids": ids, "history": self.rules.written(op, state["history"], parents, ids), "live": live}
+        return {**after, **finished, "open": still}, parents, chosen
 
-    def _force(self, op: Op, tokens: ir.Value, t: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The candidates (B, h, c), a forced token in the first's place, and what bans the others (B, 1, c)."""
-        forced = op.Unsqueeze(op.Gather(self.forced, op.Min(t, self.last_forced), axis=1), [1, 2])  # (B, 1, 1)
-        is_forced, first = op.GreaterOrEqual(forced, 0), op.Range(0, size(op, tokens, 2), 1)  # (c,): 0, 1, ...
-        takes = op.And(is_forced, op.Equal(first, 0))  # (B, 1, c)
-        return op.Where(takes, forced, tokens), op.Where(op.And(is_forced, op.Greater(first, 0)), BANNED, 0.0)
+    def _extensions(
+        self, op: Op, logits: ir.Value, bans: ir.Value, history: ir.Value, t: ir.Value
+    ) -> tuple[ir.Value, ...]:
+        """The tokens of each hypothesis that come into question (B, h, c), a prefix's in the first's place, what they
+        are chosen by, and their log p."""
+
+        every = op.LogSoftmax(logits, axis=-1)
+
+        def penalised(op: Op) -> ir.Value:
+            return self.rules.penalised(op, op.Where(self.greedy, logits, every), history)
+
+        def ruled(op: Op) -> ir.Value:
+            return self.rules.without_repeats(op, penalised(op), history)
+
+        by = Weighed(self.rules.reads_history, ruled)
+        tokens = self._force(op, self.sampling.or_likeliest(op, logits, by, bans, t, self.tokens_per_hypothesis), t)
+        log_p = op.GatherElements(every, tokens, axis=2)
+
+        def own(op: Op) -> list[ir.Value]:
+            free = penalised(op)
+            of_rules = op.GatherElements(self.rules.without_repeats(op, free, history), tokens, axis=2)
+            of_prefix = op.GreaterOrEqual(self._prefix(op, t), 0)
+            return [op.Where(of_prefix, op.GatherElements(free, tokens, axis=2), of_rules)]
+
+        def as_they_are(op: Op) -> list[ir.Value]:
+            return [op.Identity(log_p)]
+
+        (scores,) = either(op, self.rules.reads_history, "ruled", own, as_they_are, (ir.DataType.FLOAT,))
+        return tokens, scores, log_p
+
+    def _prefix(self, op: Op, t: ir.Value) -> ir.Value:
+        """The prefix's token number t of each sentence (B, 1, 1), -1: none."""
+        return op.Unsqueeze(op.Gather(self.forced, op.Min(t, self.last_forced), axis=1), [1, 2])
+
+    def _force(self, op: Op, tokens: ir.Value, t: ir.Value) -> ir.Value:
+        """The candidates (B, h, c), a forced token in the first's place."""
+        forced, first = self._prefix(op, t), op.Equal(op.Range(0, size(op, tokens, 2), 1), 0)
+        return op.Where(op.And(op.GreaterOrEqual(forced, 0), first), forced, tokens)
+
+    def _banned(self, op: Op, bans: ir.Value, tokens: ir.Value, t: ir.Value) -> ir.Value:
+        """What is added to the candidates (B, h, c): BANNED on those that may not be, or on all but a prefix's one."""
+        others = op.Where(op.Greater(op.Range(0, size(op, tokens, 2), 1), 0), BANNED, 0.0)  # (c,)
+        return op.Where(op.GreaterOrEqual(self._prefix(op, t), 0), others, op.Gather(bans, tokens))
+
+    def _forced(
+        self, op: Op, live: ir.Value, values: ir.Value, parent: ir.Value, token: ir.Value, t: ir.Value
+    ) -> tuple[ir.Value, ...]:
+        """The candidates (B, C) of a step in which a token may be forced in all: the live ones, each with it."""
+
+        def with_it(op: Op) -> list[ir.Value]:
+            forced = self.rules.forced(op, self.limits, t)  # (B, 1)
+            given, hypotheses = op.GreaterOrEqual(forced, 0), size(op, live, 1)
+            slots = op.Range(0, size(op, values, 1), 1)
+            missing = op.Reshape(op.Sub(size(op, values, 1), hypotheses), [1])
+            own = op.Pad(live, op.Concat([0, 0, 0], missing, axis=0), 2 * BANNED)
+            alive = op.Where(op.Less(slots, hypotheses), slots, 0)
+            return [op.Where(given, own, values), op.Where(given, alive, parent), op.Where(given, forced, token)]
+
+        def as_they_are(op: Op) -> list[ir.Value]:
+            return [op.Identity(x) for x in (values, parent, token)]
+
+        types = (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT64)
+        return either(op, self.rules.forces(op, t), "forced", with_it, as_they_are, types)
 
     def _finish(
         self, op: Op, state: State, values: ir.Value, candidate: ir.Value, ends: ir.Value, t: ir.Value
@@ -125,6 +192,7 @@ class Beam:
         """
         worst = op.ReduceMin(scores, [1], keepdims=0)
         ahead = op.Where(self.rising, self.limit_penalty, op.Gather(self.penalties, op.Add(length, 1)))
+        ahead = op.Where(self.options["heuristic_stop"], op.Gather(self.penalties, length), ahead)
         beaten = op.GreaterOrEqual(worst, op.Div(op.ReduceMax(live, [1], keepdims=0), ahead))
         return op.And(op.Greater(worst, DEAD), op.Or(self.early_stopping, beaten))
 
@@ -144,7 +212,7 @@ class Beam:
         slots, tokens = _paths(op, history, step, op.Div(end, c.vocab_size), last, c.vocab_size, read is not None)
         paths = op.Transpose(tokens, perm=[1, 2, 0])
         # The path of a hypothesis that ended at step s: s tokens, then its last one, which may be eos.
-        lengths = op.Add(step, op.Where(op.Equal(last, c.eos_id), 0, 1))
+        lengths = op.Add(step, op.Where(op.Gather(self.rules.ends, last), 0, 1))
         lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # fewer than n were possible
         is_token = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))
         ids = op.Where(is_token, paths, c.pad_id)
@@ -187,11 +255,3 @@ def _paths(
         _outputs=len(names),
     )
     return (slots[0] if slots else None), tokens
-
-
-def bans(config: TransformerConfig) -> np.ndarray:
-    """(2, V): added to the scores; what is never generated, and what isn't while eos is too early."""
-    rows = np.zeros((2, config.vocab_size), np.float32)
-    rows[:, [config.pad_id, config.bos_id]] = BANNED
-    rows[1, config.eos_id] = BANNED
-    return rows

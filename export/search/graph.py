@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import onnx_ir as ir
 
@@ -20,7 +22,7 @@ from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
 from .decoder import CpuTreeDecoder, TreeDecoder
-from .metadata import CONFIG
+from .metadata import CONFIG, GENERATION, inputs_of
 from .options import OptionInputs, set_defaults
 from .recurrent import CpuRecurrentDecoder, RecurrentDecoder
 from .steps import READ, WRITTEN, run
@@ -31,7 +33,12 @@ DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 RECURRENT_DECODERS = {STANDARD: RecurrentDecoder, ONNXRUNTIME: CpuRecurrentDecoder}
 
 
-def search_model(request: Request, target: str = "portable", tokenizer: str | None = None) -> ir.Model:
+def search_model(
+    request: Request,
+    target: str = "portable",
+    tokenizer: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> ir.Model:
     """
     input_ids (B, S) ------> encoder --> cross K/V --> Loop: decoder step, choice --> paths --> sequences (B, n, T)
     attention_mask (B, S) ----^----------------------^   ^                                  --> lengths (B, n)
@@ -42,7 +49,8 @@ def search_model(request: Request, target: str = "portable", tokenizer: str | No
 
     A request of text takes the text of a tokenizer.json: text (B,) in, translations (B, n) and scores out, all strings.
     With an attention layer cross_attention (B, n, T, S) is an output too, how much of each source token this layer read
-    when each token was chosen; not with text, for who has text has no tokens.
+    when each token was chosen; not with text, for who has text has no tokens. settings: how the model generates unless
+    told otherwise, fields of `Options`: the defaults of the inputs.
     """
     config = request.config
     if config.architecture != "encoder-decoder":
@@ -63,7 +71,9 @@ def search_model(request: Request, target: str = "portable", tokenizer: str | No
             join_reshapes(graph)
             use_gemm(graph)
     model = g.model()
-    set_defaults(model.graph)
+    set_defaults(model.graph, inputs_of(settings))
+    if settings:
+        model.metadata_props[GENERATION] = json.dumps(settings)
     model.metadata_props[CONFIG] = json.dumps(config.to_dict())
     return model
 

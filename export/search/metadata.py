@@ -1,9 +1,17 @@
-"""What a file with a search says of itself, by the keys of its metadata, and the domain of its text operators."""
+"""What a file with a search says of itself, by the keys of its metadata, the domain of its text operators, and what its
+inputs are for the options of a search. Nothing here needs onnx: files are run where it isn't installed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from export.interface import SETTINGS
+from mlx_transformer.generation.options import PENALTY_OFFSETS
 from mlx_transformer.system.errors import UserError
 
 CONFIG = "mlx_transformer.config"
@@ -12,8 +20,12 @@ PRECISION = "mlx_transformer.precision"
 """Likewise: one of `precision.PRECISIONS`."""
 ACTIVATIONS = "mlx_transformer.activations"
 """Likewise: one of `precision.ACTIVATIONS`, where the precision leaves the choice."""
+SCALES = "mlx_transformer.int8_scales"
+"""Likewise: the text of int8_scales.json, where int8 has fixed scales."""
 TOKENIZER = "mlx_transformer.tokenizer"
 """Likewise: the tokenizer.json of a model that has one, by which whoever runs the file handles text and long lines."""
+GENERATION = "mlx_transformer.generation"
+"""Likewise: how the model generates unless told otherwise, where it says so: fields of `Options` as JSON."""
 ATTENTION = "mlx_transformer.cross_attention"
 """Likewise: the decoder layer whose cross-attention is an output, where one is."""
 SOURCE = "mlx_transformer.source"
@@ -30,3 +42,19 @@ def check_file(file: Path, precision: str | None) -> None:
 
 TEXT_DOMAIN = "ai.onnx.contrib"
 """The domain of `onnxruntime-extensions`' operators."""
+
+
+HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "penalty_offset")
+"""Inputs that are not simply an option's value."""
+
+
+def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
+    """Inputs by name for fields of `Options`; those that nothing is said of keep their default."""
+    found = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
+    if settings.get("max_new_tokens") is not None:
+        found["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)
+    if "penalty_form" in settings:
+        found["penalty_offset"] = np.asarray(PENALTY_OFFSETS[settings["penalty_form"]], np.float32)
+    if "seed" in settings:
+        found["seed"] = np.asarray(settings["seed"], np.uint64).view(np.int64)
+    return found

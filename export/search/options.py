@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from export.interface import SETTINGS
 from export.nn.primitives import Op
@@ -19,8 +20,9 @@ from mlx_transformer.generation.options import EXTRA_TOKENS
 class OptionInputs:
     """The settings by name, each a scalar where no shape is named.
 
-    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p: as in
-        `Options`; with `sample` the beam is 1 whatever was asked.
+    beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, repetition_penalty,
+        no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is 1 whatever was asked.
+    forced_first, suppressed, end_ids: as in `Options`, (N,) ids each; (0,), none.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: source length + 50, at most `max_positions`.
     seed: of 64 bits; from 2^63 on as the negative number with the same bits.
     rows: (B,), each sentence's place in the caller's list, on which its draws depend; (1,), -1: that in the batch.
@@ -46,10 +48,11 @@ class OptionInputs:
         return op.Where(op.Greater(self["max_new_tokens"], 0), self["max_new_tokens"], usual)
 
 
-def set_defaults(graph: ir.Graph) -> None:
-    """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant."""
+def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
+    """Give the option inputs their defaults, once it is built: the builder takes what has a value for constant. own:
+    those of the model, by name."""
     for value in graph.inputs:
         if (setting := SETTINGS.get(str(value.name))) is not None:
-            default = np.full(setting.shape, setting.default, setting.dtype)
+            default = own.get(str(value.name), np.full(setting.shape, setting.default, setting.dtype))
             value.const_value = ir.tensor(default, name=value.name)
             graph.register_initializer(value)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.interface import GRAPHS, SEARCH, SETTINGS, Request
+from export.interface import GRAPHS, SEARCH, Request
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.targets.coreml.trial import with_options
@@ -26,20 +26,28 @@ from mlx_transformer.generation.options import (
     EXTRA_TOKENS,
     Hypothesis,
     Options,
-    check_beam,
+    check_options,
     check_prefix,
     check_single,
     expected_tokens,
     length_limits,
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
+from mlx_transformer.generation.settings import (
+    SOURCE_LANGUAGE,
+    Settings,
+    checked_settings,
+    resolved,
+    with_source_language,
+)
 from mlx_transformer.generation.steps import DEAD
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
-from .metadata import ACTIVATIONS, ATTENTION, CONFIG, PRECISION, TEXT_DOMAIN, TOKENIZER
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER, inputs_of
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
@@ -47,7 +55,16 @@ if TYPE_CHECKING:
 
 EXTENSIONS = "onnxruntime_extensions"
 REPLACEMENT = "\ufffd"  # of a character that was cut
-OWN = ("max_new_tokens", "rows", "seed", "prefix")  # inputs that aren't simply an option's value
+LATER = (
+    "repetition_penalty",
+    "no_repeat_ngram",
+    "heuristic_stop",
+    "forced_first",
+    "forced_end",
+    "suppressed",
+    "end_ids",
+)
+"""Inputs that files of earlier versions don't have."""
 
 
 class SearchModel(TextVerbs):
@@ -120,6 +137,7 @@ class SearchModel(TextVerbs):
         """Return the `n_best` best outputs of each input, best first. prefix: forced first tokens of each, [] for none;
         one that is a language, say. attention: each with its own. done: told the share that is finished. share: for a
         server's batches. options: the fields of `Options`."""
+        ids, options = with_source_language(self.generation, ids, options)
         if self.takes_text:
             raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
         if ids is None:
@@ -128,7 +146,7 @@ class SearchModel(TextVerbs):
             raise UserError(f"{self.path}: returns no attention: export it with --search --attention")
         chosen = self._options(options)
         sources = Sources.of(self.config, ids=ids)
-        forced = check_prefix(prefix, len(sources), self.config)
+        forced = check_prefix(prefix, len(sources), self.config, chosen.end_ids)
         if any(map(len, forced)) and "prefix" not in self.ports.input_names:
             raise UserError(f"{self.path}: takes no prefix: an earlier version wrote it; export it again")
         limits = length_limits(sources, forced, chosen, self.config, hard=True)
@@ -186,6 +204,13 @@ class SearchModel(TextVerbs):
         from mlx_transformer.core.tokenizer import Tokenizer
 
         return Tokenizer(self.metadata[TOKENIZER]) if TOKENIZER in self.metadata else None
+
+    @cached_property
+    def generation(self) -> Settings:
+        if GENERATION not in self.metadata:
+            return {}
+        values = parse_json(self.metadata[GENERATION], f"{self.path}: damaged settings", "export it again")
+        return checked_settings(values, self.config, str(self.path))
 
     @property
     def shows_attention(self) -> bool:
@@ -262,8 +287,14 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
-        chosen = Options(**options)
-        check_beam(chosen, self.config)
+        if options.pop(SOURCE_LANGUAGE, None) is not None:
+            raise UserError(f"{self.path}: takes text, before which no language can stand: export it without text")
+        chosen = Options(**resolved(self.generation, options))
+        check_options(chosen, self.config)
+        usual, known = Options(), self.ports.input_names
+        for name in LATER:
+            if name not in known and getattr(chosen, name) != getattr(usual, name):
+                raise UserError(f"{self.path}: takes no {name}: an earlier version wrote it; export it again")
         return chosen
 
     def _outputs(self, wanted: list[str], values: dict[str, np.ndarray], share: SharedSearch) -> list[Any]:
@@ -329,6 +360,5 @@ def prefixes(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def settings_of(options: Options) -> dict[str, np.ndarray]:
-    """The settings by value, but for the length limit, the rows' numbers and what is forced."""
-    values = {name: np.asarray(getattr(options, name), s.dtype) for name, s in SETTINGS.items() if name not in OWN}
-    return {**values, "seed": np.asarray(options.seed, np.uint64).view(np.int64)}
+    """The settings by value, but for the rows' numbers and what is forced of each."""
+    return inputs_of(vars(options))

@@ -6,19 +6,29 @@ Shapes: B sentences, h hypotheses (1 here), V vocabulary, N blocks of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
+from typing import NamedTuple
 
 import onnx_ir as ir
 
-from export.nn.primitives import Op, branch
+from export.nn.primitives import Op
 from export.targets.top_k import top_k
 from mlx_transformer.generation.sampling import BLOCK
 from mlx_transformer.generation.steps import BANNED
 
 from .options import OptionInputs
 from .philox import counters, gumbel, round_keys, words_of
+from .rules import either
 
 BEYOND = 1 << 62  # any axis ends before it
+
+
+class Weighed(NamedTuple):
+    """What rules make of logits, and whether there are such rules."""
+
+    condition: ir.Value
+    scores: Callable[[Op], ir.Value]
 
 
 class Sampling:
@@ -40,15 +50,34 @@ class Sampling:
         chosen.counters = op.Gather(self.counters, index, axis=1)
         return chosen
 
-    def or_likeliest(self, op: Op, logits: ir.Value, bans: ir.Value, t: ir.Value, count: ir.Value) -> ir.Value:
-        """Candidates (B, h, c) by logits (B, h, V): the c = `taken` likeliest, or the one drawn (c = 1)."""
+    def or_likeliest(
+        self, op: Op, logits: ir.Value, weighed: Weighed, bans: ir.Value, t: ir.Value, count: ir.Value
+    ) -> ir.Value:
+        """Candidates (B, h, c) by logits (B, h, V), or by what rules make of them: the c = `count` likeliest, or the
+        one drawn (c = 1)."""
+
+        def likeliest_of(op: Op, scores: ir.Value) -> list[ir.Value]:
+            _, tokens = top_k(op, op.Reshape(scores, [-1, self.vocab_size]), count, self.vocab_size)
+            return [op.Reshape(tokens, op.Concat(op.Shape(scores, end=2), count, axis=0))]
 
         def best(op: Op) -> list[ir.Value]:
-            _, tokens = top_k(op, op.Reshape(logits, [-1, self.vocab_size]), count, self.vocab_size)
-            return [op.Reshape(tokens, op.Concat(op.Shape(logits, end=2), count, axis=0))]
+            def by_rules(op: Op) -> list[ir.Value]:
+                return likeliest_of(op, weighed.scores(op))
+
+            def by_logits(op: Op) -> list[ir.Value]:
+                return likeliest_of(op, logits)
+
+            return [either(op, weighed.condition, "weighed", by_rules, by_logits, (ir.DataType.INT64,))[0]]
 
         def drawn(op: Op) -> list[ir.Value]:
-            scores = op.Div(op.Squeeze(op.Add(logits, bans), [1]), self.options["temperature"])
+            def by_rules(op: Op) -> list[ir.Value]:
+                return [weighed.scores(op)]
+
+            def by_logits(op: Op) -> list[ir.Value]:
+                return [op.Identity(logits)]
+
+            scores = either(op, weighed.condition, "scores", by_rules, by_logits, (ir.DataType.FLOAT,))[0]
+            scores = op.Div(op.Squeeze(op.Add(scores, bans), [1]), self.options["temperature"])
 
             def restricted(op: Op) -> list[ir.Value]:
                 return [likeliest(op, scores, self.options)]
@@ -56,10 +85,10 @@ class Sampling:
             def all_of_them(op: Op) -> list[ir.Value]:
                 return [op.Identity(scores)]
 
-            scores = either(op, self.restricted, "kept", ir.DataType.FLOAT, restricted, all_of_them)
+            scores = either(op, self.restricted, "kept", restricted, all_of_them, (ir.DataType.FLOAT,))[0]
             return [op.Unsqueeze(self._draw(op, scores, gumbel(op, self.counters, t, self.keys)), [1, 2])]
 
-        return either(op, self.options["sample"], "candidates", ir.DataType.INT64, drawn, best)
+        return either(op, self.options["sample"], "candidates", drawn, best, (ir.DataType.INT64,))[0]
 
     def _draw(self, op: Op, scores: ir.Value, noise: ir.Value) -> ir.Value:
         """A token (B,) from softmax(scores), for scores (B, V) and noise (B, BLOCK + N or more)."""
@@ -92,11 +121,3 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
     in_nucleus = op.Or(in_nucleus, op.GreaterOrEqual(options["top_p"], 1.0))
     last = op.Sub(op.ReduceSum(op.Cast(in_nucleus, to=ir.DataType.INT64), [1], keepdims=1), 1)
     return op.Where(op.Less(scores, op.GatherElements(falling, last, axis=1)), BANNED, scores)
-
-
-def either(op: Op, condition: ir.Value, name: str, dtype: ir.DataType, yes, no) -> ir.Value:
-    """One value from `yes(op)` or `no(op)`, which return it in a list; only one of the branches runs."""
-
-    drawn, best = (ir.Value(name=f"{name}.{source}", type=ir.TensorType(dtype)) for source in ("drawn", "best"))
-    then, otherwise = branch(op, f"{name}.drawn", [drawn], yes), branch(op, f"{name}.best", [best], no)
-    return op.If(condition, then_branch=then, else_branch=otherwise)

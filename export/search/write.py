@@ -13,9 +13,11 @@ import onnx_ir as ir
 
 from export.graph.protos import metadata_of, read_model
 from export.package import export_onnx
+from export.package.fixed_scales import settled
 from export.package.plan import Plan
 from export.package.quality import gate_text
 from export.package.weights import fill, nbytes
+from export.package.write import write_package
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
@@ -24,12 +26,13 @@ from export.settings import ExportSettings
 from export.targets.table import TARGETS, target_of
 from mlx_transformer.core.checkpoint import digests
 from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.durable import replace_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.watch import Watch, unwatched
 
 from .graph import search_model
-from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SOURCE, TOKENIZER
+from .metadata import ACTIVATIONS, ATTENTION, PRECISION, SCALES, SOURCE, TOKENIZER
 from .placement import move_inside
 from .steps import STEPS
 
@@ -70,9 +73,11 @@ def export_search(
         raise UserError(f"{out}: holds another model; choose another name, or --force to replace it")
     if text:
         _check_text(plan, out)
-    model = search_model(replace(plan.request, text=text), plan.target.name, tokenizer if text else None)
+    plan = settled(plan, settings, write_package, told, watch)
+    request, inside = replace(plan.request, text=text), tokenizer if text else None
+    model = search_model(request, plan.target.name, inside, read_settings(opened.folder, opened.config))
     # Sixteen bits are for the file's size: the loop computes in float32, as a CPU does anyway.
-    lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations)
+    lower(model, precision, replace(plan.target.lowering, computes_in=()), plan.activations, plan.int8_scales)
     model.metadata_props.update({PRECISION: precision, SOURCE: source})
     if shown is not None:
         model.metadata_props[ATTENTION] = str(shown)
@@ -80,6 +85,8 @@ def export_search(
         model.metadata_props[TOKENIZER] = tokenizer
     if precision in IN_BLOCKS:
         model.metadata_props[ACTIVATIONS] = plan.activations
+    if precision == "int8" and plan.int8_scales.products:
+        model.metadata_props[SCALES] = plan.int8_scales.json()
     if PRECISIONS[precision].form == "packed":
         use_packed_operators(model, opened, plan.activations)
     unpack_on_load(model, opened)

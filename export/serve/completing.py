@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_transformer.generation.complete import check_stop, prompt_ids, until
 from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import resolved
 from mlx_transformer.generation.stream import pieces
 from mlx_transformer.generation.translate import fitting_tokenizer
 
@@ -80,7 +81,8 @@ class Completions:
     async def complete(self, request: CompletionRequest, client: Hashable) -> list[Written]:
         """The outputs, `n` for each prompt in order. Raises what `Service.translate` does."""
         rows = await self._rows(request)
-        work = Search(self.model, self.name, Options(**request.options), getattr(self.model, "always_scored", False))
+        options = Options(**resolved(self.model.generation, request.options))
+        work = Search(self.model, self.name, options, getattr(self.model, "always_scored", False))
         payloads = [Row(ids, i) for i, ids in enumerate(rows)]
         items = self.batcher.submit(work, payloads, [len(ids) for ids in rows], client=client)
         found = [best[0].ids for best in await self.batcher.results(items)]

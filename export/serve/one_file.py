@@ -38,7 +38,8 @@ class OneFile:
     """It has no search for the best alone."""
 
     def __init__(self, model: SearchModel):
-        self.model, self.config, self.depends_on_batch = model, model.config, model.depends_on_batch
+        self.model, self.config, self.generation = model, model.config, model.generation
+        self.depends_on_batch = model.depends_on_batch
 
     @property
     def tokenizer(self) -> Tokenizer | None:

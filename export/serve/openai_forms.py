@@ -65,14 +65,17 @@ class OpenAIRequest:
 
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the search, taken out of the values. A temperature of 0 takes the likeliest tokens, of which no
-    top_p and no seed makes others."""
-    options = {"max_new_tokens": _whole(values.pop("max_tokens", MAX_TOKENS), "max_tokens", 1)}
-    drawn = {name: values.pop(name) for name in ("temperature", "top_p", "top_k", "seed") if name in values}
-    drawn = {"temperature": 1.0, "seed": secrets.randbelow(2**63), **drawn}
+    """The settings of the search, taken out of the values, in place of all that a model's folder has for them. A
+    temperature of 0 takes the likeliest tokens, of which no top_p and no seed makes others."""
+    limit = _whole(values.pop("max_tokens", MAX_TOKENS), "max_tokens", 1)
+    drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": secrets.randbelow(2**63)}
+    drawn |= {name: values.pop(name) for name in drawn if name in values}
     greedy = drawn["temperature"] == 0 and not isinstance(drawn["temperature"], bool)
-    sampling = options_of({**options, "sample": True, **drawn, **({"temperature": 1.0} if greedy else {})})
-    return options_of(options) if greedy else sampling
+    options = {"max_new_tokens": limit, "beam": 1, "sample": True, **drawn}
+    if not greedy:
+        return options_of(options)
+    options_of({**options, "temperature": 1.0})  # what is wrong with the others
+    return options_of({**options, "sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0})
 
 
 def _whole(value: Any, name: str, least: int, most: int | None = None) -> int:

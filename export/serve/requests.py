@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from mlx_transformer.generation.options import Options
+from mlx_transformer.generation.settings import SOURCE_LANGUAGE, TARGET_LANGUAGE
 from mlx_transformer.generation.translate import Overlong
 from mlx_transformer.system.errors import UserError
 
@@ -17,6 +18,8 @@ LIMITS: dict[str, tuple[float, float]] = {  # narrower than those of Options; th
     "temperature": (0.01, 100),
     "top_p": (0.001, 1),
 }
+LANGUAGES = ("source", "target", SOURCE_LANGUAGE, TARGET_LANGUAGE)
+"""The first two choose among a server's models; the others are codes of a model of several languages."""
 LONGEST_MESSAGE = 400  # characters
 
 
@@ -37,7 +40,7 @@ def one_line(message: str) -> str:
 
 @dataclass(frozen=True)
 class TranslateRequest:
-    """lines: sentences. options: those of `Options` that were given, in the order of their names. wants_n_best: the
+    """lines: sentences. options: those of `Options` and the languages that were given, by name. wants_n_best: the
     answer lists all hypotheses with their scores. wants_alignment: it says which source word their words were made of.
     languages: source and target, each where it was given.
     """
@@ -63,12 +66,17 @@ class TranslateRequest:
         alignment = values.pop("alignment", False)
         if not isinstance(alignment, bool):
             raise RequestError(400, "alignment: must be true or false")
+        spoken = {name: values.pop(name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if name in values}
+        for name, code in spoken.items():
+            if not isinstance(code, str):
+                raise RequestError(400, f"{name}: must be a string, one of the model's codes")
         unknown = sorted(set(values) - set(SETTINGS))
         if unknown:
-            known = ", ".join([*SETTINGS, "overlong", "alignment", "source", "target"])
+            known = ", ".join([*SETTINGS, "overlong", "alignment", *LANGUAGES])
             raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {known}")
         lines = texts("text", text)
-        return cls(lines, options_of(values), overlong, "n_best" in values, alignment, languages)
+        options = dict(sorted({**options_of(values), **spoken}.items()))
+        return cls(lines, options, overlong, "n_best" in values, alignment, languages)
 
 
 def texts(name: str, value: Any) -> list[str]:

@@ -16,12 +16,14 @@ from mlx_transformer.system.page import card, data_table, page
 from mlx_transformer.system.version import __version__
 
 from . import libretranslate, openai_forms
-from .requests import EXAMPLE, LIMITS, SETTINGS
+from .requests import EXAMPLE, LANGUAGES, LIMITS, SETTINGS
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 STREAM_EXAMPLE = '{"text": "Good morning."}'
+OWN_CODE = "A language of a model that has several, by the model's own code."
 TEXT = {"type": "string"}
 TEXTS = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
+IDS = {"type": "array", "items": {"type": "integer"}, "default": ()}
 NUMBER_OF = {"type": "integer", "minimum": 1}
 
 
@@ -49,6 +51,7 @@ def _operations() -> list[tuple[str, str, str, dict[str, Any] | None, str]]:
     """(path, method, what it does, the schema of its body, an example of it)."""
     search = schemas_of(Options, SETTINGS)
     codes = {"source": {**TEXT, "description": "Code of the text's language, or auto."}, "target": TEXT}
+    codes |= {name: {**TEXT, "description": OWN_CODE} for name in LANGUAGES[2:]}
     overlong = {
         "overlong": _schema(
             Kind(str, get_args(Overlong)), "What becomes of a line longer than the model takes.", "error"
@@ -115,7 +118,8 @@ def schemas_of(of: type, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the JSON schema of each of these fields of a dataclass, within this server's `LIMITS`."""
     defaults = {field.name: field.default for field in dataclasses.fields(of)}
     kinds, meanings = kinds_of(of), meanings_of(of)
-    found = {name: _schema(kinds[name], meanings[name], defaults[name]) for name in names}
+    found = {name: _schema(kinds[name], meanings[name], defaults[name]) for name in names if name in kinds}
+    found |= {name: {**IDS, "description": meanings[name]} for name in names if name not in kinds}
     for name, (least, most) in LIMITS.items():
         found[name] |= {"minimum": least, "maximum": most}
     return found

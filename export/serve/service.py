@@ -13,6 +13,7 @@ from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import SharedSearch
+from mlx_transformer.generation.settings import Settings, resolved, with_source_language
 from mlx_transformer.generation.translate import Translation, Translator
 
 from .batching import Batcher
@@ -35,6 +36,8 @@ class Model(Protocol):
     def translator(self) -> Translator: ...
     @property
     def depends_on_batch(self) -> bool: ...
+    @property
+    def generation(self) -> Settings: ...
     def generate(self, ids: list[list[int]], *, share: SharedSearch, **options: Any) -> list[list[int]]: ...
     def search(
         self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
@@ -122,8 +125,12 @@ class Service:
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
         scored = request.wants_n_best or self.always_scored
-        work = Search(self.model, self.name, Options(**request.options), scored, request.wants_alignment)
-        payloads = [Row(ids, i) for i, ids in enumerate(rows)]
+        [language], given = with_source_language(self.model.generation, [[]], request.options)
+        if language and not all(isinstance(ids, list) for ids in rows):
+            raise RequestError(400, "source_language: this server's file takes text alone")
+        options = Options(**resolved(self.model.generation, given))
+        work = Search(self.model, self.name, options, scored, request.wants_alignment)
+        payloads = [Row([*language, *ids] if language else ids, i) for i, ids in enumerate(rows)]
         lengths, width = [len(ids) for ids in rows], work.options.beam
         items = self.batcher.submit(work, payloads, lengths, client=client, width=width)
         hypotheses = await self.batcher.results(items)

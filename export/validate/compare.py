@@ -36,13 +36,15 @@ from .checks.agreement import Agreement
 from .checks.data_files import data_files
 from .checks.free_running import FAILED, TokenText, attempt, free_running, most_positions, token_text
 from .checks.gradients import Gradient, check_gradients
+from .checks.on_integers import on_its_integers
 from .checks.second_look import WORTH_A_SECOND_LOOK, SecondLook
 from .checks.structure import structures
 from .checks.weights import check_weights, reference_weights
 from .engines.foreign_engine import ForeignEngine, is_foreign, parse_names
+from .engines.onnx_engine import OnnxEngine
 from .engines.protocol import Engine, Unavailable
 from .engines.registry import default_runtimes, open_engine
-from .findings import PLAIN, TAPPED, Point, Runtime, Tokens
+from .findings import ON_INTEGERS, PLAIN, TAPPED, Point, Runtime, Tokens, worse
 from .locate.isolate import Culprit, isolate
 from .report import Report
 from .rule import Deviation, ErrorScale, Measurement, Truth
@@ -175,6 +177,8 @@ def compare_engines(
             watch(begun + part * share, status)
 
         judged += len(members)
+        for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.products):
+            points += on_its_integers(engine, stored, cases)
         network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within)
         points += network_points
         tokens += network_tokens
@@ -249,7 +253,13 @@ def _culprits(
     for engine in engines:
         point = report.first_over_budget(engine.name)
         failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
-        if point is not None and not failed and point.tap != CROSS_ATTENTION and engine.capabilities.isolates:
+        if (
+            point is not None
+            and not failed
+            and point.path != ON_INTEGERS
+            and point.tap != CROSS_ATTENTION
+            and engine.capabilities.isolates
+        ):
             position = next(iter(point.worst.deviation.index[1:]), None)
             yield isolate(engine, weights_of[engine.name], inputs[point.case], point.path, point.tap, position)
 
@@ -322,7 +332,7 @@ def _judged(samples: Sequence[Sample], second_look: SecondLook) -> list[Point]:
         case = sample.case.name
         point = Point(engine.name, sample.path, tap, measurement, case, 1, () if measurement.passed else (case,))
         key = (engine.name, sample.path, tap)
-        points[key] = _worse(points[key], point) if key in points else point
+        points[key] = worse(points[key], point) if key in points else point
     return list(points.values())
 
 
@@ -330,9 +340,3 @@ def _limit(engine: Engine, scales: Sequence[ErrorScale]) -> float:
     """Return the largest error that a logit of this runtime may have, by the error scales of all inputs' logits."""
     budget, pool = engine.budget, ErrorScale.pooled(scales)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
-
-
-def _worse(a: Point, b: Point) -> Point:
-    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
-    worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
-    return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)

@@ -10,7 +10,7 @@ These are the taps; the points inside the sub-layers are named in `locate/inside
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -21,7 +21,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 
 from .rule import Budget, Measurement
 
-TAPPED, PLAIN = "tapped", "plain"
+TAPPED, PLAIN, ON_INTEGERS = "tapped", "plain", "on its integers"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Point:
     """One tap of one runtime over all inputs: `worst` is the measurement that came nearest to its budget, or went past.
 
     `path`: tapped (a copy of the model that shows its inside), plain (the model as it is used), or a name with "cached"
-    (plain, step by step). `failures`: the inputs on which it was over budget.
+    (plain, step by step), or "on its integers" (against the reference of the integers that it shows). `failures`: the
+    inputs on which it was over budget.
     """
 
     runtime: str
@@ -82,6 +83,12 @@ class Point:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+
+def worse(a: Point, b: Point) -> Point:
+    """Join two points: all inputs, all failures, the measurement that used up more of its budget."""
+    worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
+    return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Convert": {
         "import": converting.import_command,
         "to-huggingface": converting.to_huggingface_command,
+        "to-marian": converting.to_marian_command,
         "quantize": converting.quantize,
         "merge": converting.merge,
     },

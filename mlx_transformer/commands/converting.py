@@ -1,4 +1,4 @@
-"""import, to-huggingface, quantize, merge: from checkpoint to checkpoint."""
+"""import, to-huggingface, to-marian, quantize, merge: from checkpoint to checkpoint."""
 
 from __future__ import annotations
 
@@ -13,17 +13,30 @@ from .settings import Checkpoint, Force, OutArgument
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json and weights.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A Hugging Face folder (config.json and weights), or a name on the Hub: ORG/NAME; or Marian's own "
+            ".npz or .bin, or its folder."
+        ),
+    ],
     out: Annotated[Path, OutArgument("The checkpoint folder to write, new or empty.")],
     keep_float16: Annotated[
         bool, typer.Option("--keep-float16", help="Leave float16 as it is, not widened to float32.")
     ] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="Of a name on the Hub: a branch, tag or commit.", show_default="main")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Make a checkpoint of a model that `transformers` has saved."""
-    from mlx_transformer.convert import import_huggingface
+    """Make a checkpoint of a published model, in the form of `transformers` or in Marian's own."""
+    from mlx_transformer.convert import import_huggingface, import_marian
+    from mlx_transformer.families.marian_files.folder import is_marian
 
-    notes = import_huggingface(folder, out, force, keep_float16)
+    if is_marian(model):
+        notes = import_marian(model, out, force)
+    else:
+        notes = import_huggingface(model, out, force, keep_float16, revision)
     print("; ".join([f"{out}: imported", *notes]))
 
 
@@ -33,9 +46,22 @@ def to_huggingface_command(
     force: Force = False,
 ) -> None:
     """Write a checkpoint as a published model is kept, for `transformers`, and so for PyTorch and Optimum."""
-    from mlx_transformer.convert import to_huggingface
+    from mlx_transformer.convert import pads_either_side, to_huggingface
 
-    print(f"{to_huggingface(checkpoint, out, force=force)}: written; pad its inputs on the right")
+    written = to_huggingface(checkpoint, out, force=force)
+    note = "" if pads_either_side(written) else "; pad its inputs on the right"
+    print(f"{written}: written{note}")
+
+
+def to_marian_command(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
+    force: Force = False,
+) -> None:
+    """Write a checkpoint as Marian's own files, for Marian, Bergamot and Firefox."""
+    from mlx_transformer.convert import to_marian
+
+    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force)]))
 
 
 def quantize(

@@ -13,8 +13,7 @@ from mlx_transformer.generation.options import Options
 from mlx_transformer.system.errors import UserError
 
 from .models import open_folder
-from .settings import Folder, RuntimeSettings, Shown
-from .text import chosen
+from .settings import Folder, RuntimeSettings, Shown, chosen
 
 SEARCH = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
 
@@ -37,7 +36,7 @@ def generate(
     if json:
         for given, text in zip(prompts, opened.complete(prompts, stop=stop or (), **options), strict=True):
             print(to_json.dumps({"prompt": given, "text": text}, ensure_ascii=False), flush=True)
-    elif len(prompts) == 1 and options["beam"] == 1:
+    elif len(prompts) == 1 and search.beam == 1:
         for piece in opened.stream(prompts[0], stop=stop or (), **options):
             print(piece, end="", flush=True)
         print()

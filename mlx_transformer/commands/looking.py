@@ -17,8 +17,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.terminal import Console
 
 from .models import opener, runs_onnx
-from .settings import Shown
-from .text import BEST, chosen
+from .settings import Shown, chosen
+from .text import BEST
 
 if TYPE_CHECKING:
     from mlx_transformer.report.result import Comparison

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from mlx_transformer.core.config import PRESETS
+from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.system.fields import kinds_of, meanings_of
 
 HEAD = """\

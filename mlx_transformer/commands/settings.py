@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 import typer
 
 from export.settings import PrecisionName
-from mlx_transformer.generation.options import Overlong
+from mlx_transformer.generation.options import Options, Overlong
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Kind, kinds_of, meanings_of
 
@@ -29,6 +29,8 @@ UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
 NOT = "no_"  # begins the option that turns off what is on by default
 OUT, OUT_OPTION = "out", "out_option"
+CONTEXT, GIVEN = "command_line", "given"
+"""The parameter by which typer says which options were given, and where an `Options` of a command has them."""
 
 Model = Annotated[
     Path, typer.Argument(help="A checkpoint folder (or a run's folder), an ONNX folder, or one file with the search.")
@@ -106,15 +108,30 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             shown.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]))
 
+    asks = any(isinstance(make, partial) and make.args[0] is Options for make in made.values())
+    if asks:
+        shown.append(inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
     @wraps(command)
     def typed(**values: Any) -> Any:
+        context = values.pop(CONTEXT) if asks else None
+        given = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
         objects = {name: make(values) for name, make in made.items()}
+        for each in objects.values():
+            if isinstance(each, Options):
+                object.__setattr__(each, GIVEN, given)
         return command(**values, **objects)
 
     # typer reads both.
     typed.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     typed.__annotations__ = {each.name: each.annotation for each in shown}
     return typed
+
+
+def chosen(search: Options, names: str) -> dict[str, Any]:
+    """The options of these names that the command line gives, as arguments: others are as the model has them."""
+    given = getattr(search, GIVEN, names.split())
+    return {name: getattr(search, name) for name in names.split() if name in given}
 
 
 def _split_help(meaning: str) -> tuple[str, str | None]:
@@ -241,7 +258,7 @@ class RecipeKeys:
     @staticmethod
     @cache
     def declared() -> tuple[Key, ...]:
-        from mlx_transformer.core.config import PRESETS
+        from mlx_transformer.core.presets import PRESETS
         from mlx_transformer.training import options
 
         stated = {"norm_placement": options.NORM_PLACEMENT, **dict.fromkeys(PRESETS["small"], "the preset's")}

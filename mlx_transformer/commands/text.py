@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,9 @@ from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
 from .models import serve as serve_models
-from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown
+from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
 
-BEST = "beam length_penalty penalty_form max_new_tokens"
+BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
 
@@ -62,11 +62,6 @@ def translate(
     )
 
 
-def chosen(search: Options, names: str) -> dict[str, Any]:
-    """The options of these names, as arguments."""
-    return {name: getattr(search, name) for name in names.split()}
-
-
 def evaluate(
     model: Model,
     *,
@@ -101,8 +96,9 @@ def evaluate(
     if out is not None:
         check_unread(out, source, reference)
     long: list[int] = []
+    opened = open_model(model, **vars(runtime))
     with quiet_progress("evaluate") as report:
-        found = open_model(model, **vars(runtime)).n_best(
+        found = opened.n_best(
             pairs.source,
             overlong=overlong,
             scored=False,
@@ -114,7 +110,8 @@ def evaluate(
     if out is not None:
         write_text(out, "".join(f"{one_line(line)}\n" for line in hypotheses))
     treated = {"overlong": {"lines": len(long), "treated_by": overlong}} if long else {}
-    results = {"model": str(model), **options, **treated, **score(hypotheses, pairs.target, ter=True)}
+    used = {**chosen(Options(), BEST), **{n: x for n, x in opened.generation.items() if n in BEST.split()}, **options}
+    results = {"model": str(model), **used, **treated, **score(hypotheses, pairs.target, ter=True)}
     print(json.dumps(results, indent=2, ensure_ascii=False))
 
 

@@ -8,6 +8,7 @@ quantised, as MLX does it (`quantization.py`).
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,12 +137,14 @@ def save_checkpoint(
     quantization: Quantization | None = None,
     texts: Mapping[str, str] | None = None,
     tensors: Mapping[str, Tensors] | None = None,
+    copies: Mapping[str, Path] | None = None,
 ) -> Path:
     """Write a checkpoint folder durably and return its path.
 
     `weights` must match the table of `core/parameters.py` exactly (`quantization`: with these matrices as stored
     words, scales and biases). `texts` and `tensors` are further files by name (the
-    trainer's state). An existing checkpoint of that name is replaced only after the new one is complete on disk.
+    trainer's state), `copies` files that are copied as they are. An existing checkpoint of that name is replaced only
+    after the new one is complete on disk.
     Raises `UserError` for a folder that holds something else and when the disk refuses; the old folder is then
     untouched.
     """
@@ -154,6 +157,8 @@ def save_checkpoint(
         written |= tokenizer_files(tokenizer_json) if tokenizer_json else {}
         for name, text in written.items():
             (temporary / name).write_text(text, encoding="utf-8")
+        for name, path in (copies or {}).items():
+            shutil.copyfile(path, temporary / name)
         for name, group in {WEIGHTS: weights, **(tensors or {})}.items():
             write_tensors(temporary / name, group)
         write_manifest(temporary)

@@ -18,6 +18,8 @@ from mlx_transformer.system.fields import Bounds, check_fields, unknown_keys
 from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.page import table
 
+from .presets import PRESETS
+
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
@@ -35,6 +37,7 @@ Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
 TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
+FirstPosition = Annotated[int, Bounds(at_least=0, at_most=2**20)]
 Types = Annotated[int, Bounds(at_least=0, at_most=2**16)]
 Rate = Annotated[float, Bounds(at_least=0, below=1)]
 Scale = Annotated[float, Bounds(above=0, at_most=1e6)]
@@ -47,6 +50,7 @@ AdapterAlpha = Annotated[float, Bounds(above=0, at_most=1e6)]
 SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_layers", "heads", "d_ff")
 """What a summary shows of every model."""
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "token_types", "decoder")
+YOUNGER += ("embedding_norm", "first_position")
 """Fields that the first config.json files don't have: at their default they are left out, so that files of models
 without them stay as they were, byte for byte."""
 
@@ -151,6 +155,8 @@ class TransformerConfig:
     published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
+    first_position: FirstPosition = 0
+    """Number of the first token's position, of sinusoids alone; M2M100 counts from pad_id + 1."""
     rotary_base: Base = 10000.0
     """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
     relative_buckets: Length = 32
@@ -162,6 +168,8 @@ class TransformerConfig:
     source-target: a classifier of its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
+    embedding_norm: bool = False
+    """One more norm at the start of each stack, over embedding + position, as BART has it (Lewis et al. 2020)."""
     token_types: Types = 0
     """Kinds of tokens that an encoder alone tells apart, each with a row that is added to the embedding, as BERT's
     segments (Devlin et al. 2019); 0: none."""
@@ -320,15 +328,6 @@ def parse_object(text: str) -> dict[str, Any]:
     return values
 
 
-# Heads of 64 everywhere: Metal has no fused attention for heads of 32. base and big are rows of the paper's table 3.
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": dict(encoder_layers=2, decoder_layers=2, d_model=128, heads=2, d_ff=512, dropout=0.1),
-    "small": dict(encoder_layers=3, decoder_layers=3, d_model=256, heads=4, d_ff=1024, dropout=0.1),
-    "base": dict(encoder_layers=6, decoder_layers=6, d_model=512, heads=8, d_ff=2048, dropout=0.1),
-    "big": dict(encoder_layers=6, decoder_layers=6, d_model=1024, heads=16, d_ff=4096, dropout=0.3),
-}
-
-
 def _relations(c: TransformerConfig) -> list[str]:
     """What fields that are right by themselves must not be together."""
     found: list[str] = []
@@ -343,9 +342,8 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(
             getattr(c, id_name) < smallest, f"{id_name}={getattr(c, id_name)} is outside the vocabulary of {smallest}"
         )
-    distinct = len({c.pad_id, c.bos_id, c.eos_id}) == 3
-    # Marian starts its decoder with the padding token, so bos may equal pad; the others may not coincide.
-    check(distinct or (c.bos_id == c.pad_id != c.eos_id), "eos_id must differ from pad_id and bos_id")
+    # Marian starts its decoder with the padding token, BART with the end.
+    check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
     check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
     if c.positions == "relative":
         check(c.relative_buckets % 4 == 0, f"relative_buckets={c.relative_buckets} must be a multiple of 4")
@@ -353,6 +351,8 @@ def _relations(c: TransformerConfig) -> list[str]:
         check(
             far, f"relative_distance={c.relative_distance} must be over half of relative_buckets={c.relative_buckets}"
         )
+    counted = not c.first_position or c.positions in SINUSOIDS
+    check(counted, f"first_position={c.first_position} is of sinusoids, not of positions={c.positions!r}")
     if c.positions in SINUSOIDS:
         check(c.d_model % 2 == 0, f"positions={c.positions!r} needs an even d_model, not {c.d_model}")
     if c.positions == "sinusoidal_concat":

@@ -121,6 +121,8 @@ def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Sh
 
 def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:
     yield from _position_tables(c, name)
+    if c.embedding_norm:
+        yield from _norm(c, f"{name}.embedding_norm")
     of_self = _ssru if cross and c.recurrent else _attention
     for i in range(layers):
         layer = f"{name}.layers.{i}"

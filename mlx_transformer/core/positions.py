@@ -11,15 +11,18 @@ from numpy.typing import DTypeLike, NDArray
 from .config import TransformerConfig
 
 
-def sinusoids(length: int, d_model: int, layout: str = "sinusoidal", dtype: DTypeLike = np.float32) -> NDArray:
-    """Sinusoidal position encodings (length, d_model) (section 3.5); float32 in models, float64 to study them.
+def sinusoids(
+    length: int, d_model: int, layout: str = "sinusoidal", dtype: DTypeLike = np.float32, first: int = 0
+) -> NDArray:
+    """Sinusoidal encodings (length, d_model) (section 3.5) of the positions from `first` on; float32 in models, float64
+    to study them.
 
     `sinusoidal`: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same): pairs side by side, as in the paper.
     `sinusoidal_halves`: the same numbers, all sines, then all cosines, as `transformers` has them for Marian.
     `sinusoidal_concat`: all sines, then all cosines, of frequencies 10000^(-j / (d/2 - 1)), as in tensor2tensor; its
     frequencies differ from the paper's, it is not a permutation of them. Every row depends on its position alone.
     """
-    position = np.arange(length, dtype=np.float64)[:, None]
+    position = np.arange(first, first + length, dtype=np.float64)[:, None]
     half = np.arange(d_model // 2, dtype=np.float64)[None, :]
     exponent = -half / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * half / d_model
     angle = position * 10000.0**exponent

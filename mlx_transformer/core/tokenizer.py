@@ -8,6 +8,9 @@ Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, kept for consumers
 file holds standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js`
 read it unchanged and give the same ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on
 to treat "</s>" in a text as text.
+
+Vocabularies of published models are read too, where `sentencepiece_tokenizer` has written the file: pieces of
+SentencePiece, with the ids that these models have, and no exact text back, as its normaliser leaves some out.
 """
 
 import base64
@@ -15,6 +18,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +29,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
+from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
 from .tokenizer_files import (
     JOINT,
     MIN_VOCAB_SIZE,
@@ -51,13 +56,13 @@ SPLIT_PATTERN = (
     r"|\p{Z}{1,32}"
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
-TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN})
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN})
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
 class Tokenizer:
-    """Joint BPE vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
+    """Joint vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
 
     What the encoder of a translator reads is tokenized by `source`; all else here is of the target, or of both.
     """
@@ -65,7 +70,11 @@ class Tokenizer:
     source: "Tokenizer"
     """The source language's tokenizer: itself, where the vocabulary is joint."""
 
-    pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
+    pad_id: int
+    bos_id: int
+    """What decoders start with; in a vocabulary without <s> it is the padding."""
+    eos_id: int
+    unk_id: int
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
         """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
@@ -85,7 +94,10 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
-        _check(self._backend, origin)
+        published = is_sentencepiece(self._specification)
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = _special_ids(self._backend, published, origin)
+        _check(self._backend, self.eos_id, origin)
+        self._exact = ExactText(self._specification) if published else None
 
     @classmethod
     def train(
@@ -164,6 +176,8 @@ class Tokenizer:
         try:
             if not all(isinstance(text, str) for text in texts):  # of a tuple the library makes a pair
                 raise TypeError
+            if self._exact is not None:
+                return [encoding.ids for encoding in self._exact.encodings(texts)]
             return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
         except (UnicodeEncodeError, TypeError):
             for _ in unicode_texts(texts):  # says which one it is
@@ -172,11 +186,11 @@ class Tokenizer:
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
         """For each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
-        encodings = self._backend.encode_batch(list(texts))
+        encodings = self._backend.encode_batch(list(texts)) if self._exact is None else self._exact.encodings(texts)
         return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The exact text of `ids` without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids` without special tokens (and so without <unk>); bytes that are no UTF-8 become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
@@ -189,6 +203,16 @@ class Tokenizer:
         if token is None:
             raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
         return token
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text, <mask> among them."""
+        return frozenset(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    @property
+    def merges(self) -> list[list[str]] | None:
+        """Pairs of tokens, in the order in which they become one; None of a vocabulary that merges no bytes."""
+        return None if self._exact is not None else self._specification["model"]["merges"]
 
     @property
     def mask_id(self) -> int | None:
@@ -287,14 +311,25 @@ def _patterns(node: Any) -> Iterator[str]:
             yield from _patterns(value)
 
 
-def _check(backend: tokenizers.Tokenizer, origin: str) -> None:
-    vocabulary = backend.get_vocab(with_added_tokens=True)
+def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) -> tuple[int, ...]:
+    """The ids of pad, bos, eos and unk: the first four, but for vocabularies of published models."""
+    found = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
+    if published:
+        found["<s>"] = found["<pad>"] if found["<s>"] is None else found["<s>"]
+        if missing := [token for token, id in found.items() if id is None]:
+            raise UserError(f"{origin}: has no {' and no '.join(missing)}; import the model again")
+        return tuple(id for id in found.values() if id is not None)
     for id, token in enumerate(SPECIAL_TOKENS):
-        if vocabulary.get(token) != id:
-            raise UserError(f"{origin}: {token} has id {vocabulary.get(token)}, expected {id}; train a tokenizer anew")
+        if found[token] != id:
+            raise UserError(f"{origin}: {token} has id {found[token]}, expected {id}; train a tokenizer anew")
+    return PAD, BOS, EOS, UNK
+
+
+def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:
+    vocabulary = backend.get_vocab(with_added_tokens=True)
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError(f"{origin}: ids are not 0 to {len(vocabulary) - 1} without gaps; train a tokenizer anew")
-    if backend.encode("a").ids[-1:] != [EOS]:
+    if backend.encode("a").ids[-1:] != [eos]:
         raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
 
 

@@ -17,6 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
 
 from .epochs import legacy_random
 from .examples import Examples, Rows
@@ -31,10 +32,13 @@ class BpeDropout:
     """Segments text at random by the merges of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, dropout: float):
+        if tokenizer.merges is None:
+            raise UserError(
+                "bpe_dropout: this vocabulary is SentencePiece's, which isn't cut by merges of bytes: leave it 0"
+            )
         specification = tokenizer.own_json()
-        model = json.loads(specification)["model"]
-        self._ids: dict[str, int] = model["vocab"]
-        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        self._ids: dict[str, int] = json.loads(specification)["model"]["vocab"]
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in tokenizer.merges)
         # (left, right): (rank, the token that they become)
         self._merges = {
             (self._ids[left], self._ids[right]): (rank, self._ids[left + right])

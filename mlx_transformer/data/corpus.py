@@ -81,7 +81,7 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
     UserError, naming file and line, for a file that is missing, empty or not UTF-8; for unequal line counts it
     gives both counts and the first line that seems out of step.
     """
-    (source_lines, source_digest), (target_lines, target_digest) = _read(source), _read(target)
+    (source_lines, source_digest), (target_lines, target_digest) = read_text_lines(source), read_text_lines(target)
     _check_counts(source_lines, target_lines, str(source), str(target))
     if not source_lines:
         raise UserError(f"{source} and {target} hold no lines; give files with one sentence a line")
@@ -90,7 +90,7 @@ def read_parallel(source: str | Path, target: str | Path) -> ParallelText:
 
 def read_lines(path: str | Path) -> list[str]:
     """Read the lines of a UTF-8 file. `UserError` as for `read_parallel`."""
-    return _read(path)[0]
+    return read_text_lines(path)[0]
 
 
 def write_lines(path: str | Path, lines: list[str]) -> None:
@@ -101,8 +101,8 @@ def write_lines(path: str | Path, lines: list[str]) -> None:
     write_text(Path(path), "".join(f"{line}\n" for line in lines))
 
 
-def _read(path: str | Path) -> tuple[list[str], str]:
-    """Read the lines and the SHA-256 of their bytes, unpacked."""
+def read_text_lines(path: str | Path) -> tuple[list[str], str]:
+    """Read the lines and the SHA-256 of their bytes, unpacked. `UserError` as for `read_parallel`."""
     digest, bounded = hashlib.sha256(), within_memory(str(path))
 
     def watch(block: bytes) -> None:

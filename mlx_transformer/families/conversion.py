@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from mlx_transformer.core.checkpoint import holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
 
-from .engine import Published, exported, imported
-from .folder import read_folder, read_tokenizer, write_folder
+from .engine import exported, imported
+from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
+from .generation import settings_of, with_first_end
+from .hub import find_model
 from .table import FAMILIES, family_of
 
+ORIGIN = "origin.json"
+"""The file of a checkpoint that says which repository of the Hub it was made of, and which commit."""
 
-def import_huggingface(
-    folder: str | Path, out: str | Path, force: bool = False, keep_float16: bool = False
-) -> list[str]:
-    """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
 
-    float16 and bfloat16 are widened to float32; keep_float16: float16 stays, and is computed with. Weights go from file
-    to file one by one. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a
-    checkpoint that is replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is
-    damaged or of no family in `FAMILIES`, and for whatever in it our config can't express.
-    """
-    folder, out = Path(folder), Path(out)
-    check_free(out, "checkpoint", holds_checkpoint, force, folder)
-    source = read_folder(folder, keep_float16)
+class Imported(NamedTuple):
+    """A published model as one of ours; its weights may still be in their files."""
+
+    config: TransformerConfig
+    weights: dict[str, Any]
+    tokenizer: str | None
+    settings: Settings
+    notes: list[str]
+    """What of the folder was left behind."""
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder's config.json is that of a published model, not of a checkpoint of ours."""
+    values = read_json(folder / CONFIG)
+    return isinstance(values, dict) and "model_type" in values
+
+
+def read_published(folder: Path, keep_float16: bool = False) -> Imported:
+    """The model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
+    source = with_first_end(read_folder(folder, keep_float16))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights = imported(FAMILIES[model_type], source)
-    tokenizer, note = read_tokenizer(folder, config)
-    save_checkpoint(out, config, weights, tokenizer)
-    return [*_left_behind(source, config), *note]
+    tokenizer, notes = read_tokenizer(folder, config)
+    where = folder / (GENERATION if source.generation else CONFIG)
+    settings, left = settings_of(source.config, source.generation, config, str(where))
+    if languages := read_languages(folder, config):
+        settings[LANGUAGES] = languages
+    return Imported(config, weights, tokenizer, settings, [*left, *notes])
+
+
+def import_huggingface(
+    folder: str | Path,
+    out: str | Path,
+    force: bool = False,
+    keep_float16: bool = False,
+    revision: str | None = None,
+) -> list[str]:
+    """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
+
+    folder: or where there is none of that name, a name on the Hugging Face Hub, of which `revision` is a branch, tag or
+    commit; which commit it was is kept in the checkpoint (origin.json). float16 and bfloat16 are widened to float32;
+    keep_float16: float16 stays, and is computed with. Weights go from file to file one by one. Returns notes: what of
+    the folder was left behind. `out` is new or empty, or with `force` a checkpoint that is replaced; it is written
+    durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no family in `FAMILIES`, for
+    a name that can't be fetched, and for whatever in it our config can't express.
+    """
+    out = Path(out)
+    check_free(out, "checkpoint", holds_checkpoint, force, Path(folder))
+    found = find_model(folder, revision)
+    ours = read_published(found.folder, keep_float16)
+    texts = settings_text(ours.settings)
+    if found.origin:
+        texts[ORIGIN] = json.dumps(found.origin, indent=2) + "\n"
+    save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts)
+    return ours.notes
 
 
 def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None = None, force: bool = False) -> Path:
@@ -54,15 +100,10 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
         )
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
-    return write_folder(Path(out), opened.config, config, weights, tokenizer)
+    settings = read_settings(opened.folder, opened.config)
+    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings)
 
 
-def _left_behind(source: Published, c: TransformerConfig) -> list[str]:
-    """Rules of its generation that our search doesn't have by itself: pad and the start token are never generated."""
-    settings = {**source.config, **source.generation}
-    banned = []
-    for key in ("bad_words_ids", "suppress_tokens"):
-        value = settings.get(key)
-        never_generated = (c.pad_id, c.bos_id, [c.pad_id], [c.bos_id])
-        banned += [ids for ids in value if ids not in never_generated] if isinstance(value, list) else []
-    return [f"banned tokens left behind: {banned}"] if banned else []
+def pads_either_side(folder: str | Path) -> bool:
+    """Return whether `transformers` computes the same of a folder of theirs whichever side is padded."""
+    return FAMILIES[read_json(Path(folder) / CONFIG)["model_type"]].counts_tokens

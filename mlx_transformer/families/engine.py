@@ -51,8 +51,12 @@ class At:
     name: str
     copies: tuple[str, ...] = ()
     """Other names of the same tensor: any one of them will do, and those that are there are equal."""
+    each: bool = False
+    """Written under each of its names: their library shares none of them."""
     leading: bool = False
     """(1, V) in place of (V,)."""
+    unread: int = 0
+    """Rows in front that nothing reads: left behind, and written as zeros."""
     optional: bool = False
     """Where it isn't there it is zeros."""
 
@@ -84,6 +88,10 @@ class Family:
     Lines for parameters that a config doesn't have may stay."""
     derived: Callable[[Values], Values] = dict
     """The fields once more, with those that follow from others, `d_v` from `d_k`. What it is given is within bounds."""
+    counts_tokens: bool = False
+    """Whether padding takes no position there either, so that it may stand on the left; else on the right alone."""
+    untied_alike: bool = False
+    """Whether config.json says the same of "source-target" and "none", which the tensors tell apart."""
     sinusoids: tuple[str, ...] = ()
     """Tensors that hold the table of its positions: read, compared and left behind."""
     ignored: tuple[str, ...] = ()
@@ -105,6 +113,9 @@ class Family:
 
     def write_config(self, config: Any) -> Values:
         """config.json, but for the type of the weights."""
+        one_size = config.architecture == "encoder-decoder" and config.source_vocab_size == config.vocab_size
+        if self.untied_alike and config.tie_embeddings == "none" and one_size:
+            config = dataclasses.replace(config, tie_embeddings="source-target")
         named = {"architectures": [self.architecture], "model_type": self.model_type}
         return named | {key: value for line in self.keys for key, value in line.write(config).items()}
 
@@ -124,8 +135,9 @@ class Family:
                 continue
             array = tensors[present[0]]
             array = array[0] if at.leading and array.shape[:1] == (1,) else array
-            if array.shape != shape:
-                problems.append(f"{present[0]} is {array.shape}, expected {shape}")
+            stored = (shape[0] + at.unread, *shape[1:])
+            if array.shape != stored:
+                problems.append(f"{present[0]} is {array.shape}, expected {stored}")
             if array.dtype.kind != "f":
                 problems.append(f"{present[0]} is of {array.dtype}, no floating-point numbers")
             problems += [
@@ -133,7 +145,7 @@ class Family:
                 for n in present[1:]
                 if not np.array_equal(tensors[n], tensors[present[0]])
             ]
-            weights[name] = array
+            weights[name] = array[at.unread :] if at.unread else array
         for name, array in tensors.items():
             if name in used or _is_any(name, self.ignored):
                 continue
@@ -144,11 +156,11 @@ class Family:
         return weights, problems
 
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
-        """Their tensors of our parameters, each under the first of its names."""
-        places = self.places(config)
-        return {
-            places[name][0][0]: array[None] if places[name][1].leading else array for name, array in weights.items()
-        }
+        """Their tensors of our parameters, under the first of their names or under each."""
+        written = {}
+        for name, (names, at) in self.places(config).items():
+            written |= dict.fromkeys(names if at.each else names[:1], _stored(weights[name], at))
+        return written
 
     def places(self, config: TransformerConfig) -> dict[str, tuple[list[str], At]]:
         """{parameter of ours: (its names of theirs, the first to be written; how it is stored)}."""
@@ -168,6 +180,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     """Our config and weights of a published model; biases that are zero everywhere are left out where our models have
     none unless told. Raises `UserError` with everything that is wrong."""
     config = config_of(family, published.config, published.generation, published.path / "config.json")
+    config = _tied_as_stored(family, config, published.tensors)
     weights, problems = family.read(config, published.tensors)
     if problems:
         raise UserError(f"{published.path}: weights don't fit config.json: {first_of(problems)}")
@@ -204,10 +217,12 @@ def differences(family: Family, config: TransformerConfig) -> list[str]:
         back = {name: value for name, value in known.items() if value is not None}
         refused = [str(error)]
     ours = {field.name: getattr(c, field.name) for field in dataclasses.fields(c)}
+    alike = {"source-target", "none"} if family.untied_alike else set()
+    told = {name: value for name, value in ours.items() if name in back and back[name] != value}
+    if {back.get("tie_embeddings"), ours["tie_embeddings"]} <= alike:
+        told.pop("tie_embeddings", None)
     differing = [
-        f"{name}={value!r}, {family.name} has {back[name]!r}"
-        for name, value in ours.items()
-        if name in back and back[name] != value
+        f"{name}={value!r}, {family.name} has {back[name]!r}" for name, value in told.items() if name not in TRAINING
     ]
     return [*differing, *problems] or refused
 
@@ -224,7 +239,36 @@ def exported(
         ours = reordered(ours, channels(c.d_model))
     dtype = next(iter(ours.values())).dtype
     weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
-    return {**family.write_config(c), "torch_dtype": str(dtype)}, family.write(c, weights)
+    return {**written_config(family, c), "torch_dtype": str(dtype)}, family.write(c, weights)
+
+
+def written_config(family: Family, config: TransformerConfig) -> Values:
+    """config.json of the family's model that computes what ours does, but for the type of the weights."""
+    return family.write_config(_as_written(family, config))
+
+
+TRAINING = ("attention_dropout", "activation_dropout")
+"""What a model computes doesn't depend on; a family that has no keys for them has one rate for all."""
+EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
+TIES = ("all", "source-target", "target-output", "none")
+
+
+def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors) -> TransformerConfig:
+    """The config with its embeddings tied as they are stored, where what config.json ties differs: version 5 of
+    transformers ties what isn't there twice, and saves that all are tied of models of which none are."""
+
+    def copies(c: TransformerConfig) -> Iterator[list[NDArray]]:
+        places = family.places(c)
+        return ([tensors[n] for n in places[name][0] if n in tensors] for name in EMBEDDINGS if name in places)
+
+    def agree(arrays: list[NDArray]) -> bool:
+        return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
+
+    if all(agree(arrays) for arrays in copies(config)):
+        return config
+    others = [t for t in TIES if t in ("target-output", "none") or config.source_vocab_size == config.vocab_size]
+    looser = (dataclasses.replace(config, tie_embeddings=tie) for tie in others)
+    return next((c for c in looser if all(arrays and agree(arrays) for arrays in copies(c))), config)
 
 
 def _biases(family: Family) -> Iterator[str]:
@@ -242,13 +286,23 @@ def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
 def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
     if table.ndim != 2 or table.shape[1] != c.d_model:
         return False
-    numbers = np.asarray(table, np.float32)
-    most = 1e-6
+    first = min(c.first_position, table.shape[0])  # nobody reads the rows before
+    numbers = np.asarray(table, np.float32)[first:]
+    # The angles of M2M100's are rounded to float32: that of position 1000 is wrong by 3e-5.
+    most = 1e-3 if c.positions == "sinusoidal_concat" else 1e-6
     if not (numbers.view(np.uint32) & 0xFFFF).any():  # all of them were rounded to bfloat16
         most = 4e-3
     elif np.array_equal(numbers.astype(np.float16), numbers):
         most = 1e-3
-    return bool(np.abs(numbers - sinusoids(len(numbers), c.d_model, c.positions)).max(initial=0) <= most)
+    expected = sinusoids(len(numbers), c.d_model, c.positions, first=first)
+    return bool(np.abs(numbers - expected).max(initial=0) <= most)
+
+
+def _stored(array: Any, at: At) -> Any:
+    """A parameter of ours as they store it."""
+    rows = np.zeros((at.unread, *array.shape[1:]), array.dtype)
+    array = np.concatenate([rows, array]) if at.unread else array
+    return array[None] if at.leading else array
 
 
 def _at(theirs: str | At) -> At:

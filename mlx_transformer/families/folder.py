@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
+from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_json, read_text
 from mlx_transformer.system.tensors import write_tensors
 
 from .engine import Published
+from .generation import published_settings
 from .weights import open_weights
 
-GENERATION = "generation_config.json"
+GENERATION, ADDED = "generation_config.json", "added_tokens.json"
 
 
 def read_folder(path: Path, keep_float16: bool = False) -> Published:
@@ -70,18 +73,36 @@ def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, l
     return (None, [f"no tokenizer ({file}: {'; '.join(wrong)})"]) if wrong else (text, [])
 
 
-def generation_config(c: TransformerConfig) -> dict[str, Any]:
-    """Greedy as ours: pad and bos are never chosen, nothing is forced."""
+LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
+"""What M2M100 calls the token of a language, and what NLLB and mBART do, by its code."""
+
+
+def read_languages(path: Path, config: TransformerConfig) -> dict[str, int]:
+    """{code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one."""
+    found: dict[Any, Any] = {}
+    if (path / TOKENIZER).is_file():
+        added = _object(path / TOKENIZER).get("added_tokens")
+        found = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
+    elif (path / ADDED).is_file():
+        found = _object(path / ADDED)
+    most = min(config.vocab_size, config.source_vocab_size)
+    matches = {LANGUAGE.fullmatch(str(text)): id for text, id in found.items() if type(id) is int and 0 <= id < most}
+    return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
+
+
+def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Greedy as ours, and what the model's own settings say besides: pad and bos are never chosen."""
     return {
         "pad_token_id": c.pad_id,
         "bos_token_id": c.bos_id,
         "eos_token_id": c.eos_id,
         **({"decoder_start_token_id": c.bos_id} if c.has_encoder else {}),
-        "bad_words_ids": [[id] for id in sorted({c.pad_id, c.bos_id})],
+        "bad_words_ids": [[id] for id in banned_ids(c)],
         "max_length": c.max_positions,
         "do_sample": False,
         "num_beams": 1,
         "use_cache": True,
+        **published_settings(settings, c),
     }
 
 
@@ -113,9 +134,10 @@ def write_folder(
     config: Mapping[str, Any],
     weights: Mapping[str, NDArray],
     tokenizer: str | None,
+    settings: Mapping[str, Any],
 ) -> Path:
     """Write all files, durably, in place of what is there. `UserError` if the disk refuses."""
-    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config)}
+    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config, settings)}
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")

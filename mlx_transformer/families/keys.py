@@ -173,7 +173,7 @@ class Heads(Key):
 class TargetVocabulary(Key):
     """The size of the decoder's vocabulary, read after which embeddings are shared: one that both share has one size.
 
-    Written equal to the encoder's: version 4 of transformers makes both embeddings of one size.
+    Version 4 of transformers makes both embeddings of one size; version 5 loads two.
     """
 
     def read(self, given: Given, fields: Values) -> list[str]:
@@ -185,7 +185,47 @@ class TargetVocabulary(Key):
         return []
 
     def write(self, config: Any) -> Values:
-        return {str(self.theirs): config.source_vocab_size}
+        return {str(self.theirs): config.vocab_size}
+
+
+@dataclass(frozen=True)
+class ScaledTie:
+    """Whether T5's classifier is the embedding, and whether what it reads is divided by sqrt(d_model).
+
+    Of the field `logit_scale` it says whether there is one; the number is `derived`. Where the versions of transformers
+    differ, the file decides.
+    """
+
+    default: bool
+    """Of tie_word_embeddings."""
+    scale: str = ""
+    """The key that says whether it is divided, since version 5, which ties whatever is not stored twice; where it is
+    missing, a classifier that is tied is."""
+    until_5: bool = False
+    """Version 5 no longer divides: its number in the file says whose logits are meant."""
+
+    @property
+    def defaults(self) -> Values:
+        scale = {self.scale: "@tie_word_embeddings"} if self.scale else {}
+        return {"tie_word_embeddings": self.default, **scale, "transformers_version": ""}
+
+    def read(self, given: Given, fields: Values) -> list[str]:
+        switches = {key: value for key, value in self.defaults.items() if key != "transformers_version"}
+        if problems := [problem for key, default in switches.items() for problem in given.mistyped(key, default)]:
+            return problems
+        tied, *scaled = (given.value(key, default) for key, default in switches.items())
+        version = str(given.value("transformers_version", "")).partition(".")[0]
+        is_5 = version.isdecimal() and int(version[:3]) >= 5
+        if tied and self.until_5 and not version:
+            return ["tie_word_embeddings is on, and no transformers_version says what that means"]
+        divides = scaled[0] if scaled else tied and not (self.until_5 and is_5)
+        fields["tie_embeddings"] = "all" if tied else "source-target"
+        fields["logit_scale"] = 1.0 if divides else None
+        return []
+
+    def write(self, config: Any) -> Values:
+        values = {"tie_word_embeddings": config.tie_embeddings == "all", self.scale: config.logit_scale is not None}
+        return {key: value for key, value in values.items() if key}
 
 
 def _field(config: Any, name: str) -> Any:

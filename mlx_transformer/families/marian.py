@@ -21,8 +21,10 @@ def names(config: Any) -> dict[str, str | At]:
     layer, cross = f"model.{LAYERS}", "model.decoder.layers.*.encoder_attn"
     encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
     head = () if config.own_classifier else ("lm_head",)
+    # Version 5 of transformers shares nothing where the classifier has a matrix of its own.
+    each = config.own_classifier
     return {
-        "embedding": At("model.shared", copies=(encoder, decoder, *head)),
+        "embedding": At("model.shared", copies=(encoder, decoder, *head), each=each),
         "source_embedding": encoder,
         "target_embedding": At(decoder, copies=head),
         f"{LAYERS}.self_attention.{QKVO}": f"{layer}.self_attn.(q|k|v|out)_proj",
@@ -52,11 +54,10 @@ SIZES = (
     Key("activation_dropout", "activation_dropout", 0.0),
     Key("activation_function", "activation", "gelu", ACTIVATIONS),
     Also("num_hidden_layers", "encoder_layers"),
-    Also("bos_token_id", "bos_id"),
     Fixed("is_encoder_decoder", True),
-    Fixed("forced_eos_token_id", None, checked=False),
     Fixed("use_cache", True, checked=False),
 )
+STARTS_AS_OURS = (Also("bos_token_id", "bos_id"), Fixed("forced_eos_token_id", None, checked=False))
 MARIAN = Family(
     name="Marian",
     model_type="marian",
@@ -67,6 +68,7 @@ MARIAN = Family(
         Key(("share_encoder_decoder_embeddings", "tie_word_embeddings"), "tie_embeddings", (True, True), TIES),
         TargetVocabulary("decoder_vocab_size", "vocab_size", "@vocab_size"),
         *SIZES,
+        *STARTS_AS_OURS,
         Key("pad_token_id", "pad_id", 58100),
         Key("decoder_start_token_id", "bos_id", 58100),
         Key("eos_token_id", "eos_id", 0),
@@ -74,4 +76,5 @@ MARIAN = Family(
     ),
     names=names,
     sinusoids=("model.(encoder|decoder).embed_positions",),
+    ignored=("model.shared",),
 )

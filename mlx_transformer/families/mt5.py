@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .keys import Fixed, Key
+from .keys import Key, ScaledTie
 from .t5 import SIZES, T5
 
 DEFAULTS = dict(vocab_size=250112, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu")
@@ -14,10 +14,8 @@ MT5 = replace(
     name="mT5",
     model_type="mt5",
     architecture="MT5ForConditionalGeneration",
-    ours={**T5.ours, "tie_embeddings": "source-target"},
     keys=(
         *(replace(k, default=DEFAULTS.get(str(k.theirs), k.default)) if isinstance(k, Key) else k for k in SIZES),
-        # Whether the logits of a tied one are scaled depends on the version of transformers.
-        Fixed("tie_word_embeddings", False),
+        ScaledTie(False, until_5=True),
     ),
 )

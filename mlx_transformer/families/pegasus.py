@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .engine import Family
 from .keys import Fixed, Key
-from .marian import BIASES, SIZES, names
+from .marian import BIASES, SIZES, STARTS_AS_OURS, names
 
 OTHERS = dict(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True, add_bias_logits=False)
 OTHERS |= dict(static_position_embeddings=True)
@@ -23,6 +23,7 @@ PEGASUS = Family(
         Key("vocab_size", "vocab_size", 50265),
         Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "source-target"}),
         *SIZES,
+        *STARTS_AS_OURS,
         Key("pad_token_id", "pad_id", 0),
         Key("decoder_start_token_id", "bos_id", 0),
         Key("eos_token_id", "eos_id", 1),
@@ -30,4 +31,6 @@ PEGASUS = Family(
     ),
     names=names,
     sinusoids=("model.(encoder|decoder).embed_positions",),
+    ignored=("model.shared",),
+    untied_alike=True,
 )

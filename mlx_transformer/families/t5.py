@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .engine import At, Family
-from .keys import Fixed, Key, Values
+from .keys import Fixed, Key, ScaledTie, Values
 
 BOTH, QKVO, PARTS = "(encoder|decoder)", "(query|key|value|output)_proj", "(gate|up|down)_proj"
 FEED_FORWARD = {"relu": ("relu", False), "gelu": ("gelu", False), "silu": ("silu", False)}
@@ -22,6 +22,8 @@ def names(config: Any) -> dict[str, str | At]:
     up, head = "wi_1" if config.gated else "wi", () if config.own_classifier else ("lm_head",)
     return {
         "embedding": At("shared", copies=("encoder.embed_tokens", "decoder.embed_tokens", *head)),
+        "source_embedding": "encoder.embed_tokens",
+        "target_embedding": At("decoder.embed_tokens", copies=head),
         f"{BOTH}.positions": f"{BOTH}.block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{BOTH}.layers.*.self_attention.{QKVO}": f"{BOTH}.block.*.layer.0.SelfAttention.(q|k|v|o)",
         f"{BOTH}.layers.*.self_attention_norm": f"{BOTH}.block.*.layer.0.layer_norm",
@@ -37,9 +39,10 @@ def names(config: Any) -> dict[str, str | At]:
 
 
 def derived(fields: Values) -> Values:
-    """Where the classifier is the embedding, what it reads is divided by sqrt(d_model)."""
-    scale = fields["d_model"] ** -0.5 if fields["tie_embeddings"] == "all" else None
-    return {**fields, "d_v": fields["d_k"], "logit_scale": scale}
+    """What a tied classifier reads is divided by sqrt(d_model), and one rate is that of every dropout."""
+    scale = fields["d_model"] ** -0.5 if fields["logit_scale"] else None
+    rates = dict.fromkeys(("attention_dropout", "activation_dropout"), fields["dropout"])
+    return {**fields, "d_v": fields["d_k"], "logit_scale": scale, **rates}
 
 
 SIZES = (
@@ -67,8 +70,9 @@ T5 = Family(
     architecture="T5ForConditionalGeneration",
     ours=dict(norm="rmsnorm", norm_placement="pre", positions="relative", feed_forward_bias=False)
     | dict(scale_embeddings=False, attention_scale=1.0),
-    keys=(*SIZES, Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "source-target"})),
+    keys=(*SIZES, ScaledTie(True, scale="scale_decoder_outputs")),
     names=names,
     derived=derived,
+    counts_tokens=True,
     ignored=("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias",),
 )

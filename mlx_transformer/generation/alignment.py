@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer import SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 
-SPACES = "ĠĉĊč"
-"""Space, tab and line ends, as the vocabulary spells bytes."""
+SPACES = "ĠĉĊč▁"
+"""Space, tab and line ends, as the vocabulary spells bytes; and a space as SentencePiece does."""
 
 Links = Sequence[tuple[int, int]]
 """(source word, target word), both counted from 0, in the order of the target."""
@@ -92,9 +92,9 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | None]:
     """Number the word that each token is part of, words being what white space separates; None for special
     tokens and for white space alone."""
     words: list[int | None] = []
-    word, inside = -1, False
+    word, inside, special = -1, False, tokenizer.special_ids - {tokenizer.mask_id}
     for id in ids:
-        letters = "" if id < len(SPECIAL_TOKENS) else tokenizer.token(id)
+        letters = "" if id in special else tokenizer.token(id)
         if not letters.strip(SPACES):
             words.append(None)
             inside = inside and not letters

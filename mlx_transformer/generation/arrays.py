@@ -51,6 +51,10 @@ class Arrays(Protocol):
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array: ...
     def concatenate(self, arrays: list[Array], axis: int) -> Array: ...
     def stack(self, arrays: list[Array], axis: int) -> Array: ...
+    def marked(self, places: Array, width: int) -> Array:
+        """Booleans (R, width), true at places (R, N) of each row."""
+        ...
+
     def arange(self, stop: int) -> Array: ...
     def full(self, shape: Sequence[int], value: float) -> Array:
         """A float32 array of one value."""
@@ -93,6 +97,11 @@ class NumpyArrays:
         shifted = x - largest
         result = np.log(np.sum(np.exp(shifted, out=shifted), axis=axis, keepdims=True)) + largest
         return result if keepdims else np.squeeze(result, axis)
+
+    def marked(self, places: np.ndarray, width: int) -> np.ndarray:
+        marks = np.zeros((len(places), width), bool)
+        np.put_along_axis(marks, places, True, axis=1)
+        return marks
 
     def full(self, shape: Sequence[int], value: float) -> np.ndarray:
         return np.full(shape, value, np.float32)

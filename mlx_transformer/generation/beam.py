@@ -1,11 +1,11 @@
 """Beam search with GNMT length penalty (Wu et al. 2016, section 7), all sentences of a batch at once.
 
-Shapes: B sentences, K = beam, V vocabulary, C = 2K candidates a step.
+Shapes: B sentences, K = beam, V vocabulary, C candidates a step: 2K, and K more for each further token that ends.
 
-A step's candidates are the 2K best extensions of a sentence's K live hypotheses: at most K of them end with eos, so K
-live ones always remain. Those of the K best candidates that end (or have reached the length limit) move to the finished
-set, which keeps the K best by log p / lp(length). An ending candidate behind the K best is dropped, as in fairseq and
-transformers. A sentence stops when no live hypothesis can beat the worst finished one any more, or with
+A step's candidates are the C best extensions of a sentence's K live hypotheses: at most K of them end with the same
+token, so K live ones always remain. Those of the K best candidates that end (or have reached the length limit) move to
+the finished set, which keeps the K best by log p / lp(length). An ending candidate behind the K best is dropped, as in
+fairseq and transformers. A sentence stops when no live hypothesis can beat the worst finished one any more, or with
 `early_stopping` once K are finished.
 """
 
@@ -39,35 +39,49 @@ class Beam(Strategy):
         self.aside = {name: np.zeros((size, k), np.float64) for name in ("score", *self.ends)}
 
     def choose(self, logits: Array, t: int) -> tuple[Array, Array]:
-        return self.advance(*self.candidates(logits, t), t)
+        found, forced = self.candidates(logits, t), self.rules.unscored(t, self.limits)
+        return self.advance(*(found if forced is None else self._forced(forced, *found)), t)
 
     def advance(self, values: Array, parent: Array, token: Array, t: int) -> tuple[Array, Array]:
         """Take the finished ones out of the candidates (B, C), and go on with the K best others."""
         xp, k, size = self.xp, self.width, len(self.live)
-        eos = token == self.config.eos_id
+        eos = self.rules.is_end(token)
         at_limit = self.limits <= t + 1
         self._finish(values, parent, token, eos | at_limit[:, None], t)
         self.live, pick = first_of(xp, xp.where(eos, 4 * BANNED, values), k)
         token, parent = (xp.take_along_axis(x, pick, axis=1) for x in (token, parent))
         self.tokens.append(token)
         self.parents.append(parent)
+        self.rules.write(token, parent)
         self.done = self.done | at_limit | self._decided(t + 1)
         rows = (parent + xp.arange(size)[:, None] * k).reshape(-1)
         return token.reshape(-1), rows
 
     def candidates(self, logits: Array, t: int) -> tuple[Array, Array, Array]:
-        """The 2K best extensions (B, C) of each sentence, best first: log p, the slot they extend, the token."""
-        xp, k, v = self.xp, self.width, logits.shape[-1]
+        """The C best extensions (B, C) of each sentence, best first: log p, the slot they extend, the token."""
+        xp, count, v = self.xp, self.options.candidates, logits.shape[-1]
         size, hypotheses = self.live.shape
         logits = xp.float32(logits).reshape(size, hypotheses, v)
         # log p of hypothesis and token: logit less the softmax's normaliser, plus log p of the hypothesis so far.
-        scores = logits + (self.live - xp.logsumexp(logits, axis=-1))[:, :, None]
+        normaliser = xp.logsumexp(logits, axis=-1)
+        if self.options.repetition_penalty == 1:
+            scores = logits + (self.live - normaliser)[:, :, None]
+        else:
+            scores = self.rules.penalised(logits - normaliser[:, :, None]) + self.live[:, :, None]
         scores = self.rules.apply(scores, t).reshape(size, hypotheses * v)
-        if hypotheses * v < 2 * k:
-            scores = xp.concatenate([scores, xp.full((size, 2 * k - hypotheses * v), 2 * BANNED)], axis=1)
-        values, flat = top_k(xp, scores, 2 * k)  # (B, C)
+        if hypotheses * v < count:
+            scores = xp.concatenate([scores, xp.full((size, count - hypotheses * v), 2 * BANNED)], axis=1)
+        values, flat = top_k(xp, scores, count)  # (B, C)
         parent, token = flat // v, flat % v
         return values, xp.where(parent < hypotheses, parent, 0), token  # the filling has no parent
+
+    def _forced(self, forced: Array, values: Array, parent: Array, token: Array) -> tuple[Array, Array, Array]:
+        """The candidates of a step in which sentences get a token (B,), or -1: the live ones, each with it."""
+        xp, (size, live), count = self.xp, self.live.shape, values.shape[1]
+        own = xp.concatenate([self.live, xp.full((size, count - live), 2 * BANNED)], axis=1)
+        slots, given = xp.arange(count)[None], forced[:, None]
+        parent = xp.where(given < 0, parent, xp.where(slots < live, slots, 0))
+        return xp.where(given < 0, values, own), parent, xp.where(given < 0, token, given)
 
     def _finish(self, values: Array, parent: Array, token: Array, ends: Array, t: int) -> None:
         """Merge the ending ones of the K best candidates into the finished set."""
@@ -89,6 +103,8 @@ class Beam(Strategy):
         full = worst > DEAD
         if self.options.early_stopping:
             return full
+        if self.options.heuristic_stop:
+            return full & (worst >= self.live[:, 0] / float(self.options.penalty(length)))
         ahead = self.limit_penalty if self.options.length_penalty >= 0 else float(self.options.penalty(length + 1))
         return full & (worst >= self.live[:, 0] / ahead)
 
@@ -135,6 +151,6 @@ class Beam(Strategy):
             ended = [
                 (paths[i, j, : step[i, j] + 1].tolist(), float(score)) for j, score in enumerate(scores) if score > DEAD
             ]
-            eos = self.config.eos_id
-            results.append([Hypothesis(ids[:-1] if ids[-1] == eos else ids, score) for ids, score in ended])
+            ends = self.rules.ends
+            results.append([Hypothesis(ids[:-1] if ids[-1] in ends else ids, score) for ids, score in ended])
         return results

@@ -9,7 +9,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,8 +23,9 @@ from mlx_transformer.system.watch import Watch
 
 from .alignment import CrossWeights
 from .lines import PART_LINES, Layout, LineReader, one_line
-from .options import Overlong, TextSettings
+from .options import Options, Overlong, TextSettings
 from .output import Writer, writer
+from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, language_id
 from .verbs import TextVerbs
 
 DONE_WITH = {
@@ -59,6 +60,10 @@ def translate_stream(
     can't be read, written or continued.
     """
     s, options = changed(settings, changes)
+    for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
+        if (code := getattr(s, name)) is not None:
+            language_id(model.generation, code)
+            options[name] = code
     if s.stream and (s.scores or s.json or s.resume or s.alignment):
         raise UserError("stream=True writes bare text as it is decided: without scores, json, resume and alignment")
     if text and input is not None:
@@ -75,7 +80,8 @@ def translate_stream(
         def facts() -> Mapping[str, str]:
             assert known is not None
             said = {"overlong": s.overlong, "scores": s.scores, "json": s.json, "alignment": s.alignment}
-            written = {key: str(value) for key, value in {**options, **said}.items()}
+            searched = {**asdict(Options()), **model.generation, **options}
+            written = {key: str(value) for key, value in {**searched, **said}.items()}
             return {"input": known[1], **written, **model_facts()}
 
         target = writer(output, None if known is None or s.stream else facts, s.resume)

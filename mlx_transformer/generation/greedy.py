@@ -38,7 +38,7 @@ class Greedy(Strategy):
     def choose(self, logits: Array, t: int) -> tuple[Array, None]:
         xp = self.xp
         logits = xp.float32(logits)
-        allowed = self.rules.apply(logits[:, None], t)[:, 0]
+        allowed = self.rules.apply(self.rules.penalised(logits[:, None]), t)[:, 0]
         if self.options.sample:
             drawn = noise(self.options.seed, t, self.places[self.index], self.config.vocab_size)
             token = draw(xp, likeliest(xp, allowed, self.options), xp.asarray(drawn))
@@ -47,10 +47,13 @@ class Greedy(Strategy):
         chosen = xp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         if self.scored:
             chosen = chosen - xp.logsumexp(logits, axis=-1)
+        if (forced := self.rules.unscored(t, self.limits)) is not None:
+            token, chosen = xp.where(forced >= 0, forced, token), xp.where(forced >= 0, 0.0, chosen)
         self.total = xp.where(self.done, self.total, self.total + chosen)
         token = xp.where(self.done, self.config.pad_id, token)
         self.history.append(token)
-        self.done = self.done | (token == self.config.eos_id) | (self.limits <= t + 1)
+        self.rules.write(token[:, None])
+        self.done = self.done | self.rules.is_end(token) | (self.limits <= t + 1)
         return token, None
 
     def held(self) -> list[Array]:
@@ -70,7 +73,7 @@ class Greedy(Strategy):
         for row, length, total in zip(tokens, lengths, self.scores, strict=True):
             ids = row[:length].tolist()
             score = float(total / self.options.penalty(int(length)))
-            results.append([Hypothesis(ids[:-1] if ids[-1:] == [self.config.eos_id] else ids, score)])
+            results.append([Hypothesis(ids[:-1] if ids and ids[-1] in self.rules.ends else ids, score)])
         return results
 
     def _put_aside(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mlx_transformer.system.errors import UserError
@@ -29,6 +30,11 @@ Overlong = Literal["error", "truncate", "split", "skip"]
 """What becomes of a line with more tokens than the model has positions: an error that names it; its first tokens alone;
 pieces, cut at sentence ends where there are some, translated one by one and joined with spaces; or an empty line."""
 OverlongPair = Literal["error", "skip"]
+
+
+IdTuple = tuple[int, ...]
+ID_FIELDS = ("forced_first", "suppressed", "end_ids")
+"""The fields of `Options` that are ids of one vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,27 @@ class Options:
     """Sample from the likeliest tokens, of those that top-k leaves, that hold this probability."""
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
     """Seed of sampling."""
+    repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = 1.0
+    """What weakens tokens that were written before (Keskar et al. 2019): above 1 a logit, in beam search a log p, is
+    divided by it, or multiplied where it is negative."""
+    no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = 0
+    """Never write the same so many tokens twice; 0: as many as you like."""
+    heuristic_stop: bool = False
+    """Stop a sentence once no live hypothesis would win at its present length, as in transformers; it may win later."""
+    forced_first: IdTuple = ()
+    """The first tokens of every output, before those of a prefix: a language, say. They are not in the score."""
+    forced_end: bool = False
+    """End what reaches its length limit with the end token, which is not in the score."""
+    suppressed: IdTuple = ()
+    """Tokens that are never written."""
+    end_ids: IdTuple = ()
+    """Tokens that end an output, beside the end token."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
     """Most rows * beam * (source + new tokens) of one batch, which bounds the memory of its caches, where translations
     are as long as their sources; of a decoder alone, as long as they may become."""
 
     def __post_init__(self) -> None:
-        if problems := check_fields(self):
+        if problems := [*check_fields(self), *(p for name in ID_FIELDS for p in self._check_ids(name))]:
             raise UserError("; ".join(problems))
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise UserError(
@@ -90,6 +111,32 @@ class Options:
         for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
             if not self.sample and getattr(self, name) != neutral:
                 raise UserError(f"{name}={getattr(self, name)} has an effect in sampling only: add sample=True")
+
+    def _check_ids(self, name: str) -> list[str]:
+        """What is wrong with a tuple of ids, which may be any sequence of them."""
+        given = getattr(self, name)
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) > LONGEST:
+            return [f"{name}={given!r:.60} must be a list of ids"]
+        wrong = [
+            id for id in given if isinstance(id, bool) or not isinstance(id, Integral) or int(id) not in range(LONGEST)
+        ]
+        if not wrong:
+            object.__setattr__(self, name, tuple(map(int, given)))
+        return [f"{name}: {wrong[0]!r:.60} is no id" for _ in wrong[:1]]
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether what may be written depends on all that was."""
+        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0
+
+    def ends(self, config: TransformerConfig) -> tuple[int, ...]:
+        """The tokens that end an output."""
+        return config.eos_id, *self.end_ids
+
+    @property
+    def candidates(self) -> int:
+        """How many extensions a step of beam search looks at: with so many, BEAM of them don't end."""
+        return self.beam * (2 + len(self.end_ids))
 
     @property
     def penalty_offset(self) -> float:
@@ -117,6 +164,10 @@ class TextSettings:
     """Write text as it is decided, line by line."""
     resume: bool = False
     """Continue what was interrupted on its way to OUT."""
+    source_language: str | None = None
+    """The text's language, by its code in a model of several: eng_Latn."""
+    target_language: str | None = None
+    """The language that it is translated into, likewise."""
 
 
 def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
@@ -125,8 +176,11 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
         raise UserError(f"n_best={options['n_best']!r:.60}: {verb} returns the best alone; {instead} returns several")
 
 
-def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> list[np.ndarray]:
-    """Forced first tokens for each of `rows` inputs (an empty list forces none)."""
+def check_prefix(
+    prefix: Ids | None, rows: int, config: TransformerConfig, end_ids: Sequence[int] = ()
+) -> list[np.ndarray]:
+    """Forced first tokens for each of `rows` inputs (an empty list forces none); end_ids: those that end an output,
+    beside the model's own."""
     import numpy as np
 
     from mlx_transformer.core.inputs import check_ids, listed
@@ -142,11 +196,19 @@ def check_prefix(prefix: Ids | None, rows: int, config: TransformerConfig) -> li
             found = np.flatnonzero(row == getattr(config, name))
             if found.size:
                 raise UserError(f"prefix row {i}, position {found[0]}: {name} {row[found[0]]} can't be forced")
+        for id in set(row.tolist()) & {*end_ids}:
+            raise UserError(f"prefix row {i}: {id} can't be forced: it is one of end_ids")
     return checked
 
 
-def check_beam(options: Options, config: TransformerConfig) -> None:
-    """`UserError` unless the first step has a token for every hypothesis."""
+def check_options(options: Options, config: TransformerConfig) -> None:
+    """`UserError` unless the first step has a token for every hypothesis, and all ids are the model's."""
+    for name in ID_FIELDS:
+        for id in getattr(options, name):
+            if id >= config.vocab_size:
+                raise UserError(f"{name}: {id} is outside the vocabulary of {config.vocab_size}")
+            if name == "forced_first" and id in (config.pad_id, *options.ends(config)):
+                raise UserError(f"{name}: {id} can't be forced: it is padding, or an end")
     if options.beam > config.vocab_size:
         raise UserError(f"beam={options.beam} is more than the vocabulary's {config.vocab_size} tokens")
 
@@ -183,9 +245,10 @@ def length_limits(
         raise UserError(
             f"{name}={limits[i]} is more than {EXTENDED} times the model's max_positions={config.max_positions}"
         )
+    first = len(options.forced_first)
     for i, row in enumerate(prefix):
-        if len(row) > limits[i]:
-            raise UserError(f"prefix row {i}: {len(row)} tokens, but max_new_tokens is {limits[i]}: raise it")
+        if first + len(row) > limits[i]:
+            raise UserError(f"prefix row {i}: {first + len(row)} tokens, but max_new_tokens is {limits[i]}: raise it")
     return limits
 
 

@@ -21,7 +21,7 @@ from .greedy import Greedy
 from .options import (
     Hypothesis,
     Options,
-    check_beam,
+    check_options,
     check_prefix,
     check_single,
     expected_tokens,
@@ -112,9 +112,9 @@ def checked(
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
-    check_beam(chosen, config)
+    check_options(chosen, config)
     sources = Sources.of(config, **given)
-    forced = check_prefix(prefix, len(sources), config)
+    forced = check_prefix(prefix, len(sources), config, chosen.end_ids)
     limits = length_limits(sources, forced, chosen, config, not model.extends_positions)
     check_fits(config, chosen.beam, int(sources.lengths.max(initial=0)), int(limits.max(initial=0)))
     return sources, forced, limits

@@ -143,34 +143,103 @@ def run(
     return strategy.results()
 
 
+def banned_ids(config: TransformerConfig) -> list[int]:
+    """What is never written: padding, and the start token where it isn't the end too, as in BART."""
+    return sorted({config.pad_id, config.bos_id} - {config.eos_id})
+
+
 class Rules:
-    """Which tokens are allowed: never pad or start, no eos too early, forced prefixes."""
+    """Which tokens are allowed: never pad or start, no end too early, forced ones, nothing that mustn't be repeated."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
-        self.xp, self.min_new_tokens = xp, options.min_new_tokens
+        self.xp, self.options, self.min_new_tokens = xp, options, options.min_new_tokens
+        self.ends, self.vocab_size = options.ends(config), config.vocab_size
         bans = np.zeros(config.vocab_size, np.float32)
-        bans[[config.pad_id, config.bos_id]] = BANNED
+        bans[[*banned_ids(config), *options.suppressed]] = BANNED
         self.bans = xp.asarray(bans)
         bans = bans.copy()
-        bans[config.eos_id] = BANNED
+        bans[list(self.ends)] = BANNED
         self.early_bans = xp.asarray(bans)
         self.token = xp.arange(config.vocab_size)[None, None]
+        self.history = xp.asarray(_begun(batch, config)[:, None]) if options.reads_history else None
+        """All that was written and read before it (B, K, L), -1 before its begin."""
+        first = len(options.forced_first)
         longest = max((len(row) for row in batch.prefix), default=0)
-        self.forced = np.full((len(batch.prefix), longest), -1, np.int32)
+        self.forced = np.full((len(batch.prefix), first + longest), -1, np.int32)
         for i, row in enumerate(batch.prefix):
-            self.forced[i, : len(row)] = row
+            self.forced[i, first : first + len(row)] = row
 
     def apply(self, scores: Array, t: int) -> Array:
-        """Add BANNED to the scores (B, K, V) of tokens that may not be number t."""
-        xp = self.xp
+        """Add BANNED to the scores (B, K, V) of tokens that may not be number t. What a prefix forces may always be."""
+        xp, given = self.xp, scores
         scores = scores + (self.early_bans if t < self.min_new_tokens else self.bans)
+        if self.history is not None:
+            scores = self._without_repeats(scores)
         if t < self.forced.shape[1]:
             forced = xp.asarray(self.forced[:, t])[:, None, None]
-            scores = xp.where((forced >= 0) & (self.token != forced), scores + BANNED, scores)
+            only = xp.where(self.token == forced, given, given + BANNED)
+            scores = xp.where(forced >= 0, only, scores)
         return scores
+
+    def penalised(self, scores: Array) -> Array:
+        """Scores (B, K, V), those of all that was written weakened: logits, or in beam search log p (transformers)."""
+        penalty = self.options.repetition_penalty
+        if self.history is None or penalty == 1:
+            return scores
+        weaker = self.xp.where(scores < 0, scores * penalty, scores / penalty)
+        return self.xp.where(self._among(self.history), weaker, scores)
+
+    def unscored(self, t: int, limits: Array) -> Array | None:
+        """The token (B,) that each sentence gets as number t without its being scored, -1: none; None: nowhere one."""
+        if t < len(self.options.forced_first):
+            return self.xp.where(limits >= 0, self.options.forced_first[t], -1)
+        return self.xp.where(limits == t + 1, self.ends[0], -1) if self.options.forced_end else None
+
+    def is_end(self, token: Array) -> Array:
+        """Whether tokens (...) are ends."""
+        found = token == self.ends[0]
+        for other in self.ends[1:]:
+            found = found | (token == other)
+        return found
+
+    def write(self, token: Array, parent: Array | None = None) -> None:
+        """Take the new tokens (B, K) down, each after hypothesis `parent` of its sentence."""
+        if self.history is not None:
+            before = self.history
+            if parent is not None:
+                before = self.xp.take_along_axis(before, parent[:, :, None], axis=1)
+            self.history = self.xp.concatenate([before, token[:, :, None]], axis=2)
 
     def keep(self, live: np.ndarray) -> None:
         self.forced = self.forced[live]
+        if self.history is not None:
+            (self.history,) = take_sentences(self.xp, live, self.history)
+
+    def _without_repeats(self, scores: Array) -> Array:
+        """BANNED on each token that would end the same n tokens as were written before."""
+        n, history = self.options.no_repeat_ngram, self.history
+        windows = 0 if history is None or n == 0 else history.shape[2] - n + 1
+        if history is None or windows < 1:
+            return scores
+        same = history[:, :, n - 1 :] >= 0
+        for i in range(n - 1):
+            last = history[:, :, history.shape[2] - n + 1 + i][:, :, None]
+            same = same & (history[:, :, i : i + windows] == last)
+        return scores + self.xp.where(self._among(self.xp.where(same, history[:, :, n - 1 :], -1)), BANNED, 0.0)
+
+    def _among(self, tokens: Array) -> Array:
+        """Whether each of the vocabulary (B, K, V) is among tokens (B, K, N); -1: none."""
+        size, hypotheses, _ = tokens.shape
+        places = self.xp.where(tokens < 0, self.vocab_size, tokens).reshape(size * hypotheses, -1)
+        return self.xp.marked(places, self.vocab_size + 1)[:, :-1].reshape(size, hypotheses, -1)
+
+
+def _begun(batch: Batch, config: TransformerConfig) -> np.ndarray:
+    """What each output goes on from (B, L): the start token, or the prompt, -1 before it."""
+    if config.has_encoder:
+        return np.full((len(batch.sources), 1), config.bos_id, np.int32)
+    longest = max(len(row) for row in batch.sources)
+    return np.array([[-1] * (longest - len(row)) + [int(id) for id in row] for row in batch.sources], np.int32)
 
 
 def take_sentences(xp: Arrays, live: np.ndarray, *arrays: Array) -> list[Array]:

@@ -50,7 +50,7 @@ def _tokens(model: Model, batch: Batch, strategy: Greedy) -> Iterator[int]:
         new = int(xp.numpy(token)[0])
         if not np.isfinite(xp.numpy(strategy.total)[0]):
             raise UserError("the model's logits are not finite; check its weights")
-        if new == model.config.eos_id:
+        if new in strategy.rules.ends:
             return
         yield new
         if not xp.lazy and more:
@@ -65,17 +65,18 @@ def stream(
     overlong: Overlong = "error",
     line_number: int = 1,
     on_overlong: Callable[[int], None] | None = None,
+    source_prefix: Sequence[int] = (),
     **options: Any,
 ) -> Iterator[str]:
     """The translation of one line, piece by piece: joined they are what `translator.translate([line])` gives.
 
-    A piece ends with a whole character, so a token that is part of one comes with the next. `line_number` is for
-    messages and `on_overlong`, which is told of a line that is too long. Errors are raised at the call, as in
-    `stream_ids`.
+    A piece ends with a whole character, so a token that is part of one comes with the next. `source_prefix`: what each
+    source begins with. `line_number` is for messages and `on_overlong`, which is told of a line that is too long.
+    Errors are raised at the call, as in `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
     # All are checked before the first is begun.
-    parts = [stream_ids(model, ids, row=i, **options) for i, ids in enumerate(rows)]
+    parts = [stream_ids(model, [*source_prefix, *ids], row=i, **options) for i, ids in enumerate(rows)]
     texts = [pieces(translator.tokenizer.decode, part) for part in parts]
     return chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts))
 

@@ -46,13 +46,15 @@ class Translator:
         generate: Callable[..., list[list[int]]] | None = None,
         *,
         shows_attention: bool = False,
+        reserved: int = 0,
     ):
         """`where` names the model in errors; `generate(ids, **options)`: the best ids of each row, where scores don't
-        matter. shows_attention: `search(ids, attention=True)` gives the attention of its hypotheses. `UserError` if the
-        model can't translate text."""
+        matter. reserved: positions of the source that text may not take. shows_attention:
+        `search(ids, attention=True)` gives the attention of its hypotheses. `UserError` if the model can't translate
+        text."""
         tokenizer = fitting_tokenizer(config, tokenizer, where, "encoder-decoder", "translating")
         self.config, self.tokenizer, self.search, self.generate = config, tokenizer, search, generate
-        self.shows_attention = shows_attention
+        self.shows_attention, self.most = shows_attention, config.max_positions - reserved
 
     def n_best(
         self,
@@ -98,7 +100,7 @@ class Translator:
         owners, rows = [], []
         for i, ids in enumerate(self.tokenizer.source.encode_batch(lines)):
             if lines[i].strip():
-                if on_overlong is not None and len(ids) > self.config.max_positions:
+                if on_overlong is not None and len(ids) > self.most:
                     on_overlong(first_line + i)
                 pieces = self._fit(lines[i], ids, first_line + i, overlong)
                 owners += [i] * len(pieces)
@@ -137,7 +139,7 @@ class Translator:
 
     def _fit(self, line: str, ids: list[int], number: int, overlong: Overlong) -> list[list[int]]:
         """The ids of the line, or of its pieces, none of them longer than the model takes."""
-        limit = self.config.max_positions
+        limit = self.most
         if len(ids) <= limit:
             return [ids]
         if overlong == "truncate":
@@ -153,7 +155,7 @@ class Translator:
 
     def _pieces(self, text: str, ids: list[int]) -> Iterator[list[int]]:
         """Halve until all fits, at the sentence end nearest to the middle, else at white space, else anywhere."""
-        limit = self.config.max_positions
+        limit = self.most
         if len(ids) <= limit:
             yield ids
             return

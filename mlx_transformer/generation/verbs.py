@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -17,6 +18,7 @@ from mlx_transformer.core.inputs import Ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
+from .settings import LANGUAGES, Settings, resolved, with_source_language
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -40,6 +42,12 @@ class TextVerbs:
     """The name of the model in messages."""
     has_steps: bool = True
     """Whether tokens can be had one by one, and the probability of given ones; a search inside a graph has neither."""
+
+    @cached_property
+    def generation(self) -> Settings:
+        """How the model generates unless told otherwise: fields of `Options`, in whose place those count that a call
+        gives."""
+        return {}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -65,14 +73,17 @@ class TextVerbs:
         raise NotImplementedError
 
     def generate(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[int]]:
-        """Return new token ids of each input's best output; arguments as `generation.search.search` has them."""
+        """Return new token ids of each input's best output; arguments as `generation.search.search` has them, and of a
+        model of several languages `source_language` and `target_language`, codes of its own (`generation.json`)."""
+        ids, options = with_source_language(self.generation, ids, options)
         with self.decoding() as model:
-            return searches.generate(model, ids, prefix, **options)
+            return searches.generate(model, ids, prefix, **resolved(self.generation, options))
 
     def search(self, ids: Ids | None = None, prefix: Ids | None = None, **options: Any) -> list[list[Hypothesis]]:
         """Return the `n_best` outputs of each input with their scores, best first; see `generation.search.search`."""
+        ids, options = with_source_language(self.generation, ids, options)
         with self.decoding() as model:
-            return searches.search(model, ids, prefix, **options)
+            return searches.search(model, ids, prefix, **resolved(self.generation, options))
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
         """Return log p of every token of each target; see `generation.likelihood.log_probabilities`."""
@@ -85,7 +96,8 @@ class TextVerbs:
         """Give the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
-        return self._streamed(lambda model: stream_ids(model, ids, prefix, **options))
+        [ids], options = with_source_language(self.generation, [ids], options)
+        return self._streamed(lambda model: stream_ids(model, ids, prefix, **self._streaming(options)))
 
     @overload
     def translate(self, lines: str, *, overlong: Overlong = "error", **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -122,7 +134,9 @@ class TextVerbs:
             return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
 
-        return self._streamed(lambda model: stream(model, self.translator, text, **options))
+        [first], options = with_source_language(self.generation, [[]], options)
+        chosen = self._streaming(options)
+        return self._streamed(lambda model: stream(model, self.translator, text, source_prefix=first, **chosen))
 
     @overload
     def complete(self, prompts: str, *, stop: Sequence[str] = (), **options: Any) -> str: ...  # type: ignore[overload-overlap]
@@ -162,8 +176,12 @@ class TextVerbs:
         """What goes from text to rows of ids and back; `UserError` for a model that translates no text."""
         from .translate import Translator
 
+        reserved = 1 if self.generation.get(LANGUAGES) else 0  # a source may begin with its language
+        shows = self.shows_attention
         return Translator(
-            self.config, self.tokenizer, self.search, self.where, self.generate, shows_attention=self.shows_attention
+            *(self.config, self.tokenizer, self.search, self.where, self.generate),
+            shows_attention=shows,
+            reserved=reserved,
         )
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
@@ -174,6 +192,10 @@ class TextVerbs:
         from .translate import fitting_tokenizer
 
         return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
+
+    def _streaming(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Streams have no beam of which nobody asked for."""
+        return resolved(self.generation, {"beam": 1, **options})
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
         """Begin at once, so that what is wrong is said at the call; the rest while the caller reads."""

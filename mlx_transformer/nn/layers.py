@@ -132,6 +132,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config = config.of("encoder")
         self.positions = Positions(config, causal=False)
+        if config.embedding_norm:
+            self.embedding_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
         self.layers = [EncoderLayer(config, attention) for _ in range(config.encoder_layers)]
         if config.norm_placement == "pre":
@@ -141,6 +143,9 @@ class Encoder(nn.Module):
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
         x, rotation, mask = self.positions(x, position_ids, mask)
         tap("embedding", x)
+        if self.config.embedding_norm:
+            x = self.embedding_norm(x)
+            tap("embedding_norm", x)
         x = self.dropout(x)
         for i, layer in enumerate(self.layers):
             x = layer(x, mask, rotation, within(tap, f"layers.{i}"))
@@ -157,6 +162,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config = config.of("decoder")
         self.positions = Positions(config, causal=True)
+        if config.embedding_norm:
+            self.embedding_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
         self.layers = [DecoderLayer(config, attention) for _ in range(config.decoder_layers)]
         if config.norm_placement == "pre":
@@ -175,6 +182,9 @@ class Decoder(nn.Module):
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
         x, rotation, mask = self.positions(x, position_ids, mask)
         tap("embedding", x)
+        if self.config.embedding_norm:
+            x = self.embedding_norm(x)
+            tap("embedding_norm", x)
         x = self.dropout(x)
         for i, layer in enumerate(self.layers):
             layer_cross = None if cross is None else cross[i]

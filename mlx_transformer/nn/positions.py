@@ -90,7 +90,7 @@ class Positions(nn.Module):
         """x + position rows, (B, L, D)."""
         if self.kind not in ("learned", *SINUSOIDS):
             return x
-        table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, x.shape[-1], self.kind)
+        table = self.weight if self.kind == "learned" else sinusoid_table(position_ids.limit, self.config)
         if position_ids.limit > table.shape[0]:
             raise UserError(
                 f"a sequence of {position_ids.limit} tokens is longer than the {table.shape[0]} learned positions"
@@ -127,9 +127,9 @@ def rotate(x: mx.array, rotation: Rotation) -> mx.array:
     return mx.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
 
 
-def sinusoid_table(length: int, d_model: int, kind: str) -> mx.array:
+def sinusoid_table(length: int, config: TransformerConfig) -> mx.array:
     """At least `length` rows of the encoding, float32; a longer table starts with the very same rows."""
-    return _sinusoids(_chunks(length), d_model, kind)
+    return _sinusoids(_chunks(length), config.d_model, config.positions, config.first_position)
 
 
 def bucket_table(length: int, config: TransformerConfig, causal: bool) -> mx.array:
@@ -147,8 +147,8 @@ def _chunks(length: int) -> int:
 
 
 @lru_cache(maxsize=32)
-def _sinusoids(length: int, d_model: int, kind: str) -> mx.array:
-    return mx.array(sinusoids(length, d_model, kind))
+def _sinusoids(length: int, d_model: int, kind: str, first: int) -> mx.array:
+    return mx.array(sinusoids(length, d_model, kind, first=first))
 
 
 @lru_cache(maxsize=32)

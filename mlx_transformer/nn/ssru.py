@@ -26,9 +26,7 @@ class LayerState:
 
     def extend(self, f: mx.array, v: mx.array) -> mx.array:
         """Go on by f and v = (1 - f) u (R, T, D); returns c of each new position, (R, T, D)."""
-        if self.state is not None:
-            v = v + mx.pad(f[:, :1] * self.state[:, None], [(0, 0), (0, v.shape[1] - 1), (0, 0)])
-        c = recurrence(f, v)
+        c = recurrence(f, v, self.state)
         self.state = c[:, -1]
         return c
 
@@ -57,13 +55,16 @@ class SSRU(nn.Module):
         return relu((LayerState() if past is None else past).extend(f, v))
 
 
-def recurrence(f: mx.array, v: mx.array) -> mx.array:
-    """c_t = f_t c_{t-1} + v_t from c_{-1} = 0 on, along the second axis: (B, T, D), (B, T, D) -> (B, T, D).
+def recurrence(f: mx.array, v: mx.array, state: mx.array | None = None) -> mx.array:
+    """c_t = f_t c_{t-1} + v_t along the second axis, c_{-1} being the state (B, D) or 0: (B, T, D) -> (B, T, D).
 
     Positions t - s and t compose to (f_{t-s} f_t, f_t v_{t-s} + v_t), for s = 1, 2, 4, ...: after each round a position
     knows twice as many before it (Hillis and Steele 1986). Products of f alone, undone by a division, would lose all
     where an f is near 0.
     """
+    if state is not None:
+        first = v[:, :1] + f[:, :1] * state[:, None]
+        v = first if v.shape[1] == 1 else mx.concatenate([first, v[:, 1:]], axis=1)
     s = 1
     while s < f.shape[1]:
         v = mx.concatenate([v[:, :s], v[:, s:] + f[:, s:] * v[:, :-s]], axis=1)

@@ -56,6 +56,9 @@ class MlxArrays:
     def argsort(self, x: mx.array, axis: int) -> mx.array:
         return mx.argsort(x, axis=axis).astype(mx.int32)
 
+    def marked(self, places: mx.array, width: int) -> mx.array:
+        return mx.put_along_axis(mx.zeros((len(places), width), mx.bool_), places, mx.array(True), axis=1)
+
     def full(self, shape: Sequence[int], value: float) -> mx.array:
         return mx.full(tuple(shape), value, mx.float32)
 

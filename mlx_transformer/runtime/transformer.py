@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +22,7 @@ from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
+from mlx_transformer.generation.settings import Settings, read_settings, settings_text
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
@@ -30,6 +31,9 @@ from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.system.errors import UserError
 
 from .decoding import MlxModel, evaluating
+
+if TYPE_CHECKING:
+    from mlx_transformer.families.conversion import Imported
 
 
 class Transformer(nn.Transformer, TextVerbs):
@@ -52,17 +56,34 @@ class Transformer(nn.Transformer, TextVerbs):
         return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
 
     @classmethod
-    def load(cls, folder: str | Path, verify: bool = True) -> Transformer:
+    def load(cls, folder: str | Path, verify: bool = True, revision: str | None = None) -> Transformer:
         """Open the model of a checkpoint folder (or a run's folder), in evaluation mode; `UserError` if it is damaged.
 
-        Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if the folder
-        has one. verify: compare the files with the digests in their manifest.
+        folder: or a name on the Hugging Face Hub, of a checkpoint or of a published model that `import` takes, and its
+        revision. Matrices that are stored quantised stay so, in MLX's quantised layers, with an adapter beside them if
+        the folder has one. verify: compare the files with the digests in their manifest.
         """
-        checkpoint = open_checkpoint(folder, verify)
+        # Here, as few need them: a published model is read as it is.
+        from mlx_transformer.families.conversion import is_published, read_published
+        from mlx_transformer.families.hub import find_model
+
+        found = find_model(folder, revision)
+        if found.repository is not None and is_published(found.folder):
+            return cls._published(read_published(found.folder), str(folder))
+        checkpoint = open_checkpoint(found.folder, verify)
         weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
         model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
         keep_adapter(model, checkpoint)
         model._folder, model.where = checkpoint.folder, str(folder)
+        return model
+
+    @classmethod
+    def _published(cls, ours: Imported, where: str) -> Transformer:
+        """A published model, opened without a checkpoint of ours."""
+        weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
+        model = cls._filled(ours.config, weights, None)
+        model.where, model.__dict__["generation"] = where, ours.settings
+        model.tokenizer = None if ours.tokenizer is None else Tokenizer(ours.tokenizer, where)
         return model
 
     @classmethod
@@ -88,13 +109,18 @@ class Transformer(nn.Transformer, TextVerbs):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
-        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self))
+        texts = settings_text(self.generation)
+        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), texts=texts)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
         path = None if self._folder is None else tokenizer_path(self._folder)
         return None if path is None else Tokenizer.load(path)
+
+    @cached_property
+    def generation(self) -> Settings:
+        return {} if self._folder is None else read_settings(self._folder, self.config)
 
     @contextmanager
     def decoding(self) -> Iterator[Model]:
@@ -107,10 +133,11 @@ class Transformer(nn.Transformer, TextVerbs):
             return self(ids)
 
 
-def load(folder: str | Path, verify: bool = True) -> tuple[Transformer, Tokenizer | None]:
+def load(folder: str | Path, verify: bool = True, revision: str | None = None) -> tuple[Transformer, Tokenizer | None]:
     """Open the model of a checkpoint folder (or a run's folder), in evaluation mode, and its tokenizer, if it has one.
 
-    Files are compared with their digests (`verify`) and the weights with the config; `UserError` says what is damaged.
+    folder: or a name on the Hugging Face Hub, and its revision: a branch, tag or commit. Files are compared with their
+    digests (`verify`) and the weights with the config; `UserError` says what is damaged.
     """
-    model = Transformer.load(folder, verify)
+    model = Transformer.load(folder, verify, revision)
     return model, model.tokenizer

@@ -54,7 +54,7 @@ class Work:
         stacks = {"source": (c.of("encoder"), c.encoder_layers), "target": (c.of("decoder"), c.decoder_layers)}
         widths = {side: stack.heads * (stack.d_k + stack.d_v) for side, (stack, _) in stacks.items()}
         for side, (_, layers) in stacks.items():
-            if side in sizes:
+            if side in sizes and not (side == "target" and c.recurrent):
                 rows, length = sizes[side]
                 yield layers * widths[side] * rows * length * length
         if len(sizes) == 2:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlx_transformer.core.config import Architecture
-from mlx_transformer.core.tokenizer import SPECIAL_TOKENS, Tokenizer
+from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.data.batches import TokenBatches
 from mlx_transformer.data.corpus import ParallelText
 from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
@@ -85,7 +85,7 @@ def _documents(
 def _masked(text: tuple[list[list[int]], list[list[int]] | None], cut: Cutting) -> MaskedBatches:
     pieces, words = text
     hidden = _mask_id(cut.tokenizer)
-    ordinary = [id for id in range(len(SPECIAL_TOKENS), cut.tokenizer.vocab_size) if id != hidden]
+    ordinary = sorted(set(range(cut.tokenizer.vocab_size)) - cut.tokenizer.special_ids)
     return MaskedBatches(cut.make(pieces, pieces), hidden, ordinary, cut.options.mask_share or 0.15, words)
 
 

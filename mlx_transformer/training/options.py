@@ -18,7 +18,7 @@ from mlx_transformer.system.fields import Bounds
 
 OptimizerName = Literal["adam", "adamw", "adafactor", "lion", "muon"]
 Schedule = Literal["inverse-square-root", "noam", "constant", "linear", "cosine", "warmup-stable-decay"]
-PresetName = Literal["tiny", "small", "base", "big"]
+PresetName = Literal["tiny", "small", "base", "big", "student"]
 ObjectiveName = Literal["translation", "language-model", "masked-language-model", "denoising"]
 # Fields of TransformerConfig that follow from the tokenizer, and so are no keys.
 FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id")

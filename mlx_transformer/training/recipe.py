@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.core.tokenizer import MIN_VOCAB_SIZE
 from mlx_transformer.data.pair_files import language_pair
 from mlx_transformer.system.errors import UserError
@@ -73,11 +74,16 @@ class Recipe(ModelOptions):
         `source_vocab_size`: the size of the source's own vocabulary, where it has one.
         """
         architecture = self.objective.architecture
-        fitting = {"architecture": architecture, "norm_placement": NORM_PLACEMENT, **SHAPES.get(architecture, {})}
+        fitting = {"architecture": architecture, "norm_placement": self._placement, **SHAPES.get(architecture, {})}
         if source_vocab_size is not None:
             fitting |= {"source_vocab_size": source_vocab_size, "tie_embeddings": "target-output"}
         fitting |= self.model
         return TransformerConfig.preset(self.preset, vocab_size, **fitting)
+
+    @property
+    def _placement(self) -> str:
+        """Where norms are, if [model] doesn't say."""
+        return PRESETS[self.preset].get("norm_placement", NORM_PLACEMENT)
 
     def recorded(self, batch_tokens: int) -> Recipe:
         """Return the recipe for the record of a run, which then goes on from any folder as it began.
@@ -90,7 +96,7 @@ class Recipe(ModelOptions):
         training = replace(self.training, start_from=whole, optimizer=self.training.optimizer_name)
         corpora = tuple(_with_whole_paths(corpus) for corpus in self.data.corpora)
         data = replace(_with_whole_paths(self.data), batch_tokens=batch_tokens, corpora=corpora)
-        model = self.model if start is not None else {"norm_placement": NORM_PLACEMENT, **self.model}
+        model = self.model if start is not None else {"norm_placement": self._placement, **self.model}
         return replace(self, model=model, data=data, training=training)
 
     @classmethod

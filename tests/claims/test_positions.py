@@ -170,9 +170,10 @@ def test_frequency_falls_as_in_a_counter() -> None:
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concat"])
 def test_computed_once_and_extended_bit_for_bit(kind: str) -> None:
-    short = positions.sinusoid_table(10, 64, kind)
-    assert positions.sinusoid_table(900, 64, kind) is short
-    longer = positions.sinusoid_table(short.shape[0] + 1, 64, kind)
+    config = TransformerConfig.preset("tiny", 8, d_model=64, positions=kind)
+    short = positions.sinusoid_table(10, config)
+    assert positions.sinusoid_table(900, config) is short
+    longer = positions.sinusoid_table(short.shape[0] + 1, config)
     assert longer.shape[0] > short.shape[0]
     assert mx.array_equal(longer[: short.shape[0]], short).item()
     assert np.array_equal(np.array(longer), sinusoids(longer.shape[0], 64, kind))

@@ -57,6 +57,8 @@ WRITERS = (
     Writer("quantize", "quantize {b}/model {o} --group-size 32 --force", "alone"),
     Writer("import", "import {b}/theirs {o} --force", "alone"),
     Writer("to-huggingface", "to-huggingface {b}/model {o} --force", "theirs"),
+    Writer("import of Marian's", "import {b}/of-marian {o} --force", "alone"),
+    Writer("to-marian", "to-marian {b}/student {o} --force", "of-marian"),
     Writer(
         "translate",
         "translate {b}/model --input {b}/in.txt --output {o}",

@@ -15,13 +15,14 @@ from typing import Any
 import torch_archives
 import two_vocabularies
 from command_line import ending_model
+from marian_models import KINDS, STUDENT, write_model
 from safetensors.numpy import load_file
 from tiny_run import write_pairs, write_recipe
 from web_package import write_web_package
 
 from export import export_onnx, export_search
 from mlx_transformer import Transformer, cli
-from mlx_transformer.convert import to_huggingface
+from mlx_transformer.convert import import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -36,7 +37,8 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
     decoder), alone-onnx, encoder, encoder-onnx, page (target web, with attention), node_modules (a site's), quantized,
-    theirs, of-torch (the same in a pickle), run, adapted (a run of LoRA), kept (its change beside quantized's
+    theirs, of-torch (the same in a pickle), of-marian and of-marian-npz (Marian's own files), student (the former as a
+    checkpoint), run, adapted (a run of LoRA), kept (its change beside quantized's
     integers), packed, two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms,
     in.txt and expected.json: what the models make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
@@ -74,6 +76,9 @@ def make(folder: Path) -> None:
     weights = folder / "of-torch" / "model.safetensors"
     torch_archives.save(folder / "of-torch" / "pytorch_model.bin", load_file(weights))
     weights.unlink()
+    write_model(folder / "of-marian", STUDENT, integers=True)
+    write_model(folder / "of-marian-npz", KINDS["two vocabularies"])
+    import_marian(folder / "of-marian", folder / "student")
     (folder / "in.txt").write_text(TEXT, encoding="utf-8")
     write_pairs(folder)
     write_recipe(folder, steps=2, checkpoint_seconds=0)

@@ -202,6 +202,28 @@ CLASSES = (
         ("import {f}/of-torch {f}/new",),
         20,
     ),
+    Class(
+        "Marian's own files",
+        ("of-marian", "of-marian-npz"),
+        one_of(
+            *[on("of-marian*/*model.*", damage.in_marian)] * 3,
+            *(on("of-marian*/*.spm", damage.in_marian), on("of-marian*/lex*", damage.in_marian)),
+            *(on("of-marian*/*.yml", damage.in_text), on("of-marian*/*", damage.to_no_file)),
+        ),
+        ("import {f}/of-marian {f}/new", "import {f}/of-marian-npz {f}/new"),
+        30,
+    ),
+    Class(
+        "student of Marian",
+        ("student", "in.txt"),
+        one_of(
+            *[on("student/*.json", damage.in_json_file)] * 3,
+            *(on("student/*.bin", damage.in_marian), on("student/*.spm", damage.in_marian)),
+            on("student/*.safetensors", damage.in_safetensors),
+        ),
+        ("to-marian {f}/student {f}/new", "translate {f}/student --input {f}/in.txt", "info {f}/student"),
+        20,
+    ),
     Class("recipe", TEXT, on("recipe.toml", _recipe), (TRAIN,), 36),
     Class("training text", TEXT, on("0.*", damage.in_text), (TRAIN,), 8),
     Class("run, --resume", ("run", *TEXT), _run_folder, RESUME, 30),

@@ -167,6 +167,20 @@ def in_archive(random: Random, path: Path) -> None:
             archive.writestr(part, contents)
 
 
+def in_marian(random: Random, path: Path) -> None:
+    """To the bytes of one of Marian's own files, mostly of its head, where names, types, shapes and lengths stand."""
+    data = bytearray(path.read_bytes())
+    if random.random() < 0.3:
+        path.write_bytes(in_bytes(random, bytes(data)))
+        return
+    for _ in range(random.choice([1, 1, 2, 5])):
+        at = random.randrange(min(len(data), random.choice([64, 4000, len(data)])))
+        size = random.choice([1, 4, 8])
+        numbers = [0, 1, 2, 255, 256, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 62) + 1, (1 << 64) - 1]
+        data[at : at + size] = (random.choice(numbers) % (1 << 8 * size)).to_bytes(size, "little")
+    path.write_bytes(data)
+
+
 def in_text(random: Random, path: Path) -> None:
     """To lines, or to the bytes."""
     data = path.read_bytes()

@@ -8,7 +8,7 @@ from options import OPTIONS, Choice, Factors, covering, drawn, factors_of, merge
 from random_models import write_model
 
 from export.validate import compare
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 BASE: dict[str, Any] = dict(
@@ -25,13 +25,14 @@ BY_HAND: Factors = {
     "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],
     "widths": [{}, dict(d_k=6, d_v=3), dict(d_k=2, d_v=8, d_ff=17), dict(d_model=20, heads=3, d_k=4, d_v=5)],
     "vocabulary": [{}, dict(source_vocab_size=53), dict(vocab_size=7)],
-    "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0)],
+    "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0), dict(pad_id=1, bos_id=2, eos_id=2)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
     "attention scale": [{}, dict(attention_scale=0.7)],
     "logit scale": [{}, dict(logit_scale=0.3)],
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],
     "relative": [{}, dict(relative_buckets=8, relative_distance=9)],
+    "first position": [{}, dict(first_position=3)],
     "lengths": [{}, dict(max_positions=17)],
     "token types": [{}, dict(token_types=3)],
 }
@@ -95,6 +96,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             d_ff=draw(st.integers(4, 40)),
             norm_epsilon=draw(st.sampled_from([1e-3, 1e-5, 1e-6, 1e-12])),
             max_positions=draw(st.integers(5, 40)),
+            first_position=draw(st.sampled_from([0, 2])) if values["positions"] in SINUSOIDS else 0,
             rotary_base=draw(st.sampled_from([100.0, 10000.0, 500000.0])),
             attention_scale=draw(st.sampled_from([None, 0.3, 1.0])),
             logit_scale=draw(st.sampled_from([None, 0.2, 2.0])),
@@ -103,7 +105,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
             attention_dropout=draw(st.sampled_from([0.0, 0.3])),
             activation_dropout=draw(st.sampled_from([0.0, 0.3])),
             pad_id=pad_id,
-            bos_id=pad_id if draw(st.booleans()) else bos_id,
+            bos_id=draw(st.sampled_from([pad_id, eos_id, bos_id])),
             eos_id=eos_id,
         )
     )

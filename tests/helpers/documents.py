@@ -15,6 +15,7 @@ from pathlib import Path
 
 from imports import ROOT
 from marian_folders import written
+from marian_models import STUDENT, write_model
 from waiting import PATIENCE, until
 from web_package import write_web_package
 
@@ -61,6 +62,7 @@ class Reader:
         for name in (".installed", ".installed-dev"):  # younger than what they are made of
             (folder / ".venv" / name).touch()
         (folder / "opus-mt-en-de").symlink_to(written(folder / "opus"))
+        write_model(folder / "firefox-en-pt", STUDENT, integers=True)
         write_web_package(folder / "node_modules")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

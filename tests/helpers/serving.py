@@ -47,7 +47,7 @@ class Held:
 
     def __init__(self, model, depends_on_batch=False):
         self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
-        self.config, self.tokenizer = model.config, model.tokenizer
+        self.config, self.tokenizer, self.generation = model.config, model.tokenizer, model.generation
         self.depends_on_batch = depends_on_batch
 
     def generate(self, ids, **options):

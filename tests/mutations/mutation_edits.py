@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from export.graph.protos import all_nodes, inner_graphs
+
 Edit = Callable[[onnx.ModelProto], None]
 
 
@@ -124,11 +126,12 @@ def both(*edits: Edit) -> Edit:
 
 
 def reads(scope: str, old: str, new: str) -> Edit:
-    """Nodes of a scope read another value."""
+    """Nodes of a scope, and those of their inner graphs, read another value."""
 
     def edit(model: onnx.ModelProto) -> None:
-        for n in model.graph.node:
-            if n.name.startswith(scope):
+        outer = [n for n in model.graph.node if n.name.startswith(scope)]
+        for first in outer:
+            for n in (first, *(n for graph in inner_graphs(first) for n in all_nodes(graph))):
                 for i, name in enumerate(n.input):
                     if name == old:
                         n.input[i] = new

@@ -17,11 +17,13 @@ CONFIGS = {
         key_value_heads=2,
     ),
     "relative": TransformerConfig(**SIZES, positions="relative", relative_buckets=8, relative_distance=9),
+    "normed embedding": TransformerConfig(**SIZES, embedding_norm=True, positions="learned"),
     "normed heads": TransformerConfig(**SIZES, query_key_norm=True, positions="rotary"),
     "scaled": TransformerConfig(
         **SIZES, norm_placement="pre", norm="rmsnorm", positions="relative", activation="gelu_tanh", gated=True,
         feed_forward_bias=False, scale_embeddings=False, attention_scale=1.0, logit_scale=0.25,
     ),
+    "ssru": TransformerConfig(**SIZES, decoder_self_attention="ssru", positions="sinusoidal_concat"),
     "token types": TransformerConfig(
         **{**SIZES, "decoder_layers": 0}, architecture="encoder", positions="learned", token_types=3
     ),

@@ -81,6 +81,19 @@ def _swapped_modules(model: Any) -> None:
     layer.self_attention, layer.cross_attention = layer.cross_attention, layer.self_attention
 
 
+def _rectified_state(model: Any) -> None:
+    from mlx_transformer.nn.feedforward import relu
+
+    step = model.step
+
+    def rectified(ids: Any, cache: Any, **named: Any) -> Any:
+        logits = step(ids, cache, **named)
+        cache.layers[0].state = relu(cache.layers[0].state)
+        return logits
+
+    model.step = rectified
+
+
 MLX = {
     "norm epsilon 1e-6 for 1e-5": Mutation(
         change=_epsilon, tap=f"{D1}.feed_forward", culprit="layer norm (epsilon 1e-06, not 1e-05)"
@@ -99,6 +112,10 @@ MLX = {
     ),
     "stale cache row": Mutation(
         change=_stale_row, tap=f"{D1}.self_attention", path="cached, tapped", culprit="keys: ", search="greedy"
+    ),
+    "the state kept after the ReLU": Mutation(
+        change=_rectified_state, model="ssru",
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="states: ", search="beam 4",
     ),
     "positions of steps off by one": Mutation(
         change=_starting(lambda cache: setattr(cache, "offset", 1)),

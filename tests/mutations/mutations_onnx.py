@@ -112,6 +112,14 @@ ONNX = {
     "residual from the wrong layer": Mutation(
         reads(f"{e1}/Add", E0, "encoder.embedding"), tap=f"{E1}.feed_forward", culprit="residual connection"
     ),
+    "norm of the embedding left out": Mutation(
+        reads(e0, "encoder.embedding_norm", "encoder.embedding"), model="normed embedding",
+        tap=f"{E0}.self_attention", culprit="",
+    ),
+    "norm epsilon of the embedding 1e-6 for 1e-5": Mutation(
+        node("LayerNormalization", "decoder/embedding_norm", epsilon(1e-6)), model="normed embedding",
+        tap="decoder.embedding_norm", culprit="layer norm (epsilon 1e-06, not 1e-05)",
+    ),
     # Embedding and positions
     "positions + 1e-6": Mutation(
         weight("positions.sinusoids", lambda x: x + 1e-6), tap="encoder.embedding", culprit="positions"
@@ -245,6 +253,23 @@ ONNX = {
     ),
     "tanh for the sigmoid in silu": Mutation(
         node("Sigmoid", e1, become("Tanh")), model="modern", tap=f"{E1}.feed_forward", culprit="activation",
+    ),
+    # SSRU
+    "what is kept and what is new exchanged": Mutation(
+        after("Add", f"{d0}/self_attention/forget_proj", "Neg"), model="ssru", files=PAST,
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="states: ",
+    ),
+    "no ReLU of the states": Mutation(
+        node("Relu", f"{d1}/self_attention", become("Identity")), model="ssru", files="decoder_model",
+        tap=f"{D1}.self_attention", culprit="ReLU of the states",
+    ),
+    "the state kept after the ReLU": Mutation(
+        after("Gather", f"{d0}/self_attention/Gather", "Relu", at=1), model="ssru", files=PAST,
+        tap=f"{D0}.self_attention", path="cached, tapped", culprit="the state that is kept", search="beam 4",
+    ),
+    "another layer's state": Mutation(
+        reads(d1, "past_key_values.1.decoder.state", "past_key_values.0.decoder.state"), model="ssru", files=PAST,
+        tap=f"{D1}.self_attention", path="cached, tapped", culprit="states: ",
     ),
     # Cache
     "cache in the wrong order": Mutation(

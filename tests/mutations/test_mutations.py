@@ -22,6 +22,8 @@ FAST = {
         "scale 1 / d_k",
         "cache in the wrong order",
         "a mistake in the merged graph alone",
+        "what is kept and what is new exchanged",
+        "the state kept after the ReLU",
     )
 } | {("mlx", name) for name in ("norm in front of the sub-layers", "stale cache row", "beams not reordered")}
 ALL = all_mutations()

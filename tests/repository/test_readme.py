@@ -99,6 +99,7 @@ def test_blocks_without_training(tmp_path):
     read(reader, WITHOUT_TRAINING)
     assert (tmp_path / "runs/opus-en-de/config.json").exists()
     assert (tmp_path / "runs/mine-hf/config.json").exists()
+    assert (tmp_path / "runs/en-pt-marian/vocab.spm").exists()
 
 
 @pytest.mark.slow

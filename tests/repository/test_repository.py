@@ -161,7 +161,7 @@ def test_extras_that_bring_what_is_missing() -> None:
         package.replace("_", "-") for package in EXTRA_OF
     )
     [everything] = map(Requirement, project()["optional-dependencies"]["all"])
-    assert everything.extras == {"train", "export", "data", "plots", "text", "serve"}
+    assert everything.extras == {"train", "export", "data", "plots", "text", "serve", "hub"}
 
 
 def required(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:

@@ -67,6 +67,7 @@ ONLY_ONNX = {
     "ssru.LayerState.held": "what becomes the graph's outputs",
     "ssru.OneStep": "targets whose graphs take one token a run need no rounds; MLX sees the number",
     "ssru.OneStep.extend": "see OneStep",
+    "ssru._rounds": "a graph's rounds are a Loop",
     "positions.distances": "MLX has kernels of their own for causal masks",
 }
 ARGUMENTS = {
@@ -106,7 +107,7 @@ BODIES = {
     "positions.Positions.scored": "a graph's position ids know their distances",
     "positions.positions_after": "a graph's masks follow from distances",
     "positions.positions_of": "a graph's masks follow from distances",
-    "positions.Positions.added": "MLX extends tables and checks lengths",
+    "ssru.recurrence": "a graph takes no Loop for one token",
 }
 
 

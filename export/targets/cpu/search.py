@@ -1,7 +1,8 @@
 """Greedy and beam search over what `decoder_cpu` has already chosen among its logits.
 
 The same searches as `generation.greedy` and `generation.beam`, which do the rest: only the choice among the logits is
-in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes) gets all of them.
+in the graph. A search that needs all of them (sampling, scores of greedy search, forced prefixes, rules about what was
+written, more tokens that are never written or end) gets all of them.
 
 Shapes: B sentences, K = beam, R rows, V vocabulary, C candidates of a row.
 """
@@ -27,9 +28,10 @@ def strategy(batch: Batch, options: Options, config: TransformerConfig, scored: 
     xp: Any = NumpyArrays()
     arguments = xp, batch, options, config
     forced = any(len(row) for row in batch.prefix)
-    if options.beam > 1:
-        return Beam(*arguments) if forced else BeamOfCandidates(*arguments)
-    return Greedy(*arguments, scored) if forced or scored or options.sample else NextToken(*arguments)
+    needs_all = forced or options.reads_history or options.end_ids
+    if options.beam > 1:  # whose probabilities are those of all tokens, suppressed ones among them
+        return Beam(*arguments) if needs_all or options.suppressed else BeamOfCandidates(*arguments)
+    return Greedy(*arguments, scored) if needs_all or scored or options.sample else NextToken(*arguments)
 
 
 class InGraph:
@@ -64,6 +66,8 @@ class NextToken(InGraph, Greedy):
         self.allow_end(t)
         self.total += sums[:, 0]
         token = tokens[:, 0].copy()
+        if (forced := self.rules.unscored(t, self.limits)) is not None:
+            token = np.where(forced >= 0, forced, token)
         if self.some_done:
             token[self.done] = self.config.pad_id
         self.history.append(token)

@@ -32,11 +32,14 @@ from export.interface import (
 )
 from export.precision.adapters import A, B
 from export.targets.coreml.shape import part_of
+from export.validate.engines.onnx_engine import OnnxFiles
 from export.validate.engines.protocol import Engine
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 
 from .attributes import attributes
+from .int8_products import int8_products
 
 # {operation: (matrix products, softmaxes)}
 MLX_COUNTS = {
@@ -102,6 +105,9 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     for engine in engines:
         config, files = engine.config, engine.capabilities.files
         compared, wrong = attributes(files, config)
+        if engine.precision == "int8" and isinstance(engine, OnnxFiles):
+            products, problems = int8_products(files, engine.int8_scales)
+            compared, wrong = compared + products, [*wrong, *problems, *_differing(engine)]
         if files:
             operations, used = _of_onnx(engine)
         elif engine.capabilities.isolates == "mlx":
@@ -111,6 +117,16 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
         needed = [name for name in parameter_shapes(config) if name not in engine.unused_parameters()]
         unused = tuple(name for name in needed if name not in used)
         yield Structure(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong))
+
+
+def _differing(engine: OnnxFiles) -> Iterator[str]:
+    """Say where the fixed scales of files differ from the checkpoint's own, if those are said to be them."""
+    assert engine.checkpoint is not None
+    own, used = read_int8_scales(engine.checkpoint.folder, engine.config), engine.int8_scales
+    if own is not None and own.origin == used.origin:
+        yield from (
+            f"{name}: other scales than {INT8_SCALES} has" for name in own.products if own.of(name) != used.of(name)
+        )
 
 
 def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:

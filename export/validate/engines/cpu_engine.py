@@ -48,7 +48,7 @@ class CpuEngine(SteppingEngine, OnnxRuntimeEngine):
         """Put rows of the encoder's tokens (N, D) back to their places (B, S, D), zeros on padding."""
         if not name.startswith("encoder."):
             return np.stack(runs, axis=1)
-        tap = np.zeros((*case.ids.shape, runs[0].shape[-1]), np.float32)
+        tap = np.zeros((*case.ids.shape, runs[0].shape[-1]), runs[0].dtype)
         tap[case.source_real] = runs[0]
         return tap
 

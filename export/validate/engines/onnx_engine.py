@@ -21,6 +21,7 @@ from onnx import numpy_helper
 
 from export.graph.protos import add_taps, constant_part, initializers
 from export.interface import CROSS_ATTENTION, CROSS_DECODERS, DECODER_FIRST, DECODER_MERGED, ENCODER
+from export.precision.int8 import BY_ROW
 from export.precision.table import PRECISIONS
 from export.runtime.folder import OnnxFolder, graph_file, open_folder
 from export.runtime.transformer import graphs_of
@@ -28,9 +29,12 @@ from export.targets.coreml.shape import joined, parts_of
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs
 from export.targets.session import Session
 from export.validate.cases import Case
+from export.validate.checks.int8_products import quantisers
 from export.validate.findings import PLAIN, tap_names
 from export.validate.locate.isolate_onnx import points_of
+from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.int8_scales import Int8Scales, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
 
@@ -92,6 +96,8 @@ class OnnxFiles(Engine):
     it whose data files lie beside `path`."""
 
     checkpoint: Checkpoint | None
+    int8_scales: Int8Scales = BY_ROW
+    """The fixed ones that the files were exported with."""
     _round_trips: dict[tuple[str, str], RoundTrip]
 
     @property
@@ -101,6 +107,11 @@ class OnnxFiles(Engine):
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
         raise NotImplementedError
+
+    @property
+    def budget(self) -> Budget:
+        fixed = bool(self.int8_scales.products)
+        return budget_for("int8-fixed" if fixed else self.precision, self.device, self.activations)
 
     def file_nodes(self) -> tuple[Node, ...]:
         """Return the nodes of the files, for a runtime that tells no others, all on its device."""
@@ -124,7 +135,7 @@ class OnnxFiles(Engine):
             tensors = joined(tensors, 0)
             for name, held in ((name, tensors[name]) for name in table.keys() & tensors.keys()):
                 yield path.name, name, held.astype(np.float32) if held.dtype.name == "bfloat16" else held
-            for name, array, round_trip in restored(tensors, table):
+            for name, array, round_trip in restored(tensors, table, self.int8_scales):
                 where = path.name if (path.name, name) not in self._round_trips else f"{path.name}, table"
                 self._round_trips[where, name] = round_trip
                 yield where, name, array
@@ -155,6 +166,8 @@ class OnnxEngine(OnnxFiles):
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
         self.config, self._round_trips = self.folder.config, {}
+        if self.precision == "int8":
+            self.int8_scales = read_int8_scales(self.folder.path, self.config) or BY_ROW
         if checkpoint is not None:
             check_same_model(self.folder, checkpoint)
         self.capabilities = Capabilities(
@@ -177,6 +190,29 @@ class OnnxEngine(OnnxFiles):
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         sessions = {graph: self._showing(graph, names) for graph in self._full_pass() or self.files}
+        return self._taps_of(lambda: _logits(self._model(sessions), case))
+
+    def integers(self, case: Case) -> dict[str, Array]:
+        """Return the integers (B,L,D) that products read in a full pass, by their parameters: those that the graphs can
+        show, which no branch does."""
+        shown, sessions = {}, {}
+        for graph in self._full_pass() or self.files:
+            shown |= (read := self._integers_of(graph))
+            names = list(dict.fromkeys(read.values()))
+            if (key := (graph, *names)) not in self._shown:
+                copy = add_taps(onnx.load(self.files[graph], load_external_data=False), names)
+                self._shown[key] = TappedSession(self.open(self.files[graph], copy), names, self._observe)
+            sessions[graph] = self._shown[key]
+        values = self._values_of(sessions, case)
+        return {parameter: values[value] for parameter, value in shown.items() if value in values}
+
+    def _integers_of(self, graph: str) -> dict[str, str]:
+        """Return {parameter: the value that its product reads} of a graph."""
+        model = onnx.load(self.files[graph], load_external_data=False)
+        return dict(quantisers(model.graph, self.files[graph].parent))
+
+    def _values_of(self, sessions: Mapping[str, TappedSession], case: Case) -> dict[str, Array]:
+        """Return what these sessions show in a full pass."""
         return self._taps_of(lambda: _logits(self._model(sessions), case))
 
     @contextmanager

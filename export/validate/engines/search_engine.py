@@ -16,12 +16,14 @@ import onnxruntime as ort
 from export.graph.protos import metadata_of, read_model
 from export.precision.table import DEFAULT_ACTIVATIONS, IN_BLOCKS
 from export.runtime.sessions import session_options
-from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION
+from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, SCALES
 from export.search.runtime import SearchModel
 from export.targets.coreml.trial import with_options
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.generation.options import Hypothesis
+from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
+from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json
 
 from .onnx_engine import OnnxFiles, check_same_model
 from .onnxruntime_engine import WholeEngine, open_changed, provider_of
@@ -52,6 +54,11 @@ class SearchEngine(WholeEngine, OnnxFiles):
         self.precision = metadata.get(PRECISION, "float32")
         if self.precision in IN_BLOCKS:
             self.activations = metadata.get(ACTIVATIONS, DEFAULT_ACTIVATIONS)
+        if SCALES in metadata:
+            values = parse_json(
+                metadata[SCALES], f"{path}: {INT8_SCALES} not JSON", "write it again with export --search"
+            )
+            self.int8_scales = Int8Scales.parse(values, self.config, f"{path}: {INT8_SCALES}")
         self.capabilities, self._round_trips = Capabilities(shows="tokens", files={"search": path}), {}
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
@@ -62,4 +69,5 @@ class SearchEngine(WholeEngine, OnnxFiles):
         return open_changed(model, path, options, with_options([self.provider]))
 
     def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
-        return self.model.search(list(sources), **options)
+        # The rules of published models are no part of what the reference searches by.
+        return self.model.search(list(sources), **vars(Options(**options)))

@@ -50,6 +50,15 @@ class SteppingEngine(OnnxEngine):
             taps[self.memory] = self.graphs.encode(case.inputs, case.source_mask)
         return taps
 
+    def _values_of(self, sessions: Mapping[str, Any], case: Case) -> dict[str, Array]:
+        self._observed = {}
+        self._logits_of(graphs_of(self.folder.request, {**self.sessions, **sessions}), case)
+        side = {value: graph for graph in sessions for value in self._integers_of(graph).values()}
+        return {
+            value: self._joined("encoder." if side[value].startswith("encoder") else "decoder.", runs, case)
+            for value, runs in self._observed.items()
+        }
+
     def attention(self, case: Case) -> dict[str, Array]:
         """As who runs the folder gets it: of the sources' tokens in their places, step by step."""
         return {PLAIN: self.graphs.attention(case.inputs, case.source_mask, case.target_ids)}

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.precision.adapters import GAIN, A, B, branch, delta_of, merged
-from export.precision.int8 import IN_STEPS
+from export.precision.int8 import BY_ROW, IN_STEPS, WHOLE
 from export.precision.packed import TOLERANCE, from_bytes, zero_points
-from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_rows
+from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_matrix, int8_rows
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.quantization import Packed
 
 RoundTrip = Callable[[NDArray], NDArray]
@@ -24,12 +25,12 @@ RoundTrip = Callable[[NDArray], NDArray]
 
 
 def restored(
-    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, NDArray], names: Mapping[str, tuple[int, ...]], scales: Int8Scales = BY_ROW
 ) -> Iterator[tuple[str, NDArray, RoundTrip]]:
     """Yield (parameter, its matrix as these initializers have it, how it was quantised) of the quantised ones in
     `names`. One that is both multiplied and looked up comes twice, as the two have scales of their own.
 
-    `tensors`: initializers of one file; `names`: parameters with their shapes.
+    `tensors`: initializers of one file; `names`: parameters with their shapes; `scales`: int8's fixed ones.
     """
     for tensor, q in tensors.items():
         name, _, kind = tensor.rpartition(".")
@@ -38,19 +39,18 @@ def restored(
         for suffix in SCALES[kind]:
             if (scale := tensors.get(f"{name}.{suffix}")) is not None:
                 read, round_trip = KINDS[kind]
-                if kind in ROWS and suffix.startswith(IN_STEPS):
-                    steps = np.float32(suffix.removeprefix(IN_STEPS))
-                    scale, round_trip = scale * steps, _int8_in(steps)
+                if kind in ROWS:
+                    steps = np.float32(suffix.removeprefix(IN_STEPS) if suffix.startswith(IN_STEPS) else 1)
+                    scale, round_trip = scale * steps, _int8_in(steps, scales.of(name).weight)
                 yield name, read(q, scale, names[name]), round_trip
 
 
-def _int8(w: NDArray) -> NDArray:
-    return from_int8_rows(*int8_rows(w))
-
-
-def _int8_in(steps: np.float32) -> RoundTrip:
+def _int8_in(steps: np.float32, multiplier: np.float32 | None = None) -> RoundTrip:
     def round_trip(w: NDArray) -> NDArray:
-        q, scale = int8_rows(w)
+        try:
+            q, scale = int8_rows(w) if multiplier is None else int8_matrix(w, multiplier)
+        except ValueError:  # other weights than the multiplier is of: none that a file holds is right
+            return w
         return from_int8_rows(q, scale / steps * steps)
 
     return round_trip
@@ -82,8 +82,8 @@ def _from_blocks(q: NDArray, scale: NDArray, shape: tuple[int, ...]) -> NDArray:
 
 
 KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], RoundTrip]] = {
-    "int8": (_from_columns, _int8),
-    "int8_rows": (_from_rows, _int8),
+    "int8": (_from_columns, _int8_in(np.float32(1))),
+    "int8_rows": (_from_rows, _int8_in(np.float32(1))),
     "uint4": (_from_packed(4), _blocks(4)),
     "uint8": (_from_packed(8), _blocks(8)),
     "uint8_rows": (_from_packed(8), _blocks(8)),
@@ -93,8 +93,8 @@ KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], R
 ROWS = ("int8", "int8_rows")
 SCALES = {
     **{kind: (f"{kind}_scale",) for kind in KINDS},
-    # A product's, over the steps of what it is multiplied with; as they were before; a lookup's, which are whole.
-    **dict.fromkeys(ROWS, (f"{IN_STEPS}127", f"{IN_STEPS}255", "scale", "scales")),
+    # A product's, over the steps of what it is multiplied with; of one with fixed scales, and a lookup's: whole ones.
+    **dict.fromkeys(ROWS, (f"{IN_STEPS}127", f"{IN_STEPS}255", WHOLE, "scales")),
     "uint8_rows": ("uint8_scale",),
 }
 

@@ -2,10 +2,10 @@
 
 attention       query_proj key_proj value_proj [query_norm key_norm] queries keys values scores weights context, then
                 the tap itself
-SSRU            input_proj forget_proj states, then the tap itself
+SSRU            input_proj forget_proj states state (the last, which is kept), then the tap itself
 feed-forward    up_proj gate_proj inner, then the tap itself
 around each     X.residual (the sum), X_norm (the norm of sub-layer X)
-embedding       rows scaled, then the tap itself
+embedding       rows scaled, then the tap itself, and that of its norm where there is one
 
 What belongs to keys or values has a name that begins so: in cross-attention it has the source's positions.
 
@@ -43,6 +43,7 @@ OPERATIONS = {
     "input_proj": "input projection",
     "forget_proj": "forget projection",
     "states": "states: f c + (1 - f) u, f the sigmoid of the forget projection",
+    "state": "the state that is kept: that of the last position, before the ReLU",
     "self_attention": "output projection",
     "cross_attention": "output projection",
     "up_proj": "up projection",
@@ -105,8 +106,8 @@ def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterato
 
 
 def positions_first(value: Array) -> Array:
-    """Turn (B,H,L,d) into (B,L,H,d): where there are heads, they come first."""
-    return value.swapaxes(1, 2) if value.ndim == 4 else value
+    """Turn (B,H,L,d) into (B,L,H,d): where there are heads, they come first. A state (B,D) is of one position."""
+    return value.swapaxes(1, 2) if value.ndim == 4 else value[:, None] if value.ndim == 2 else value
 
 
 def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray[np.bool_]:
@@ -115,6 +116,5 @@ def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray
     if point.startswith("encoder.") or ("cross_attention" in point and of_keys):
         return case.source_real
     real = case.valid("logits")
-    if part is None:
-        return real
-    return real[:, part.stop - length : part.stop]
+    stop = real.shape[1] if part is None else part.stop
+    return real[:, stop - length : stop]

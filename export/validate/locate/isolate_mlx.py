@@ -2,7 +2,7 @@
 
 A wrapped module notes what it is given and what it makes, and hands on the reference's value instead. The fused
 attention shows its queries, keys and values; mask and softmax are looked at in the form that isn't fused. An SSRU shows
-its states. MLX is imported inside functions.
+its states and the one that it keeps. MLX is imported inside functions.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def replacing(
         return mx.array(inputs[point]) if point in inputs else value
 
     current = ""
-    fused, rectified = module.attention, ssru.relu
+    fused, rectified, extended = module.attention, ssru.relu, ssru.LayerState.extend
 
     def attend(q: Any, k: Any, v: Any, *settings: Any) -> Any:
         q, k, v = (note(f"{current}.{part}", x) for part, x in zip(HEADS, (q, k, v), strict=True))
@@ -95,7 +95,13 @@ def replacing(
         return fused(q, k, v, *settings)
 
     def rectify(states: Any) -> Any:
-        return note(current, rectified(note(f"{current}.states", states)))
+        return note(current, rectified(states))
+
+    def extend(held: Any, f: Any, v: Any) -> Any:
+        states = extended(held, f, v)
+        given, is_last = note(f"{current}.states", states), mx.array_equal(held.state, states[:, -1])
+        held.state = note(f"{current}.state", given[:, -1] if is_last else held.state)
+        return given
 
     def entering(name: str) -> Callable[[], None]:
         def enter() -> None:
@@ -117,10 +123,12 @@ def replacing(
             wrap(_part(model, place), key, before, after, entering(place))
         for stack in ("encoder", "decoder"):
             layers = model[stack]["layers"] if stack in model else []
+            embedding = "" if config.embedding_norm else f"{stack}.embedding"
             for i in range(len(layers)):
-                wrap(layers, i, f"{stack}.embedding" if i == 0 else "", f"{stack}.layers.{i}")
+                wrap(layers, i, embedding if i == 0 else "", f"{stack}.layers.{i}")
         undo.enter_context(patch.object(module, "attention", attend))
         undo.enter_context(patch.object(ssru, "relu", rectify))
+        undo.enter_context(patch.object(ssru.LayerState, "extend", extend))
         yield lambda name, value: observe(name, np.array(value)) if name == "logits" else None
 
 

@@ -109,6 +109,9 @@ def _value(wiring: Wiring, point: str) -> str | None:
     if last == "states":
         rectified = wiring.maker.get(place)
         return rectified.input[0] if rectified is not None and rectified.op_type == "Relu" else None
+    if last == STATE:
+        layer = place.split(".")[2]
+        return next((name for name in wiring.maker if name.endswith(f".{layer}.decoder.{STATE}")), None)
     return dict(_attention(wiring, module)).get(last)
 
 

@@ -3,7 +3,8 @@
 The package's search written a third time: plain lists, one sentence after the other, only the network is run for all of
 them at once.
 
-Greedy search, limit n: at each step the likeliest token that is allowed (never pad or bos), until eos or n tokens.
+Greedy search, limit n: at each step the likeliest token that is allowed (never pad, nor bos unless it is eos), until
+eos or n tokens.
 Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row alone, the best block of BLOCK tokens by its
 log-sum-exp, then the best token of it by its logit.
 Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha, length counting eos.
@@ -194,7 +195,9 @@ def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, f
 def allowed(scores: Array, c: TransformerConfig) -> Array:
     """Return the scores (...,V) with minus infinity where a token is never written."""
     scores = scores.copy()
+    end = scores[..., c.eos_id].copy()  # which BART's decoder starts with
     scores[..., [c.pad_id, c.bos_id]] = -np.inf
+    scores[..., c.eos_id] = end
     return scores
 
 

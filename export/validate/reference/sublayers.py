@@ -58,7 +58,7 @@ class Sublayers:
             name: np.asarray(array).astype(self.dtype, copy=False) for name, array in weights.items()
         }
 
-    # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos)
+    # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos), and in BART a norm of it
 
     def embed(
         self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None, kinds: Array | None = None
@@ -77,8 +77,11 @@ class Sublayers:
                 raise UserError(f"{stack}: position {positions.max()} is past the learned table of {len(table)} rows")
             x = x + table[positions]
         elif c.positions in SINUSOIDS:
-            x = x + sinusoid(positions, c.d_model, c.positions).astype(self.dtype)
-        return observe_tap(tap, f"{stack}.embedding", x)
+            x = x + sinusoid(positions + c.first_position, c.d_model, c.positions).astype(self.dtype)
+        x = observe_tap(tap, f"{stack}.embedding", x)
+        if not c.embedding_norm:
+            return x
+        return observe_tap(tap, f"{stack}.embedding_norm", self._norm(f"{stack}.embedding_norm", x))
 
     def _rows(self, name: str, ids: Array, observe: Observe) -> Array:
         x = observe("rows", self.weights[name][ids])  # (B,L,D)
@@ -151,7 +154,7 @@ class Sublayers:
         u = observe("input_proj", self._linear(f"{name}.input_proj", x))
         f = sigmoid(observe("forget_proj", self._linear(f"{name}.forget_proj", x)))
         states = observe("states", ssru(u, f, c))
-        return activation("relu", states), states[:, -1]
+        return activation("relu", states), observe("state", states[:, -1])
 
     # Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2
 

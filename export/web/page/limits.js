@@ -14,5 +14,5 @@ export function lengthLimit(source, config) {
 /** lp(n) of Wu et al. 2016, by which log p is divided. */
 export const penalty = (length, alpha) => ((5 + length) / 6) ** alpha;
 
-/** Ids that are never generated. */
-export const banned = (config) => [config.pad_id, config.bos_id];
+/** Ids that are never generated: BART's decoder starts with the end, which is. */
+export const banned = (config) => [config.pad_id, config.bos_id].filter((id) => id !== config.eos_id);

@@ -16,6 +16,7 @@ from export.explain.trace import KINDS, norms, probabilities, trace
 from mlx_transformer.core.parameters import output_weight_name
 from mlx_transformer.generation.alignment import alignment_layer, pharaoh, word_links, words_of
 from mlx_transformer.generation.options import Options
+from mlx_transformer.system.errors import UserError
 
 TEXT = "one two three. four"
 ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
@@ -36,6 +37,20 @@ def copying(tmp_path_factory):
 def weights_of(data, kind, model=0):
     shown = data["maps"]["kinds"][kind]
     return unpacked(shown["values"][model], data["maps"]["bits"], tuple(shown["shape"]))
+
+
+def test_a_decoder_without_self_attention_says_so(models, tmp_path):
+    folder = write_explained(tmp_path / "recurrent", "encoder-decoder", decoder_self_attention="ssru")
+    for kind in ("model", "onnx"):
+        explain(folder / kind, [TEXT], out=tmp_path / f"{kind}.html", figures=tmp_path / kind)
+        assert data_of(tmp_path / f"{kind}.html")["maps"]["kinds"].keys() == {"encoder", "cross"}
+        assert "This decoder has no self-attention" in (tmp_path / f"{kind}.html").read_text(encoding="utf-8")
+        assert (tmp_path / kind / "heads-cross.svg").is_file()
+        assert not (tmp_path / kind / "heads-decoder.svg").exists()
+    explain(models["encoder-decoder"] / "model", [TEXT], out=tmp_path / "attention.html")
+    assert "This decoder has no self-attention" not in (tmp_path / "attention.html").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match=r"decoder_self_attention='ssru', .* has 'attention'; maps of these can't be"):
+        explain(models["encoder-decoder"] / "model", [TEXT], out=tmp_path / "both.html", beside=str(folder / "model"))
 
 
 @pytest.mark.parametrize("folder", ["model", "onnx"])

@@ -33,7 +33,11 @@ class Model:
 
     def empty(self, graph: str, rows: int) -> dict[str, np.ndarray]:
         pasts = [entry for entry in self.sessions[graph].get_inputs() if entry.name.startswith("past_key_values")]
-        return {entry.name: np.zeros((rows, entry.shape[1], 0, entry.shape[3]), np.float32) for entry in pasts}
+        shapes = {entry.name: entry.shape[1:] for entry in pasts}
+        return {
+            name: np.zeros((rows, axes[0], 0, axes[2]) if len(axes) > 1 else (rows, *axes), np.float32)
+            for name, axes in shapes.items()
+        }
 
 
 def session(path: Path | bytes) -> ort.InferenceSession:
@@ -86,11 +90,16 @@ def test_encoder_decoder(models, name):
     full = model.run("decoder_model", input_ids=target_ids, **inputs)
     np.testing.assert_allclose(full["logits"], expected, **CLOSE)
 
+    places = positions(np.ones_like(target_ids))
     first = model.run("decoder_model", input_ids=target_ids[:, :2], **inputs)
     past = as_past(first)
     for part in (slice(2, 3), slice(3, 6)):  # one token, then several at once
         outputs = model.run(
-            "decoder_with_past_model", input_ids=target_ids[:, part], encoder_attention_mask=mask, **past
+            "decoder_with_past_model",
+            input_ids=target_ids[:, part],
+            position_ids=places[:, part],
+            encoder_attention_mask=mask,
+            **past,
         )
         np.testing.assert_allclose(outputs["logits"], expected[:, part], **CLOSE)
         past |= as_past(outputs)
@@ -105,7 +114,8 @@ def test_merged_decoder(models, name):
     expected = np.array(model.mlx(ids, target_ids, mask))
     memory = model.run("encoder_model", input_ids=ids, attention_mask=mask)["last_hidden_state"]
     flag, graph = np.array([False]), "decoder_model_merged"
-    inputs = dict(encoder_attention_mask=mask, **model.empty(graph, 3))
+    places = positions(np.ones_like(target_ids))
+    inputs = dict(encoder_attention_mask=mask, position_ids=places[:, :4], **model.empty(graph, 3))
     outputs = model.run(
         graph, input_ids=target_ids[:, :4], encoder_hidden_states=memory, use_cache_branch=flag, **inputs
     )
@@ -113,7 +123,7 @@ def test_merged_decoder(models, name):
 
     # The encoder's output is not read any more: its keys and values are cached.
     inputs = dict(encoder_attention_mask=mask, encoder_hidden_states=memory * np.nan, use_cache_branch=~flag)
-    outputs = model.run(graph, input_ids=target_ids[:, 4:], **inputs, **as_past(outputs))
+    outputs = model.run(graph, input_ids=target_ids[:, 4:], position_ids=places[:, 4:], **inputs, **as_past(outputs))
     np.testing.assert_allclose(outputs["logits"], expected[:, 4:], **CLOSE)
 
 

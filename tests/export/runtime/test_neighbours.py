@@ -18,6 +18,7 @@ MODELS = {
     "modern": encoder_decoder("modern"),
     "odd widths": encoder_decoder("odd widths"),
     "relative": encoder_decoder("positions=relative"),
+    "ssru": encoder_decoder("decoder_self_attention=ssru"),
     "decoder": alone("modern", "decoder"),
 }
 FORMS = ["portable", "cpu", "search portable", "search cpu"]

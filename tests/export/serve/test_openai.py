@@ -173,7 +173,7 @@ def test_unknown_addresses_and_faults(shared, writer):
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
 
     class Broken:
-        config, tokenizer, depends_on_batch = writer.config, writer.tokenizer, False
+        config, tokenizer, depends_on_batch, generation = writer.config, writer.tokenizer, False, {}
 
         def generate(self, ids, **options):
             raise RuntimeError("cable")

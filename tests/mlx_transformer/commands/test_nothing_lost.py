@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from command_line import LINES, both_models, caller, refused
+from marian_models import STUDENT, write_model
 from tiny_run import write_pairs
 
 from export import OnnxTransformer, export_search
 from export.__main__ import main as export_main
 from export.package.quality import LIMITS, Limits
-from mlx_transformer.convert import to_huggingface
+from mlx_transformer.convert import import_marian, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
@@ -39,6 +40,7 @@ def others(made, tmp_path_factory) -> Path:
     export_onnx(folder / "model", folder / "onnx")
     export_search(folder / "model", folder / "model.onnx")
     to_huggingface(folder / "model", folder / "marian")
+    write_model(folder / "student", STUDENT, seed=1)
     return folder
 
 
@@ -51,6 +53,7 @@ WRITERS = {
     "import": (["import", "MARIAN", "OUT"], "model", "checkpoint"),
     "quantize": (["quantize", "MODEL", "OUT", "--bits", "8", "--group-size", "32"], "model", "checkpoint"),
     "to-huggingface": (["to-huggingface", "MODEL", "OUT"], "marian", "Hugging Face folder"),
+    "to-marian": (["to-marian", "STUDENT", "OUT"], "student", "Marian folder"),
     "export": (["export", "MODEL", "OUT"], "onnx", "ONNX folder"),
     "export --search": (["export", "MODEL", "OUT", "--search"], "model.onnx", "model"),
 }
@@ -65,6 +68,7 @@ def wide(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wide")
     save_checkpoint(folder / "model", PAPER, random_weights(PAPER, 1))
     to_huggingface(folder / "model", folder / "marian")
+    import_marian(write_model(folder / "of-marian", STUDENT), folder / "student")
     return folder
 
 
@@ -74,7 +78,7 @@ def test_another_model_is_replaced_by_force_alone(call, wide, others, tmp_path, 
     out = tmp_path / ("keep.onnx" if kind.endswith(".onnx") else "keep")
     subprocess.run(["cp", "-r", others / kind, out], check=True)
     before = contents(out)
-    places = {"MODEL": wide / "model", "MARIAN": wide / "marian", "OUT": out}
+    places = {"MODEL": wide / "model", "MARIAN": wide / "marian", "STUDENT": wide / "student", "OUT": out}
     command = [places.get(argument, argument) for argument in arguments]
     hint = f"choose another {'name' if out.suffix else 'folder'}, or --force to replace it"
     refused(call(*command), f"{out}: holds another {what}; {hint}")
@@ -86,7 +90,7 @@ def test_another_model_is_replaced_by_force_alone(call, wide, others, tmp_path, 
     assert os.listdir(tmp_path) == [out.name]
 
 
-@pytest.mark.parametrize("name", ["import", "quantize", "to-huggingface", "export"])
+@pytest.mark.parametrize("name", ["import", "quantize", "to-huggingface", "to-marian", "export"])
 def test_other_files_are_never_replaced(call, wide, others, tmp_path, name):
     arguments, kind, _ = WRITERS[name]
     for there in ("notes.txt", *(other for other in ("model", "marian", "onnx") if other != kind)):
@@ -97,7 +101,7 @@ def test_other_files_are_never_replaced(call, wide, others, tmp_path, name):
         else:
             subprocess.run(["cp", "-r", others / there, out], check=True)
         before = contents(out)
-        places = {"MODEL": wide / "model", "MARIAN": wide / "marian", "OUT": out}
+        places = {"MODEL": wide / "model", "MARIAN": wide / "marian", "STUDENT": wide / "student", "OUT": out}
         for force in ([], ["--force"]):
             refused(call(*(places.get(a, a) for a in arguments), *force), f"{out}: holds files that are no ")
             assert contents(out) == before

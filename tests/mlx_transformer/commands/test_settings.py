@@ -27,7 +27,8 @@ from mlx_transformer.commands.app import ALL, command_of
 from mlx_transformer.commands.exporting import FormSettings
 from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.settings import NOT, RecipeKeys, RuntimeSettings, Shown, with_settings
-from mlx_transformer.core.config import PRESETS, TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.generation.options import PENALTY_OFFSETS, Options, PenaltyForm, TextSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import kinds_of, meanings_of

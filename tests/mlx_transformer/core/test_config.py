@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import drawn, options
 
-from mlx_transformer.core.config import PRESETS, YOUNGER, TransformerConfig
+from mlx_transformer.core.config import YOUNGER, TransformerConfig
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
+from mlx_transformer.core.presets import PRESETS
 from mlx_transformer.system.errors import UserError
 
 VOCABULARY = 37_000  # section 5.1: about 37000 tokens, shared
@@ -42,7 +43,16 @@ def test_base_counted_by_hand():
     assert parameter_count(TransformerConfig.preset("base", VOCABULARY)) == 6 * (encoder + decoder) + VOCABULARY * d
 
 
-@pytest.mark.parametrize("name", PRESETS)
+def test_a_student_is_marians_tiny():
+    """Sizes, and the number of parameters that its published files have with 32,000 pieces."""
+    config = TransformerConfig.preset("student", 32_000)
+    assert parameter_count(config) == 16_907_008
+    assert (config.decoder_self_attention, config.norm_placement, config.tie_embeddings) == ("ssru", "post", "all")
+    assert (config.positions, config.norm_epsilon) == ("sinusoidal_concat", 1e-6)
+    assert TransformerConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "student"])
 def test_presets_have_heads_that_metal_has_fused_attention_for(name):
     assert TransformerConfig.preset(name, 100).d_k == 64
 
@@ -50,7 +60,7 @@ def test_presets_have_heads_that_metal_has_fused_attention_for(name):
 def test_preset_with_changes():
     config = TransformerConfig.preset("tiny", 500, d_ff=96, norm="rmsnorm")
     assert (config.d_ff, config.norm, config.d_model) == (96, "rmsnorm", 128)
-    with pytest.raises(UserError, match="unknown preset 'huge': choose one of tiny, small, base, big"):
+    with pytest.raises(UserError, match="unknown preset 'huge': choose one of tiny, small, base, big, student"):
         TransformerConfig.preset("huge", 500)
     with pytest.raises(UserError, match=r"unknown key 'dff' \(did you mean 'd_ff'\?\)"):
         TransformerConfig.preset("tiny", 500, dff=96)

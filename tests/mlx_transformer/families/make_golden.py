@@ -1,13 +1,15 @@
-"""Tiny random models of `transformers`, and what it computes with them: the folders in `golden/`.
+"""Tiny random models of `transformers`, and what it computes with them: the folders in `golden/` and `golden_5/`.
 
-Runs in an environment that has transformers and none of our packages. Names of `MODELS` make these alone:
+Runs in an environment that has transformers and none of our packages: version 4 makes the models of `golden/`,
+version 5 reads these and saves them again in `golden_5/`, with those that it alone makes. Names make these alone:
 
     make .venv-consumers/.installed
     .venv-consumers/bin/python tests/mlx_transformer/families/make_golden.py tests/mlx_transformer/families/golden t5
+    .venv-of-5/bin/python tests/mlx_transformer/families/make_golden.py tests/mlx_transformer/families/golden_5 t5
 
-Each folder holds what `save_pretrained` writes and answers.npz: ids, mask (B, S), target (B, T), logits (B, T, V) and
-tokens, the new tokens of a greedy search (B, .), padded. Rows are padded on either side where the family counts no
-positions.
+Each folder holds what `save_pretrained` writes and answers.npz: ids, mask (B, S), target (B, T), logits (B, T, V), and
+the new tokens of a greedy search and of four beams (B, .), padded. Rows are padded on either side where the family
+counts no column; the first row and the target fill tables of positions.
 """
 
 from __future__ import annotations
@@ -20,50 +22,47 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
 
 import numpy as np
 import torch
+import transformers
+from golden_models import MODELS, MODELS_OF_4, MODELS_OF_5
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-T5 = dict(
-    model_type="t5",
-    **dict(vocab_size=40, d_model=16, d_kv=6, num_heads=3, d_ff=20, num_layers=2, num_decoder_layers=1),
-    **dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
-)
-MARIAN = dict(
-    model_type="marian",
-    **dict(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=2, max_position_embeddings=32),
-    **dict(encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=20, decoder_ffn_dim=26),
-    **dict(pad_token_id=39, decoder_start_token_id=39, eos_token_id=0, forced_eos_token_id=None),
-    **dict(activation_function="swish", scale_embedding=True),
-)
-MODELS = {
-    "t5": T5,
-    "t5-1.1": {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 2},
-    "mt5": {**T5, "model_type": "mt5", "feed_forward_proj": "gated-gelu", "d_model": 20, "d_kv": 5}
-    | dict(relative_attention_num_buckets=8, relative_attention_max_distance=12),
-    "madlad": {**T5, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False}
-    | dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=0),
-    "marian": MARIAN,
-    "pegasus": {**MARIAN, "model_type": "pegasus", "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    | dict(activation_function="relu"),
-}
-LENGTHS, TARGET, NEW = (26, 4, 1), 7, 12
+LENGTHS, NEW = (26, 4, 1), 12
+SEARCHES = {"tokens": dict(num_beams=1), "beams": dict(num_beams=4, early_stopping=True, length_penalty=1.0)}
 END = 2.0
 """What the classifier's row of the end is multiplied by, so that rows end at several lengths."""
+COUNT_TOKENS = ("t5", "mt5", "umt5", "m2m_100")
+"""Families that count tokens, not columns."""
+FIVE = transformers.__version__.startswith("5.")
 
 
 def make(folder: Path, config: dict) -> None:
     """The first random model whose rows hold several tokens and end here and there."""
     for seed in range(1000):
-        model, (ids, mask, target) = random_model(config, seed), inputs(config)
-        given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-        with torch.no_grad():
-            logits = model(**given, decoder_input_ids=torch.tensor(target)).logits.numpy()
-            tokens = model.generate(**given, max_new_tokens=NEW, do_sample=False, num_beams=1)[:, 1:].numpy()
-        ended = (tokens == config["eos_token_id"]).any(axis=1)
-        if len(np.unique(tokens)) >= 8 and ended.any() and not ended.all():
+        model = random_model(config, seed)
+        found = answers(model, config)
+        ended = (found["tokens"] == config["eos_token_id"]).any(axis=1)
+        several = len(np.unique(found["tokens"])) >= 8 and not np.array_equal(found["tokens"], found["beams"])
+        if several and ended.any() and not ended.all():
             break
+    save(folder, model, found)
+
+
+def save(folder: Path, model, found: dict[str, np.ndarray]) -> None:
     model.save_pretrained(folder, safe_serialization=True)
     (folder / "model.safetensors").chmod(0o644)
-    np.savez(folder / "answers.npz", ids=ids, mask=mask, target=target, logits=logits, tokens=tokens)
+    np.savez(folder / "answers.npz", **found)
+
+
+def answers(model, config: dict) -> dict[str, np.ndarray]:
+    ids, mask, target = inputs(config)
+    given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    with torch.no_grad():
+        logits = model(**given, decoder_input_ids=torch.tensor(target)).logits.numpy()
+        searched = {
+            name: model.generate(**given, max_new_tokens=NEW, do_sample=False, **options)[:, 1:].numpy()
+            for name, options in SEARCHES.items()
+        }
+    return dict(ids=ids, mask=mask, target=target, logits=logits, **searched)
 
 
 def random_model(config: dict, seed: int):
@@ -72,7 +71,7 @@ def random_model(config: dict, seed: int):
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "embed_positions" not in name:
+            if parameter.requires_grad:
                 scale = 1.0 if "relative" in name else parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
                 parameter.normal_(0.0, scale)
                 if "norm" in name and name.endswith("weight"):
@@ -80,7 +79,8 @@ def random_model(config: dict, seed: int):
         if "final_logits_bias" in dict(model.named_buffers()):
             model.final_logits_bias.normal_(0.0, 0.5)
         model.get_output_embeddings().weight[config["eos_token_id"]] *= END
-    model.generation_config.bad_words_ids = [[id] for id in {config["pad_token_id"], config["decoder_start_token_id"]}]
+    banned = {config["pad_token_id"], config["decoder_start_token_id"]} - {config["eos_token_id"]}
+    model.generation_config.bad_words_ids = [[id] for id in sorted(banned)]
     return model
 
 
@@ -90,15 +90,28 @@ def inputs(config: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids = np.full((len(LENGTHS), max(LENGTHS)), config["pad_token_id"])
     mask = np.zeros_like(ids)
     for row, length in enumerate(LENGTHS):
-        left = row == 1 and "t5" in config["model_type"]
+        left = row == 1 and config["model_type"] in COUNT_TOKENS
         part = slice(max(LENGTHS) - length, None) if left else slice(length)
-        ids[row, part], mask[row, part] = rng.integers(3, config["vocab_size"] - 1, length), 1
-    target = rng.integers(3, config["vocab_size"] - 1, (len(LENGTHS), TARGET))
+        ids[row, part], mask[row, part] = words(rng, config, "vocab_size", length), 1
+    target = words(rng, config, "decoder_vocab_size", (len(LENGTHS), max(LENGTHS)))
     target[:, 0] = config["decoder_start_token_id"]
     return ids, mask, target
 
 
+def words(rng: np.random.Generator, config: dict, size: str, shape) -> np.ndarray:
+    """Ids of a vocabulary but padding, which M2M100 counts as none."""
+    ids = np.arange(3, config.get(size, config["vocab_size"]))
+    return rng.choice(ids[ids != config["pad_token_id"]], shape)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[2:] or MODELS:
-        make(Path(sys.argv[1]) / name, MODELS[name])
+    out, first = Path(sys.argv[1]), Path(__file__).parent / "golden"
+    for name in sys.argv[2:] or [*MODELS, *(MODELS_OF_5 if FIVE else MODELS_OF_4)]:
+        if FIVE and name in MODELS:
+            model = AutoModelForSeq2SeqLM.from_pretrained(first / name).eval()
+            if not model.config.tie_word_embeddings:  # of what version 4 shares, version 5 reads one and draws two
+                model.model.encoder.embed_tokens = model.model.decoder.embed_tokens = model.model.shared
+            save(out / name, model, answers(model, MODELS[name]))
+        else:
+            make(out / name, {**MODELS, **MODELS_OF_4, **MODELS_OF_5}[name])

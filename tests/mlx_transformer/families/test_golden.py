@@ -1,10 +1,13 @@
 """Folders that `transformers` wrote, and what it computed with them (`make_golden.py`): the same logits and tokens
-here, in MLX and in exported graphs, and the same files again.
+here, in MLX and in exported graphs, and the same files again. `golden/` is version 4's, `golden_5/` version 5's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,14 +21,19 @@ from export.targets.table import TARGETS
 from export.validate import compare
 from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
-from mlx_transformer import Transformer
+from mlx_transformer import Transformer, cli
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
 
-GOLDEN = Path(__file__).parent / "golden"
+HERE = Path(__file__).parent
+GOLDEN, GOLDEN_5 = HERE / "golden", HERE / "golden_5"
 PAPER = ("marian", "pegasus")
 """Families of the paper's network, which the tests of targets have."""
-NAMES = sorted(path.name for path in GOLDEN.iterdir())
+FOLDERS = {path.name: path for path in sorted(GOLDEN.iterdir())}
+FOLDERS |= {path.name: path for path in sorted(GOLDEN_5.iterdir()) if path.name not in FOLDERS}
+NAMES = list(FOLDERS)
+AGAIN = [name for name in NAMES if FOLDERS[name].parent == GOLDEN and (GOLDEN_5 / name).is_dir()]
+BEAMS = dict(beam=4, early_stopping=True, length_penalty=1.0, penalty_form="length")
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +41,38 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of checkpoints, by the names."""
     folder = tmp_path_factory.mktemp("golden")
     for name in NAMES:
-        import_huggingface(GOLDEN / name, folder / name)
+        import_huggingface(FOLDERS[name], folder / name)
     return folder
 
 
 def answers(name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(GOLDEN / name / "answers.npz"))
+    return dict(np.load(FOLDERS[name] / "answers.npz"))
+
+
+def contents(folder: Path, file: str) -> dict:
+    return json.loads((folder / file).read_text(encoding="utf-8"))
+
+
+def model_type(name: str) -> str:
+    return contents(FOLDERS[name], "config.json")["model_type"]
+
+
+def on_the_other_side(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same rows, each with its padding moved from one side to the other."""
+    places = np.argsort(np.where(mask[:, :1], mask, ~mask), axis=1, kind="stable")
+    return np.take_along_axis(ids, places, axis=1), np.take_along_axis(mask, places, axis=1)
+
+
+def in_parts(model: Transformer, ids: np.ndarray, target: np.ndarray, mask: np.ndarray, at: int) -> np.ndarray:
+    """Logits of a decoder that reads the target in two steps."""
+    cache = model.start(model.encode(mx.array(ids), mx.array(mask)), mx.array(mask))
+    parts = (target[:, :at], target[:, at:])
+    return np.concatenate([np.array(model.step(mx.array(part), cache)) for part in parts if part.size], axis=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_equal_by_the_rule(name: str, imported: Path) -> None:
+    """Whichever side is padded, and wherever the target is cut in two."""
     given = answers(name)
     ids, mask, target = given["ids"], given["mask"].astype(bool), given["target"]
     opened = open_checkpoint(imported / name)
@@ -50,45 +80,72 @@ def test_logits_are_equal_by_the_rule(name: str, imported: Path) -> None:
     truth64, truth32 = (Reference(opened.config, weights, kind)(ids, target, mask) for kind in (np.float64, np.float32))
     truth = Truth.of(truth64, truth32, np.ones(target.shape, bool))
     pool, budget = ErrorScale.pooled([truth.scale]), budget_for("float32", "cpu")
-    in_mlx = np.array(Transformer.load(imported / name)(mx.array(ids), mx.array(target), mx.array(mask)))
-    for runtime, logits in {"transformers": given["logits"], "mlx": in_mlx}.items():
+    model = Transformer.load(imported / name)
+    other_ids, other_mask = on_the_other_side(ids, mask)
+    computed = {
+        "transformers": given["logits"],
+        "mlx": np.array(model(mx.array(ids), mx.array(target), mx.array(mask))),
+        "other side": np.array(model(mx.array(other_ids), mx.array(target), mx.array(other_mask))),
+        **{f"cut at {at}": in_parts(model, ids, target, mask, at) for at in range(1, target.shape[1] + 1)},
+    }
+    for runtime, logits in computed.items():
         measured = Measurement.of(Deviation.of(logits, truth), truth.scale, pool, budget)
         assert measured.passed, f"{runtime}: {measured}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_are_equal(name: str, imported: Path, tmp_path: Path) -> None:
+def test_tokens_are_equal(name: str, imported: Path, tmp_path: Path) -> None:
+    """Greedy and of four beams, after the first token that generation_config.json forces."""
     given, eos = answers(name), open_checkpoint(imported / name).config.eos_id
     rows = [ids[real].tolist() for ids, real in zip(given["ids"], given["mask"].astype(bool), strict=True)]
-    expected = [row[: row.index(eos)] if eos in row else row for row in given["tokens"].tolist()]
-    new = given["tokens"].shape[1]
-    assert Transformer.load(imported / name).generate(rows, beam=1, max_new_tokens=new) == expected
     export_onnx(imported / name, tmp_path / "onnx")
-    assert OnnxTransformer(tmp_path / "onnx", threads=1).generate(rows, beam=1, max_new_tokens=new) == expected
+    models = (Transformer.load(imported / name), OnnxTransformer(tmp_path / "onnx", threads=1))
+    for search, options in {"tokens": dict(beam=1), "beams": BEAMS}.items():
+        expected = [row[: row.index(eos)] if eos in row else row for row in given[search].tolist()]
+        for model in models:
+            assert model.generate(rows, max_new_tokens=given["tokens"].shape[1], **options) == expected
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_both_versions_files_are_the_same_model(name: str, imported: Path, tmp_path: Path) -> None:
+    import_huggingface(GOLDEN_5 / name, tmp_path / "five")
+    four, five = open_checkpoint(imported / name), open_checkpoint(tmp_path / "five")
+    assert five.config == four.config
+    before, after = dict(four.tensors()), dict(five.tensors())
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) -> None:
-    """Each tensor bit for bit, and each key that means anything."""
-    model_type = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))["model_type"]
-    written = to_huggingface(imported / name, tmp_path / "theirs", model_type)
-    theirs, ours = (load_file(folder / "model.safetensors") for folder in (GOLDEN / name, written))
-    assert {key for key in theirs if "embed_positions" not in key} == ours.keys()
-    assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
-    before, after = (json.loads((f / "config.json").read_text(encoding="utf-8")) for f in (GOLDEN / name, written))
+    """Each tensor bit for bit but rows that nobody reads, and each key that means anything."""
+    family = "t5" if name.startswith("mt5-tied") else model_type(name)  # which both versions take the same way
+    written = to_huggingface(imported / name, tmp_path / "theirs", family)
+    theirs, ours = (load_file(folder / "model.safetensors") for folder in (FOLDERS[name], written))
+    learned = {key for key in theirs if "embed_positions" in key} & ours.keys()
+    assert {key for key in theirs if "embed_positions" not in key} <= ours.keys() - learned
+    # Copies that version 5 wants and version 4 leaves out.
+    assert {key.rpartition(".embed_tokens")[1] for key in ours.keys() - theirs.keys()} <= {".embed_tokens"}
+    shared = theirs.get("model.shared.weight")
+    assert all(np.array_equal(ours[key], theirs.get(key, shared)) for key in ours.keys() - learned)
+    assert all(np.array_equal(ours[key][2:], theirs[key][2:]) and not ours[key][:2].any() for key in learned)
+    before, after = (contents(folder, "config.json") for folder in (FOLDERS[name], written))
     differing = {key for key in before.keys() & after.keys() if before[key] != after[key]}
-    assert differing <= {"activation_function"}  # which has two words for silu
-    assert differing <= {name for name in before if before[name] == "swish"}
+    # forced_eos_token_id: what the models here are asked not to do.
+    differing -= {"model_type", "architectures"} if family != model_type(name) else set()
+    differing -= {"bos_token_id"} if before.get("bos_token_id") is None else set()
+    assert differing <= {"activation_function", "forced_eos_token_id"}  # the first has two words for some
+    assert before.get("activation_function") in ("swish", "gelu_new") or "activation_function" not in differing
 
 
-@pytest.mark.parametrize("name", ["t5", "t5-1.1", "marian"])
+@pytest.mark.parametrize("name", ["t5", "t5-1.1", "marian", "bart", "mbart-50"])
 def test_optimums_folder_of_any_family_opens(name: str, imported: Path, tmp_path: Path) -> None:
     """Its graphs have the names of ours, and its config.json is the published model's."""
     folder = export_onnx(imported / name, tmp_path / "onnx")
     ours = OnnxTransformer(folder, threads=1)
     for file in ("mlx_transformer.json", "manifest.json"):
         (folder / file).unlink()
-    (folder / "config.json").write_bytes((GOLDEN / name / "config.json").read_bytes())
+    shutil.copyfile(FOLDERS[name] / "config.json", folder / "config.json")
     theirs = OnnxTransformer(folder, threads=1)
     assert theirs.config == open_checkpoint(imported / name).config
     rows = [[5, 6, 7, 8], [9, 4]]
@@ -102,3 +159,54 @@ def test_validate_finds_every_target_equal(name: str, target: str, imported: Pat
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
     report = compare(imported / name, tmp_path / "onnx", engines, 3, threads=1)
     assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("name", ["t5-1.1", "bart", "mbart-50", "m2m100", "marian", "pegasus"])
+def test_an_exported_folder_says_what_the_published_one_does(name: str, imported: Path, tmp_path: Path) -> None:
+    """By its own name, for Optimum and transformers.js, which take the sizes of the cache from there."""
+    written = contents(export_onnx(imported / name, tmp_path / "onnx"), "config.json")
+    published = contents(FOLDERS[name], "config.json")
+    sizes = ("model_type", "architectures", "d_model", "d_kv", "num_heads", "decoder_layers", "num_decoder_layers")
+    sizes += ("decoder_attention_heads", "vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+    assert {key: written.get(key) for key in sizes} == {key: published.get(key) for key in sizes}
+
+
+@pytest.mark.parametrize("name", ["t5", "m2m100", "bart", "marian"])
+def test_who_counts_columns_is_told_to_pad_on_the_right(name: str, imported: Path, tmp_path: Path, capfd) -> None:
+    with suppress(SystemExit):
+        cli.main(["to-huggingface", str(imported / name), str(tmp_path / "theirs")])
+    note = "" if name in ("t5", "m2m100") else "; pad its inputs on the right"
+    assert capfd.readouterr().out == f"{tmp_path / 'theirs'}: written{note}\n"
+
+
+def off_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n: np.roll(array, 1, axis=0) if n.endswith(".positions.weight") else array for n, array in weights.items()}
+
+
+WRONG: dict[str, tuple[str, dict]] = {
+    "epsilon 1e-12 for 1e-5": ("bart", dict(norm_epsilon=1e-12)),
+    "tanh for erf": ("bart", dict(activation="gelu_tanh")),
+    "erf for tanh": ("t5-1.1", dict(activation="gelu")),
+    "no square root": ("mbart", dict(scale_embeddings=False)),
+    "positions from 0": ("m2m100", dict(first_position=0)),
+    "positions from pad_id": ("m2m100", dict(first_position=1)),
+    "the paper's frequencies": ("small100", dict(positions="sinusoidal_halves")),
+    "scores divided": ("flan", dict(attention_scale=None)),
+    "classifier divided": ("madlad", dict(logit_scale=0.25)),
+    "classifier not divided": ("t5", dict(logit_scale=None)),
+    "buckets of another distance": ("mt5", dict(relative_distance=13)),
+    "rows of positions off by one": ("mbart-odd", {}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
+    name, changes = WRONG[what]
+    given, opened = answers(name), open_checkpoint(imported / name)
+    config = dataclasses.replace(opened.config, **changes)
+    weights = dict(opened.tensors()) if changes else off_by_one(dict(opened.tensors()))
+    inputs = given["ids"], given["target"], given["mask"].astype(bool)
+    truth64, truth32 = (Reference(config, weights, kind)(*inputs) for kind in (np.float64, np.float32))
+    truth = Truth.of(truth64, truth32, np.ones(given["target"].shape, bool))
+    pool, budget = ErrorScale.pooled([truth.scale]), budget_for("float32", "cpu")
+    assert not Measurement.of(Deviation.of(given["logits"], truth), truth.scale, pool, budget).passed

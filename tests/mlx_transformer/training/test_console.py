@@ -57,6 +57,14 @@ def test_the_arithmetic_of_a_translation_step():
     assert Work(config)(Batch(*ids, 12)) == 3 * 2 * (weights + scores)
 
 
+def test_a_recurrent_decoder_has_no_products_of_its_own_positions():
+    sizes = dict(vocab_size=50, d_model=8, heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
+    both = [TransformerConfig(**sizes, decoder_self_attention=kind) for kind in ("attention", "ssru")]
+    batch = Batch(*(np.ones((3, length), np.int32) for length in (5, 4, 4)), 12)
+    attending, recurrent = (Work(config)(batch) for config in both)
+    assert attending - recurrent == 3 * 2 * (2 * 12 * (4 - 2) * 8 * 8 + 2 * 3 * 2 * 8 * 4 * 4)
+
+
 def test_the_arithmetic_of_a_decoder_alone():
     sizes = dict(vocab_size=50, d_model=8, heads=2, d_ff=32, encoder_layers=0, decoder_layers=1)
     config = TransformerConfig(architecture="decoder", tie_embeddings="target-output", **sizes)

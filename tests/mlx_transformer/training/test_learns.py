@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from choices import both_choices
 from tiny_run import metrics, write_pairs
 
@@ -13,7 +14,8 @@ from mlx_transformer.training.trainer import Trainer
 pytestmark = both_choices
 
 
-def test_a_small_model_learns_to_copy(tmp_path):
+@pytest.mark.parametrize("kind", ["attention", "ssru"])
+def test_a_small_model_learns_to_copy(kind, tmp_path):
     """1+1 layers, digits to the same digits; held-out lines, greedy.
 
     Every line that validates is right by step 120 under five BLAS kernels, with a GPU's batches too, which hold half
@@ -26,7 +28,7 @@ def test_a_small_model_learns_to_copy(tmp_path):
     assert len(lines) > 30
     data = {"source": str(source), "target": str(target), "vocab_size": 260, "batch_tokens": 1024}
     model = {"preset": "tiny", "d_model": 32, "heads": 1, "d_ff": 64, "dropout": 0.0}
-    model |= {"encoder_layers": 1, "decoder_layers": 1}
+    model |= {"encoder_layers": 1, "decoder_layers": 1, "decoder_self_attention": kind}
     training = {"steps": 150, "warmup_steps": 20, "learning_rate": 0.01, "schedule": "linear", "valid_every": 50}
     recipe = Recipe.from_dict(
         {"data": data, "model": model, "training": {**training, "log_every": 5, "label_smoothing": 0}}

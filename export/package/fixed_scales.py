@@ -1,0 +1,177 @@
+"""Which scales the activations of int8 get: fixed ones, where there are some and they keep the quality, or one a token.
+
+    int8_scales.json of the checkpoint     its own, an imported model's
+    --calibrate FILE                       from that text (`calibration.py`)
+    the run's validation text              likewise, where the run's record names it and it hasn't changed
+
+A text's even lines are calibrated on and its odd ones judged, as `quality.py` judges. The
+percentile is taken whose best tokens are most often float32's; where even that is beyond the limits, each token has its
+own scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from export.precision.int8 import BY_ROW
+from export.settings import ExportSettings
+from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, read_int8_scales
+from mlx_transformer.data.corpus import read_parallel, read_text_lines
+from mlx_transformer.data.documents import read_documents
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.watch import Watch, unwatched
+
+from .calibration import observe, scales_of
+from .plan import Plan
+from .quality import Expected, Quality, Text, rows_of
+
+CALIBRATED, JUDGED = 300, 200
+"""Most lines of each kind."""
+PERCENTILES = (100.0, 99.9)
+"""Tried, among the largest magnitudes of all tokens; 100: the largest one."""
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """Lines to read, their translations if there are any, and where they are from."""
+
+    lines: list[str]
+    reference: list[str] | None
+    name: str
+    sha256: str
+
+    def parts(self) -> tuple[list[str], Text]:
+        """Return what is calibrated on, and what is judged."""
+        kept = [i for i, line in enumerate(self.lines) if line.strip()]
+        judged = (kept[1::2] or kept)[:JUDGED]
+        reference = None if self.reference is None else [self.reference[i] for i in judged]
+        text = Text([self.lines[i] for i in judged], reference, self.name)
+        return [self.lines[i] for i in kept[::2][:CALIBRATED]], text
+
+
+def settled(
+    plan: Plan,
+    settings: ExportSettings,
+    write: Callable[[Plan, Path], None],
+    told: Callable[[str], None],
+    watch: Watch = unwatched,
+) -> Plan:
+    """Return the plan with its fixed scales. `write` writes a plan's package into an empty folder. `told` is called
+    with a line on where they are from, or why there are none. Raises `UserError` where they are asked for and can't
+    be had."""
+    if "int8" not in plan.precisions or settings.int8_scales == "token":
+        return plan
+    checkpoint = plan.checkpoint
+    own = read_int8_scales(checkpoint.folder, plan.config)
+    if own is not None and settings.calibrate is None:
+        told(f"int8: fixed scales of {checkpoint.folder / INT8_SCALES}")
+        return replace(plan, int8_scales=own)
+    text = _text(checkpoint, settings.calibrate, told)
+    if text is None:
+        if settings.int8_scales == "fixed":
+            raise UserError(
+                f"{checkpoint.folder}: nothing to take fixed scales from: no {INT8_SCALES}, and no validation text of"
+                " its run; give text with --calibrate FILE"
+            )
+        return plan
+    watch(0.0, "int8 scales")
+    scales, quality = _calibrated(plan, text, own or BY_ROW, write)
+    if not quality.problems:
+        part = scales.origin
+        told(f"int8: fixed scales from {part['sentences']} lines of {text.name}; on others: {quality}")
+        return replace(plan, int8_scales=scales)
+    reasons = "; ".join(quality.problems)
+    if settings.int8_scales == "fixed" and not settings.accept_loss:
+        raise UserError(
+            f"{text.name}: fixed scales from it lose too much: {reasons}; give other text, or leave them out"
+        )
+    if settings.int8_scales == "fixed":
+        return replace(plan, int8_scales=scales)
+    told(f"int8: a scale a token: with fixed ones from {text.name} {reasons}")
+    return plan
+
+
+def _calibrated(
+    plan: Plan, text: CalibrationText, before: Int8Scales, write: Callable[[Plan, Path], None]
+) -> tuple[Int8Scales, Quality]:
+    from export.runtime import OnnxTransformer
+
+    plain, (lines, judged) = plan.plain(), text.parts()
+    with TemporaryDirectory() as name:
+        place = Path(name)
+
+        def written(folder: str, **changes: Any) -> OnnxTransformer:
+            (place / folder).mkdir()
+            write(replace(plain, **changes), place / folder)
+            return OnnxTransformer(place / folder)
+
+        wide = written("float32", precisions=("float32",))
+        assert wide.tokenizer is not None
+        rows = rows_of(plan.config, wide.tokenizer, lines)
+        translates = plan.config.architecture == "encoder-decoder"
+        (place / "graphs").mkdir()
+        sites = observe(plan.checkpoint, place / "graphs", rows, wide.generate(rows) if translates else [])
+        origin = {"text": text.name, "sha256": text.sha256, "sentences": len(rows)}
+        expected, tried = Expected(wide, judged), []
+        for percentile in PERCENTILES:
+            scales = scales_of(sites, percentile, plan.config, before, origin)
+            narrow = written(f"int8 {percentile}", precisions=("int8",), int8_scales=scales)
+            tried.append((expected.agreement(narrow), scales, narrow))
+        _, scales, narrow = max(tried, key=lambda each: each[0])  # of equal ones the first
+        quality = expected.quality("int8", narrow, narrow)
+        judged_as = {"judged_sentences": quality.sentences, "agreement": quality.agreement}
+        return replace(scales, origin={**scales.origin, **judged_as}), quality
+
+
+def _text(checkpoint: Checkpoint, file: str | Path | None, told: Callable[[str], None]) -> CalibrationText | None:
+    """Return the text to calibrate on; None where there is none, or no tokenizer to read it."""
+    if file is None:
+        try:
+            text = _validation_text(checkpoint.folder.parent / "run.json")
+        except UserError as error:
+            told(f"int8: a scale a token: the run's validation text can't be read: {error}")
+            return None
+        return None if checkpoint.tokenizer_path is None else text
+    if checkpoint.tokenizer_path is None:
+        raise UserError(f"{file}: {checkpoint.folder} has no tokenizer to read it with")
+    lines, digest = read_text_lines(file)
+    if not any(line.strip() for line in lines):
+        raise UserError(f"{file}: holds no lines; give text as the model will read it")
+    return CalibrationText(lines, None, Path(file).name, digest)
+
+
+def _validation_text(record: Path) -> CalibrationText | None:
+    """Return the validation text that a run's record names; None if it names none, or there is no such record.
+    `UserError` for one that can't be read, or has changed since."""
+    try:
+        values = read_json(record)
+        data, valid = values["recipe"]["data"], values["data"]["valid"]
+        source, target, documents = data.get("valid_source"), data.get("valid_target"), data.get("valid_text")
+        corpus, count, seed = data.get("corpus"), data["train_pairs"], values["recipe"]["training"]["seed"]
+    except (UserError, LookupError, TypeError, AttributeError):
+        return None
+    if source is not None and target is not None:
+        pairs = read_parallel(source, target)
+        text = CalibrationText(pairs.source, pairs.target, Path(source).name, pairs.digests["source"])
+        digest = valid.get("source")
+    elif corpus is not None:
+        from mlx_transformer.data import cldr
+
+        pairs = cldr.build(corpus, train_pairs=count, seed=seed).valid
+        text = CalibrationText(pairs.source, pairs.target, f"{corpus}, validation", pairs.digests["source"])
+        digest = valid.get("source")
+    elif documents is not None:
+        found, _ = read_documents(documents, data.get("documents"))
+        text = CalibrationText(found.texts, None, Path(documents).name, found.digests["text"])
+        digest = valid.get("text")
+    else:
+        return None
+    if text.sha256 != digest:
+        raise UserError(f"{text.name}: is another text than the run's")
+    return text

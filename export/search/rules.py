@@ -1,0 +1,100 @@
+"""What may be written, ends, or must be: `Rules` of `generation/steps.py` within a graph.
+
+Shapes: B sentences, h hypotheses before the step, V vocabulary, L tokens written so far and the start token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from export.nn.primitives import Op, branch, size, table
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.steps import BANNED, banned_ids
+
+from .options import OptionInputs
+
+
+class Rules:
+    """Computed outside the loop: what doesn't change during the search."""
+
+    def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig):
+        self.options, self.config = options, config
+        ids, suppressed = options["end_ids"], options["suppressed"]
+        every = op.Concat([config.eos_id], ids, axis=0)
+        self.ends = op.Cast(_marked(op, config.vocab_size, every, 1.0), to=ir.DataType.BOOL)  # (V,)
+        never = table(op, "search.bans", lambda: bans(config))
+        never = op.Add(never, _marked(op, config.vocab_size, suppressed, BANNED))
+        early = op.Add(never, op.Where(self.ends, BANNED, 0.0))
+        self.bans = op.Concat(op.Unsqueeze(never, [0]), op.Unsqueeze(early, [0]), axis=0)  # (2, V)
+        self.more_ends = size(op, ids, 0)
+        self.excluded = op.Add(self.more_ends, size(op, suppressed, 0))
+        """Tokens that these rules may ban, besides `EXCLUDED`."""
+        self.first_count = size(op, options["forced_first"], 0)
+        self.first = op.Pad(options["forced_first"], [0, 1], -1)  # from its end on nothing is forced
+        n, penalty = options["no_repeat_ngram"], options["repetition_penalty"]
+        self.reads_history = op.Or(op.Greater(n, 0), op.Not(op.Equal(penalty, 1.0)))
+        self.kept = op.Reshape(op.Cast(self.reads_history, to=ir.DataType.INT64), [1])
+        """Tokens that are written down each step: 1, or 0 where nobody reads them."""
+
+    def begun(self, op: Op, ids: ir.Value) -> ir.Value:
+        """The history (B, 1, L) of start tokens (B, 1)."""
+        return op.Slice(op.Unsqueeze(ids, [2]), [0], self.kept, [2])
+
+    def written(self, op: Op, history: ir.Value, parents: ir.Value, ids: ir.Value) -> ir.Value:
+        """The history after tokens (B, K), each after hypothesis `parents` of its sentence."""
+        before = op.GatherND(history, op.Unsqueeze(parents, [2]), batch_dims=1)
+        return op.Concat(before, self.begun(op, ids), axis=2)
+
+    def forced(self, op: Op, limits: ir.Value, t: ir.Value) -> ir.Value:
+        """The token (B, 1) that each sentence gets as number t without its being scored, -1: none. limits: (B, 1)."""
+        at_end = op.And(self.options["forced_end"], op.Equal(limits, op.Add(t, 1)))
+        first = op.Gather(self.first, op.Min(t, self.first_count))
+        return op.Where(op.GreaterOrEqual(first, 0), first, op.Where(at_end, self.config.eos_id, -1))
+
+    def forces(self, op: Op, t: ir.Value) -> ir.Value:
+        """Whether any sentence may get such a token as number t."""
+        return op.Or(op.Less(t, self.first_count), self.options["forced_end"])
+
+    def penalised(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+        """Scores (B, h, V), logits or log p, those of what was written weakened."""
+        penalty = self.options["repetition_penalty"]
+        seen = op.ScatterElements(op.Expand(0.0, op.Shape(scores)), history, op.Expand(1.0, op.Shape(history)), axis=2)
+        weaker = op.Where(op.Less(scores, 0.0), op.Mul(scores, penalty), op.Div(scores, penalty))
+        return op.Where(op.Greater(seen, 0.0), weaker, scores)
+
+    def without_repeats(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
+        """Scores (B, h, V), BANNED on each token that would end the same n tokens as were written before."""
+        n = op.Max(self.options["no_repeat_ngram"], 1)
+        before, length = op.Sub(n, 1), size(op, history, 2)
+        step = op.Range(0, before, 1)  # of a window of n tokens the places before the last
+        first = op.Range(0, op.Sub(op.Add(length, 1), n), 1)  # where a window begins
+        windows = op.Gather(history, op.Add(op.Unsqueeze(first, [1]), step), axis=2)  # (B, h, W, n - 1)
+        latest = op.Gather(history, op.Max(op.Add(op.Sub(length, before), step), 0), axis=2)  # (B, h, n - 1)
+        other = op.Cast(op.Not(op.Equal(windows, op.Unsqueeze(latest, [2]))), to=ir.DataType.INT64)
+        same = op.And(op.Equal(op.ReduceSum(other, [3], keepdims=0), 0), op.Greater(self.options["no_repeat_ngram"], 0))
+        tokens = op.Gather(history, op.Add(first, before), axis=2)  # (B, h, W)
+        return op.ScatterElements(scores, tokens, op.Where(same, BANNED, 0.0), axis=2, reduction="add")
+
+
+def either(op: Op, condition: ir.Value, name: str, yes, no, types: tuple[ir.DataType, ...]) -> tuple[ir.Value, ...]:
+    """Several values from `yes(op)` or `no(op)`, which return them in a list; only one of the branches runs."""
+
+    def values(which: str) -> list[ir.Value]:
+        return [ir.Value(name=f"{name}.{which}.{i}", type=ir.TensorType(dtype)) for i, dtype in enumerate(types)]
+
+    then, otherwise = branch(op, f"{name}.yes", values("yes"), yes), branch(op, f"{name}.no", values("no"), no)
+    found = op.If(condition, then_branch=then, else_branch=otherwise, _outputs=len(types))
+    return tuple(found) if len(types) > 1 else (found,)
+
+
+def bans(config: TransformerConfig) -> np.ndarray:
+    """(V,): added to the scores of what is never written."""
+    row = np.zeros(config.vocab_size, np.float32)
+    row[banned_ids(config)] = BANNED
+    return row
+
+
+def _marked(op: Op, width: int, ids: ir.Value, value: float) -> ir.Value:
+    """(width,): `value` at ids (N,), else 0."""
+    return op.ScatterElements(op.Expand(0.0, [width]), ids, op.Expand(value, op.Shape(ids)), axis=0)

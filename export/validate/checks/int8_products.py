@@ -1,0 +1,115 @@
+"""The products of int8 in a graph, against the scales that they were exported with, exactly.
+
+Numbers can't tell it: the scale of a neighbouring product is within int8's budget as often as not, and so is a zero
+point that one operator has and the other hasn't where activations are small. So each product is followed from the
+integers that it reads to the scale of what it gives.
+
+    x --> QuantizeLinear(1/a, zero) [--> Clip] --> MatMulInteger(., NAME.int8, zero) --> Cast --> Mul(1/a * NAME.scale)
+                                               \\-> MatMulIntegerToFloat(., NAME.int8, 1/a, NAME.scale, zero)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from export.graph.protos import all_nodes, initializers
+from export.precision.int8 import WHOLE, ZERO, unit_of, zero_point
+from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, ProductScales
+
+PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
+"""Which input is the zero point of the activations."""
+COPIES = ("Transpose", "Reshape", "Identity")
+
+
+def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, list[str]]:
+    """Return (how many products were compared, what is wrong with them in words) in all these graphs and those in
+    them."""
+    count, wrong = 0, []
+    for name, path in files.items():
+        graph = _Graph(onnx.load(path, load_external_data=False).graph, path.parent)
+        for node in graph.nodes:
+            if node.op_type in PRODUCTS:
+                count += 1
+                parameter = graph.origin(node.input[1]).rpartition(".")[0]
+                wrong += [f"{name}: {parameter}: {each}" for each in graph.problems(node, parameter, scales)]
+    return count, wrong
+
+
+def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (parameter, the integers that it is multiplied with) of the outermost graph's products."""
+    found = _Graph(graph, folder)
+    for node in graph.node:
+        if node.op_type in PRODUCTS:
+            yield found.origin(node.input[1]).rpartition(".")[0], node.input[0]
+
+
+class _Graph:
+    """Who makes each value of a graph and of those in it, and what is constant."""
+
+    def __init__(self, graph: onnx.GraphProto, folder: Path):
+        self.nodes, self.folder = list(all_nodes(graph)), folder
+        self.makers = {output: node for node in self.nodes for output in node.output}
+        self.tensors = {tensor.name: tensor for tensor in initializers(graph)}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for value in node.input:
+                self.readers.setdefault(value, []).append(node)
+
+    def problems(self, node: onnx.NodeProto, parameter: str, scales: Int8Scales) -> Iterator[str]:
+        """Say what differs between one product and its scales."""
+        fixed, maker = scales.of(parameter), self.makers.get(node.input[0])
+        clip = maker if maker is not None and maker.op_type == "Clip" else None
+        quantise = maker if clip is None else self.makers.get(clip.input[0])
+        if quantise is None or quantise.op_type != "QuantizeLinear":
+            yield "its activations aren't quantised in front of it"
+            return
+        zero, product_zero = self.constant(quantise.input[2]), self.constant(node.input[PRODUCTS[node.op_type]])
+        if zero is None or zero != product_zero:
+            yield f"zero point {product_zero} in the product, {zero} where its activations are quantised"
+        if fixed.activation is None:
+            row = self.makers.get(quantise.input[0])
+            if row is None or row.op_type != "Div":
+                yield "fixed scales, of which nothing is recorded"
+            return
+        if zero != zero_point(fixed):
+            yield f"zero point {zero}, has to be {zero_point(fixed)}"
+        least = None if clip is None else self.constant(clip.input[1])
+        if least != (ZERO - SYMMETRIC if fixed.steps == SYMMETRIC else None):
+            yield f"integers from {least}, of {fixed.steps} steps"
+        if (unit := self.constant(quantise.input[1])) != unit_of(fixed):
+            yield f"activations in units of {unit}, have to be of {unit_of(fixed)}"
+        yield from self._result(node, parameter, fixed)
+
+    def _result(self, node: onnx.NodeProto, parameter: str, fixed: ProductScales) -> Iterator[str]:
+        unit, scale = (node.input[2], node.input[3]) if node.op_type == "MatMulIntegerToFloat" else self._after(node)
+        if self.constant(unit) != unit_of(fixed):
+            yield f"its result is in units of {self.constant(unit)}, has to be of {unit_of(fixed)}"
+        if self.origin(scale) != f"{parameter}.{WHOLE}":
+            yield f"its result has the scales {self.origin(scale) or 'of nothing'}"
+
+    def _after(self, node: onnx.NodeProto) -> tuple[str, str]:
+        """Return the names of the unit and of the scales that an integer result is multiplied with."""
+        for cast in self.readers.get(node.output[0], []):
+            for multiply in self.readers.get(cast.output[0], []):
+                other = multiply.input[1] if multiply.input[0] == cast.output[0] else multiply.input[0]
+                maker = self.makers.get(other)
+                if multiply.op_type == "Mul" and maker is not None and maker.op_type == "Mul":
+                    return maker.input[0], maker.input[1]
+        return "", ""
+
+    def origin(self, value: str) -> str:
+        """Return the value that this one is another shape of."""
+        while (maker := self.makers.get(value)) is not None and maker.op_type in COPIES:
+            value = maker.input[0]
+        return value
+
+    def constant(self, value: str) -> np.float32 | np.uint8 | None:
+        """Return a constant number; None for anything else."""
+        tensor = self.tensors.get(self.origin(value))
+        array = None if tensor is None else numpy_helper.to_array(tensor, str(self.folder))
+        return array.reshape(-1)[0] if array is not None and array.size == 1 else None

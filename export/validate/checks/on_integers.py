@@ -1,0 +1,132 @@
+"""int8 with fixed scales, judged as the float32 network that it is between its integers.
+
+A rounding to integers is a step: an error of 1e-7 in front of it becomes a whole one behind it now and then, and the
+next layers carry that on. So the reference takes over the integers that a runtime shows, and is the truth of what that
+runtime computes of them: then every named point is within float32's budget, not int8's. And the integers are those of
+the reference's own activations, but where these are as near to the middle of two steps as float32 may err: a flip.
+
+    reference x64 --> x64 a --> rounded --- equal to, or a flip of ---> the runtime's q
+                                                                          |
+                     reference's next x64 <-- (q W) scale / a + bias <----+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from export.precision.int8 import ZERO, quantiser, unit_of, zero_point
+from export.precision.rounding import from_int8_rows
+from export.validate.cases import Case, reference_outputs
+from export.validate.findings import ON_INTEGERS, Point, worse
+from export.validate.reference import Reference
+from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Measurement, Truth
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales, multiplied_names
+
+from .second_look import DRAWS, WORTH_A_SECOND_LOOK, Reordered
+
+Array = NDArray
+BUDGET = BUDGETS["float32", "cpu"]
+INTEGERS = " (integers)"
+"""Ends the name of a point that is what came to a product."""
+
+
+class IntegerReference(Reference):
+    """The network whose products are those of given integers. `seen`: what came to each product."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        weights: Mapping[str, Array],
+        scales: Int8Scales,
+        integers: Mapping[str, Array],
+        dtype: DTypeLike,
+    ) -> None:
+        quantised = {name: quantiser(name, scales.of(name).weight)(weights[name]) for name in scales.products}
+        tables = {name: from_int8_rows(*parts) for name, parts in quantised.items()}
+        super().__init__(config, {**weights, **tables}, dtype)
+        self.quantised, self.scales, self.integers = quantised, scales, integers
+        self.seen: dict[str, Array] = {}
+
+    def _product(self, x: Array, weight: str) -> Array:
+        self.seen[weight] = x
+        fixed, (w, scale) = self.scales.of(weight), self.quantised[weight]
+        sums = (self.integers[weight].astype(np.float64) - zero_point(fixed)) @ w.T.astype(np.float64)  # exact
+        return sums.astype(self.dtype) * (unit_of(fixed) * scale).astype(self.dtype)
+
+
+class Redrawn(IntegerReference, Reordered):
+    """The same with the sums of softmaxes in another order each time; its products are exact in any order."""
+
+
+def on_its_integers(engine: Any, stored: Mapping[str, Array], cases: Sequence[Case]) -> Iterator[Point]:
+    """Yield every named point of a runtime, and every product whose integers aren't the reference's; nothing for one
+    that doesn't show its integers or where a product has a scale a token."""
+    names = multiplied_names(engine.config)
+    if any(engine.int8_scales.of(name).activation is None for name in names):
+        return
+    found: list[tuple[Case, str, Deviation, ErrorScale]] = []
+    for case in cases:
+        integers = engine.integers(case)
+        if not names <= integers.keys():
+            return
+        shown = {**engine.taps(case), **{name + INTEGERS: integers[name] for name in names}}
+        what = engine.config, stored, engine.int8_scales, integers
+        t64, t32 = (_values(IntegerReference(*what, kind), case) for kind in (np.float64, np.float32))
+        for tap in (tap for tap in t64 if tap in shown):
+            truth, got = Truth.of(t64[tap], t32[tap], _valid(tap, case)), shown[tap]
+            if tap.endswith(INTEGERS):
+                got = _nearest(got, truth, engine.int8_scales.of(tap.removesuffix(INTEGERS)))
+            found.append((case, tap, Deviation.of(got, truth), truth.scale))
+    pools = {tap: ErrorScale.pooled([each for _, t, _, each in found if t == tap]) for _, tap, *_ in found}
+    drawn: dict[str, dict[str, ErrorScale]] = {}
+    points: dict[str, Point] = {}
+    for case, tap, deviation, scale in found:
+        worst = Measurement.of(deviation, scale, pools[tap], BUDGET)
+        if not worst.passed and worst.share <= WORTH_A_SECOND_LOOK:
+            if case.name not in drawn:
+                drawn[case.name] = _redrawn(engine, stored, case)
+            worst = Measurement.of(deviation, drawn[case.name][tap], pools[tap], BUDGET)
+        failures = () if worst.passed else (case.name,)
+        point = Point(engine.name, ON_INTEGERS, tap, worst, case.name, 1, failures)
+        points[tap] = worse(points[tap], point) if tap in points else point
+    yield from points.values()
+
+
+def _values(reference: IntegerReference, case: Case) -> dict[str, Array]:
+    """Return every tap of a reference, and what came to its products."""
+    taps = reference_outputs(reference, case, None)
+    return taps | {name + INTEGERS: x for name, x in reference.seen.items()}
+
+
+def _redrawn(engine: Any, stored: Mapping[str, Array], case: Case) -> dict[str, ErrorScale]:
+    """Return float32's own error of each of them, from several draws (`second_look.py`)."""
+    what = engine.config, stored, engine.int8_scales, engine.integers(case)
+    t64, again = _values(IntegerReference(*what, np.float64), case), Redrawn(*what, np.float32)
+    draws = [_values(again, case) for _ in range(DRAWS)]
+    scales = {tap: [Truth.of(t64[tap], each[tap], _valid(tap, case)).scale for each in draws] for tap in t64}
+    return {tap: ErrorScale.drawn(each) for tap, each in scales.items()}
+
+
+def _valid(tap: str, case: Case) -> Array:
+    """Return (B,L), the positions of a tap or of a product's activations that count."""
+    if not tap.endswith(INTEGERS):
+        return case.valid(tap)
+    of_memory = ("cross_attention.key_proj.weight", "cross_attention.value_proj.weight")
+    of_source = tap.startswith("encoder.") or tap.removesuffix(INTEGERS).endswith(of_memory)
+    return case.source_real if of_source else case.valid("logits")
+
+
+def _nearest(q: Array, x: Truth, fixed: ProductScales) -> Array:
+    """Return the activations nearest to the reference's that a runtime's integers are of: the reference's own, but
+    where they are of the other side of a middle. The division by 1/a rounds twice."""
+    assert fixed.activation is not None
+    least, most = {UNSIGNED: (0, UNSIGNED), SYMMETRIC: (-SYMMETRIC, SYMMETRIC)}.get(fixed.steps, (-ZERO, ZERO - 1))
+    a, integer = np.float64(fixed.activation), q.astype(np.float64) - zero_point(fixed)
+    steps = np.clip(x.t64 * a, least, most)
+    beyond = np.where(np.rint(steps) == integer, 0.0, np.abs(steps - integer) - 0.5 - 2 * UNIT * np.abs(steps))
+    return x.t64 + np.maximum(beyond, 0.0) / a

@@ -1,0 +1,75 @@
+"""SentencePiece's table of replacements, applied as SentencePiece does it: at each place its longest string.
+
+The Precompiled normaliser of `tokenizers` reads the same table and takes the shortest, of at most five bytes: "e" with
+two marks loses the second one, and Hangul and kana that are written in parts stay in parts.
+
+The table: four bytes, the size of a trie; the trie, an array of 32-bit units (Yata et al. 2007, darts-clone); then the
+replacements, UTF-8, each ended by NUL. A unit has its letter in bits 0 to 7, bit 8 if a value hangs below it, and from
+bit 10 on the distance to its children (bit 9: times 256), which stand at that place XOR their letters. A value is the
+place of a replacement; bit 31 tells values from letters.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+LONGEST_KEY, MOST_NODES = 64, 1 << 20
+"""Bytes and nodes, several times those of any published table: equal endings are stored once, so that a damaged trie
+may be endless."""
+
+
+class Charsmap:
+    """A table that has been read. `table` is whole, as `core/tokenizer.py` checks it."""
+
+    def __init__(self, table: bytes) -> None:
+        pairs = replacements(table)
+        self._single = str.maketrans({key: value for key, value in pairs.items() if len(key) == 1})
+        self._several = {key: value for key, value in pairs.items() if len(key) > 1}
+        self._longest: dict[str, int] = {}
+        for key in self._several:
+            self._longest[key[0]] = max(len(key), self._longest.get(key[0], 0))
+        seconds = sorted({re.escape(key[1]) for key in self._several})
+        self._maybe = re.compile(f"[{''.join(seconds)}]" if seconds else r"(?!)")
+
+    def normalized(self, text: str) -> str:
+        """The text with everything replaced that the table has."""
+        if not self._maybe.search(text, 1):
+            return text.translate(self._single)
+        parts, at = [], 0
+        while at < len(text):
+            length = min(self._longest.get(text[at], 1), len(text) - at)
+            while length > 1 and text[at : at + length] not in self._several:
+                length -= 1
+            part = text[at : at + length]
+            parts.append(self._several[part] if length > 1 else part.translate(self._single))
+            at += length
+        return "".join(parts)
+
+
+@lru_cache(maxsize=8)
+def replacements(table: bytes) -> dict[str, str]:
+    """{string: what takes its place} of a whole table; of one that is damaged inside, those that can be reached."""
+    size = int.from_bytes(table[:4], "little")
+    units = np.frombuffer(table, "<u4", size // 4, 4)
+    ends = table[4 + size :]
+    label, offset = units & 0x800000FF, (units >> 10) << ((units & 0x200) >> 6)
+    children: dict[int, list[int]] = {}
+    for place in np.flatnonzero(label < 256):
+        children.setdefault(int(place) ^ int(label[place]), []).append(int(place))
+    found: dict[str, str] = {}
+    waiting, visits = [(0, b"")], 0
+    while waiting and visits < MOST_NODES:
+        place, key = waiting.pop()
+        base, visits = place ^ int(offset[place]), visits + 1
+        if base >= len(units) or len(key) > LONGEST_KEY:
+            continue
+        if units[place] & 0x100:
+            start = int(units[base] & 0x7FFFFFFF)
+            end = ends.find(b"\0", start)
+            found[key.decode("utf-8", "replace")] = ends[start : end if end >= 0 else None].decode("utf-8", "replace")
+        # A child without a letter is NUL's only where it isn't the value.
+        waiting += [(child, key + bytes([child ^ base])) for child in children.get(base, ()) if child != base]
+    return found

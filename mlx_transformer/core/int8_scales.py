@@ -1,0 +1,141 @@
+"""int8_scales.json in a checkpoint's folder: the scales with which its products are computed in int8.
+
+    {"format": 1,
+     "origin": {"text": "valid.en", "sha256": "...", "sentences": 300, "rule": "largest"},
+     "products": {"embedding.weight": {"activation": 8.778, "weight": 254.1},
+                  "decoder.layers.0.feed_forward.up_proj.weight": {"activation": 12.5},
+                  "decoder.layers.0.feed_forward.down_proj.weight": {"activation": 40.25, "steps": 255}, ...}}
+
+An entry for each matrix of a linear map or an embedding, by the name of its parameter. `activation` a and `steps` say
+how what is multiplied with it becomes integers, `weight` m how it does itself, a row of it at a time where m is absent:
+
+    x   steps 127   round_half_even(clip(x a, -127, 127))
+              128   round_half_even(clip(x a, -128, 127)): all that a byte holds, which saves a graph the clipping
+              255   round_half_even(clip(x a, 0, 255)), of what is never negative
+    W               round_half_even(W m)
+
+Without `activation` each token has a scale of its own, from its largest magnitude: nobody has seen what comes there. An
+embedding that is only looked up has none. Numbers are float32, and come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.fields import unknown_keys
+from mlx_transformer.system.files import read_json
+
+from .config import TransformerConfig
+from .parameters import embedding_names, output_weight_name, quantizable_shapes
+
+INT8_SCALES = "int8_scales.json"
+FORMAT = 1
+SYMMETRIC, SIGNED, UNSIGNED = 127, 128, 255
+"""Steps on either side of zero, of which the last two have one more below it; and from zero up, as behind a ReLU."""
+STEPS = (SYMMETRIC, SIGNED, UNSIGNED)
+
+
+@dataclass(frozen=True)
+class ProductScales:
+    """The multipliers of one matrix and of what is multiplied with it, float32; None: not fixed."""
+
+    activation: np.float32 | None = None
+    steps: int = SYMMETRIC
+    weight: np.float32 | None = None
+
+
+@dataclass(frozen=True)
+class Int8Scales:
+    """The scales of all products. `origin`: where they come from, numbers and text by name."""
+
+    products: Mapping[str, ProductScales]
+    origin: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def of(self, name: str) -> ProductScales:
+        """Return a matrix's; without an entry nothing is fixed."""
+        return self.products.get(name, ProductScales())
+
+    def json(self) -> str:
+        """Write the text of the file."""
+        products = {name: dict(_written(entry)) for name, entry in self.products.items()}
+        return json.dumps({"format": FORMAT, "origin": {**self.origin}, "products": products}, indent=2) + "\n"
+
+    @classmethod
+    def parse(cls, values: Any, config: TransformerConfig, where: str) -> Int8Scales:
+        """Read what `json` writes, for a model of this config. `UserError` lists all that is wrong with it."""
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            found = values.get("format") if isinstance(values, dict) else type(values).__name__
+            raise UserError(f"{where}: format {found!r} is not known to this version (it reads format {FORMAT})")
+        problems = [f"unknown key {key!r}" for key in values if key not in ("format", "origin", "products")]
+        origin, products = values.get("origin", {}), values.get("products")
+        if not isinstance(origin, dict) or not all(isinstance(value, str | int | float) for value in origin.values()):
+            problems.append("origin must be an object of text and numbers")
+        if not isinstance(products, dict):
+            problems.append("products must be an object with an entry for each matrix")
+            products = {}
+        else:
+            problems += _problems(products, config)
+        if problems:
+            raise UserError(f"{where}: {first_of(problems)}")
+        return cls({name: _read(products[name]) for name in quantizable_shapes(config)}, origin)
+
+
+def read_int8_scales(folder: Path, config: TransformerConfig) -> Int8Scales | None:
+    """Read the file in a folder; None if there is none. `UserError` if it is damaged or doesn't fit the model."""
+    file = folder / INT8_SCALES
+    return Int8Scales.parse(read_json(file), config, str(file)) if file.is_file() else None
+
+
+def multiplied_names(config: TransformerConfig) -> set[str]:
+    """Matrices that activations are multiplied with: all but the tables that are only looked up."""
+    return set(quantizable_shapes(config)) - (embedding_names(config) - {output_weight_name(config)})
+
+
+def _problems(products: Mapping[str, Any], config: TransformerConfig) -> Iterator[str]:
+    matrices, multiplied = quantizable_shapes(config), multiplied_names(config)
+    for name in matrices:
+        if name not in products:
+            yield f"missing {name}"
+    for name, entry in products.items():
+        if name not in matrices:
+            yield f"unknown {name}"
+        elif not isinstance(entry, dict):
+            yield f"{name} must be an object"
+        else:
+            yield from (f"{name}: {problem}" for problem in unknown_keys(entry, ProductScales))
+            for key in ("activation", "weight"):
+                if key in entry and not _is_multiplier(entry[key]):
+                    yield f"{name}: {key}={entry[key]!r} must be a positive float32 number, and so its reciprocal"
+            if type(steps := entry.get("steps", SYMMETRIC)) is not int or steps not in STEPS:
+                yield f"{name}: steps={steps!r} must be one of {', '.join(map(str, STEPS))}"
+            if name not in multiplied and entry.keys() & {"activation", "steps"}:
+                yield f"{name} is only looked up: nothing is multiplied with it"
+
+
+def _is_multiplier(value: Any) -> bool:
+    """Whether a number and its reciprocal are normal float32 numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    least, most = (float(limit) for limit in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+    return least <= value <= most and least <= 1 / value <= most
+
+
+def _written(entry: ProductScales) -> Iterator[tuple[str, float]]:
+    if entry.activation is not None:
+        yield "activation", float(entry.activation)
+    if entry.steps != SYMMETRIC:
+        yield "steps", entry.steps
+    if entry.weight is not None:
+        yield "weight", float(entry.weight)
+
+
+def _read(entry: Mapping[str, Any]) -> ProductScales:
+    activation, weight = (np.float32(entry[key]) if key in entry else None for key in ("activation", "weight"))
+    return ProductScales(activation, entry.get("steps", SYMMETRIC), weight)

@@ -1,0 +1,208 @@
+"""SentencePiece models (`.spm`, `spiece.model`, `sentencepiece.bpe.model`) read and written, without its package.
+
+The file is one protobuf message, ModelProto of sentencepiece_model.proto. What says which pieces a text has is read:
+
+    1 pieces       1 piece, 2 score, 3 type
+    2 trainer      3 model type, 24 whitespace as suffix, 35 byte fallback, 40 to 43 ids of unk, bos, eos and pad
+    3 normalizer   1 name, 2 precompiled charsmap, 3 dummy prefix, 4 remove extra whitespace, 5 escape whitespace
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_bytes
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Types of pieces."""
+UNIGRAM, BPE = 1, 2
+MODEL_TYPES = {UNIGRAM: "unigram", BPE: "BPE", 3: "word", 4: "char"}
+VARINT, DOUBLE, LENGTH, FLOAT = 0, 1, 2, 5
+"""How a field is stored."""
+
+Value = int | bytes
+
+
+@dataclass(frozen=True)
+class Piece:
+    text: str
+    score: float
+    """float32: the logarithm of its probability, or of a BPE model the negative rank of its merge."""
+    type: int = NORMAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePiece:
+    """A model; the id of a piece is its place."""
+
+    pieces: tuple[Piece, ...]
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    """What no piece has becomes pieces of its bytes."""
+    charsmap: bytes = b""
+    """The normaliser's table: a trie of the strings that are replaced, and their replacements."""
+    normalizer: str = ""
+    """Its name, such as nmt_nfkc."""
+    dummy_prefix: bool = True
+    """A text begins with a space."""
+    remove_extra_whitespace: bool = True
+    """None at either end, and never two."""
+    special: tuple[int, int, int, int] = (0, 1, 2, -1)
+    """Ids of unk, bos, eos and pad; -1: none."""
+
+    def ids_of(self, type: int) -> list[int]:
+        """The ids of all pieces of a type."""
+        return [id for id, piece in enumerate(self.pieces) if piece.type == type]
+
+
+def read_sentencepiece(path: str | Path) -> SentencePiece:
+    """Read a model's file. Raises `UserError` that names it for one that is damaged, or of a kind that isn't read."""
+    return parse_sentencepiece(read_bytes(path), str(path))
+
+
+def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> SentencePiece:
+    """The model of a file's bytes; `UserError` as `read_sentencepiece`, with `origin` as its name."""
+    try:
+        pieces, trainer, normalizer = [], {}, {}
+        for field, value in _fields(data):
+            if field == 1:
+                pieces.append(_piece(dict(_fields(_bytes(value)))))
+            elif field == 2:
+                trainer |= dict(_fields(_bytes(value)))
+            elif field == 3:
+                normalizer |= dict(_fields(_bytes(value)))
+        found = SentencePiece(
+            pieces=tuple(pieces),
+            model_type=_int(trainer.get(3, UNIGRAM)),
+            byte_fallback=bool(_int(trainer.get(35, 0))),
+            charsmap=_bytes(normalizer.get(2, b"")),
+            normalizer=_bytes(normalizer.get(1, b"")).decode(),
+            dummy_prefix=bool(_int(normalizer.get(3, 1))),
+            remove_extra_whitespace=bool(_int(normalizer.get(4, 1))),
+            special=_special(trainer, pieces),
+        )
+        suffix, escaped = _int(trainer.get(24, 0)), _int(normalizer.get(5, 1))
+    except (ValueError, struct.error, IndexError, TypeError) as error:
+        raise UserError(f"{origin}: damaged, or no SentencePiece model ({error}); restore it from a copy") from None
+    problems = _unreadable(found)
+    problems += ["it puts the space behind each word (treat_whitespace_as_suffix)"] if suffix else []
+    problems += ["it leaves spaces as they are (escape_whitespaces is off)"] if not escaped else []
+    if problems:
+        raise UserError(f"{origin}: a SentencePiece model that can't be read: {'; '.join(problems)}")
+    return found
+
+
+def sentencepiece_bytes(model: SentencePiece) -> bytes:
+    """The file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too."""
+    pieces = [
+        _field(1, piece.text.encode()) + _tag(2, FLOAT) + struct.pack("<f", piece.score) + _field(3, piece.type)
+        for piece in model.pieces
+    ]
+    trainer = _field(3, model.model_type) + _field(4, len(model.pieces)) + _field(35, int(model.byte_fallback))
+    trainer += b"".join(_field(40 + i, id) for i, id in enumerate(model.special))
+    names = {45 + i: model.pieces[id].text for i, id in enumerate(model.special) if id >= 0}
+    trainer += b"".join(_field(number, text.encode()) for number, text in names.items())
+    normalizer = _field(1, model.normalizer.encode()) + _field(2, model.charsmap)
+    normalizer += _field(3, int(model.dummy_prefix)) + _field(4, int(model.remove_extra_whitespace)) + _field(5, 1)
+    return b"".join(_field(1, piece) for piece in pieces) + _field(2, trainer) + _field(3, normalizer)
+
+
+def _unreadable(model: SentencePiece) -> list[str]:
+    """Why a model of this project can't have such a vocabulary."""
+    if model.model_type not in (UNIGRAM, BPE):
+        return [f"its kind is {MODEL_TYPES.get(model.model_type, model.model_type)}, not unigram or BPE"]
+    texts = [piece.text for piece in model.pieces]
+    twice = len(texts) - len(set(texts))
+    problems = [f"{twice} pieces are there twice"] if twice else []
+    problems += ["it has an empty piece"] if "" in texts else []
+    problems += ["it has no unknown piece, or several"] if len(model.ids_of(UNKNOWN)) != 1 else []
+    if model.byte_fallback and [model.pieces[id].text for id in model.ids_of(BYTE)] != BYTES:
+        problems.append("it falls back to bytes, and lacks some of the 256")
+    return problems
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def _piece(fields: dict[int, Value]) -> Piece:
+    text, type = _bytes(fields.get(1, b"")).decode(), _int(fields.get(3, NORMAL))
+    if type not in range(NORMAL, BYTE + 1):
+        raise ValueError(f"a piece of type {type}")
+    (score,) = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))
+    if not -1e30 < score < 1e30:
+        raise ValueError(f"{text!r:.40} has score {score}")
+    return Piece(text, score, type)
+
+
+def _special(trainer: dict[int, Value], pieces: list[Piece]) -> tuple[int, int, int, int]:
+    ids = [_int(trainer.get(40 + i, default)) for i, default in enumerate((0, 1, 2, -1))]
+    ids = [id - (1 << 64) if id >= 1 << 63 else id for id in ids]
+    # An id that the trainer was told, but that holds an ordinary piece, is none.
+    unk, *others = [id if 0 <= id < len(pieces) and pieces[id].type in (UNKNOWN, CONTROL) else -1 for id in ids]
+    return unk, others[0], others[1], others[2]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """(number, value) of each field of a message: a number, or the bytes that are stored."""
+    at, size = 0, len(data)
+    while at < size:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind not in (DOUBLE, LENGTH, FLOAT):
+            raise ValueError(f"a field of kind {kind} at byte {at}")
+        length, at = _varint(data, at) if kind == LENGTH else (8 if kind == DOUBLE else 4, at)
+        if length > size - at:
+            raise ValueError(f"cut at byte {size}")
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, the low ones first, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return value & (1 << 64) - 1, at
+    raise ValueError(f"a number without an end at byte {at}")
+
+
+def _int(value: Value) -> int:
+    if not isinstance(value, int):
+        raise TypeError("a number was expected")
+    return value
+
+
+def _bytes(value: Value) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError("bytes were expected")
+    return value
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _tag(number, VARINT) + _number(value)
+    return _tag(number, LENGTH) + _number(len(value)) + value
+
+
+def _tag(number: int, kind: int) -> bytes:
+    return _number(number << 3 | kind)
+
+
+def _number(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    groups = []
+    while value > 127:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*groups, value])

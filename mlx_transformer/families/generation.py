@@ -1,0 +1,132 @@
+"""How a published model generates: generation_config.json (or where there is none, config.json) to our settings, back.
+
+`transformers` counts the decoder's start token in its lengths, we don't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.settings import Settings, checked_settings
+from mlx_transformer.generation.steps import banned_ids
+
+from .engine import Published
+from .keys import Values
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "begin_suppress_tokens": ([],),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1, 1.0),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0, 0.0),
+    "sequence_bias": ({}, []),
+    "exponential_decay_length_penalty": (),
+    "do_sample": (False,),
+    "prefix": ("",),
+}
+"""{key that our search has nothing for: its values that change nothing, beside null}"""
+
+
+def settings_of(config: Values, generation: Values, c: TransformerConfig, where: str) -> tuple[Settings, list[str]]:
+    """Our settings of both files, and notes: what of them was left behind. `UserError` for values that are none."""
+    source = generation or config
+    given = {key: value for key, value in source.items() if value is not None}
+    settings: Settings = {}
+    if given.get("num_beams", 1) != 1 or "length_penalty" in given:
+        early = given.get("early_stopping", False)
+        settings |= {"beam": given.get("num_beams", 1), "penalty_form": "length"}
+        settings |= {"length_penalty": given.get("length_penalty", 1.0)}
+        settings |= {"early_stopping": True} if early is True else {"heuristic_stop": True} if early is False else {}
+    settings |= _lengths(given, c)
+    if given.get("repetition_penalty", 1) != 1:
+        settings["repetition_penalty"] = given["repetition_penalty"]
+    if given.get("no_repeat_ngram_size", 0) != 0:
+        settings["no_repeat_ngram"] = given["no_repeat_ngram_size"]
+    if "forced_bos_token_id" in given:
+        settings["forced_first"] = [given["forced_bos_token_id"]]
+    if "forced_eos_token_id" in given:
+        settings["forced_end"] = True
+    ends = given.get("eos_token_id")
+    if isinstance(ends, list) and (others := [id for id in ends if id != c.eos_id]):
+        settings["end_ids"] = others
+    suppressed, sequences = _banned(given, c)
+    settings |= {"suppressed": suppressed} if suppressed else {}
+    notes = [f"banned sequences left behind: {sequences!r:.200}"] if sequences else []
+    left = [key for key, neutral in NEUTRAL.items() if key in given and given[key] not in neutral]
+    notes += [f"settings of generation left behind: {', '.join(left)}"] if left else []
+    return checked_settings(settings, c, where), notes
+
+
+def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Values:
+    """The lines of generation_config.json that say the same; what it has no line for, GNMT's penalty, is not said."""
+    s = dict(settings)
+    lines: Values = {}
+    if "beam" in s:
+        stop = {"early_stopping": True} if s.get("early_stopping") else {}
+        stop = stop or {"early_stopping": False if s.get("heuristic_stop") else "never"}
+        lines |= {"num_beams": s["beam"], **stop}
+    if s.get("penalty_form") == "length":
+        lines["length_penalty"] = s["length_penalty"]
+    if s.get("max_new_tokens") is not None:
+        lines["max_length"] = s["max_new_tokens"] + 1
+    names = {"min_new_tokens": "min_new_tokens", "repetition_penalty": "repetition_penalty"}
+    names |= {"no_repeat_ngram": "no_repeat_ngram_size"}
+    lines |= {theirs: s[ours] for ours, theirs in names.items() if ours in s}
+    if s.get("forced_first"):
+        lines["forced_bos_token_id"] = s["forced_first"][0]
+    if s.get("forced_end"):
+        lines["forced_eos_token_id"] = c.eos_id
+    if s.get("end_ids"):
+        lines["eos_token_id"] = [c.eos_id, *s["end_ids"]]
+    if s.get("suppressed"):
+        lines["suppress_tokens"] = list(s["suppressed"])
+    return lines
+
+
+def with_first_end(published: Published) -> Published:
+    """The same with one end token, the first, in place of a list of several, which are the settings' (`end_ids`)."""
+
+    def one(values: Values) -> Values:
+        ends = values.get("eos_token_id")
+        return {**values, "eos_token_id": ends[0]} if isinstance(ends, list) and ends else values
+
+    return replace(published, config=one(published.config))
+
+
+def _lengths(given: Values, c: TransformerConfig) -> Settings:
+    found: Settings = {}
+    least = given.get("min_new_tokens", given.get("min_length", 0))
+    if "min_new_tokens" not in given and _is_number(least):
+        least = max(0, least - 1)
+    if least != 0:
+        found["min_new_tokens"] = least
+    most = given.get("max_new_tokens", given.get("max_length"))
+    if most is not None:
+        counted = most - ("max_new_tokens" not in given) if _is_number(most) else most
+        found["max_new_tokens"] = min(counted, c.max_positions) if _is_number(counted) else counted
+    if _is_number(least) and _is_number(found.get("max_new_tokens")) and least > found["max_new_tokens"]:
+        found["max_new_tokens"] = least
+    return found
+
+
+def _banned(given: Values, c: TransformerConfig) -> tuple[list[Any], list[Any]]:
+    """Ids that are never written, beside those that ours never are; and sequences."""
+    words = given.get("bad_words_ids", [])
+    words = words if isinstance(words, list) else [words]
+    single = [word[0] if isinstance(word, list) and len(word) == 1 else None for word in words]
+    ids = given.get("suppress_tokens", [])
+    ids = [*(ids if isinstance(ids, list) else [ids]), *(id for id in single if id is not None)]
+    sequences = [word for word, id in zip(words, single, strict=True) if id is None]
+    return [id for id in dict.fromkeys(map(_hashable, ids)) if id not in (*banned_ids(c), -1)], sequences
+
+
+def _hashable(value: Any) -> Any:
+    """An id as it is, anything else as text, which is refused as no id."""
+    return value if _is_number(value) else repr(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,123 @@
+"""Models by their names on the Hugging Face Hub: the files that a model needs, fetched once into the Hub's own cache.
+
+A folder that exists wins over a name. `huggingface_hub` looks after cache, endpoint and tokens (HF_HOME, HF_ENDPOINT,
+HF_HUB_OFFLINE). Only data is fetched: configs, weights and tokenizer, never code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlx_transformer.core.checkpoint import CONFIG
+from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
+from mlx_transformer.generation.settings import SETTINGS
+from mlx_transformer.system.durable import previous
+from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.system.lazy import needs
+from mlx_transformer.system.manifest import MANIFEST
+
+from .folder import GENERATION
+from .weights import FORMS
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
+SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
+SMALL += ("merges.txt", "target_vocab.json")
+"""What is fetched beside the weights, where it is there."""
+
+
+class Found(NamedTuple):
+    """A model's folder; of one from the Hub its name there and the revision, a commit."""
+
+    folder: Path
+    repository: str | None = None
+    revision: str | None = None
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What a checkpoint made of it says of where it comes from; {} of a folder of one's own."""
+        return {"repository": self.repository, "revision": self.revision} if self.repository and self.revision else {}
+
+
+def is_name(path: str | Path) -> bool:
+    """Whether there is no such folder or file, and it is what a repository may be called."""
+    fits = NAME.fullmatch(str(path)) is not None and ".." not in str(path)
+    return fits and not Path(path).exists() and not previous(Path(path)).exists()
+
+
+def find_model(name: str | Path, revision: str | None = None) -> Found:
+    """The folder of that name, or else the repository, fetched if it isn't in the cache. revision: a branch, tag or
+    commit of the Hub's, by default its main branch.
+
+    `UserError` for a name that is neither, for a folder with a revision, and where the Hub can't be reached or used.
+    """
+    path, text = Path(name), str(name)
+    if not is_name(path):
+        if revision is not None:
+            raise UserError(f"{shortened(text)}: is no name on the Hub, which alone has revisions: leave it out")
+        return Found(path)
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{text}: no such folder; to fetch a model of this name from the Hugging Face Hub: {needs('hub')}"
+        ) from error
+    folder = _fetched(huggingface_hub, text, revision)
+    return Found(folder, text, folder.name)
+
+
+def _fetched(hub: Any, name: str, revision: str | None) -> Path:
+    try:
+        info = hub.HfApi().model_info(name, revision=revision)
+    except hub.errors.RepositoryNotFoundError as error:
+        raise UserError(f"{name}: no such folder, and no model that you may read on the Hugging Face Hub") from error
+    except hub.errors.RevisionNotFoundError as error:
+        raise UserError(f"{name}: has no revision {revision!r} on the Hugging Face Hub") from error
+    except Exception as error:  # offline, or nobody answers: errors of whichever library it speaks HTTP by
+        return _cached(hub, name, revision, error)
+    wanted = needed(entry.rfilename for entry in info.siblings)
+    if not wanted:
+        raise UserError(f"{name}: holds no model on the Hugging Face Hub ({CONFIG} missing)")
+    try:
+        # By the branch's name, under which the cache finds it again; the others from the same commit.
+        folder = Path(hub.hf_hub_download(name, wanted[0], revision=revision)).parent
+        for file in wanted[1:]:
+            hub.hf_hub_download(name, file, revision=folder.name)
+    except Exception as error:
+        raise UserError(f"{name}: could not be fetched from the Hugging Face Hub ({_line(error)})") from error
+    return folder
+
+
+def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path:
+    """The model as it was fetched before."""
+    try:
+        return Path(hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)).parent
+    except OSError:
+        raise UserError(
+            f"{name}: no such folder, and not in the cache of the Hugging Face Hub, which can't be reached"
+            f" ({_line(error)})"
+        ) from error
+
+
+def needed(files: Iterable[str]) -> list[str]:
+    """The files of a repository that a model needs, its config first, [] if there is none; where weights have several
+    forms, the one that `open_weights` takes."""
+    files = [file for file in files if "/" not in file]
+    if CONFIG not in files:
+        return []
+    small = [file for file in SMALL if file in files]
+    for form in FORMS:
+        if form.name in files:
+            return [*small, form.name]
+        if form.index in files:
+            stem, _, kind = form.name.partition(".")
+            shard = re.compile(re.escape(stem) + r"-\d+-of-\d+\." + re.escape(kind))
+            return [*small, form.index, *(file for file in files if shard.fullmatch(file))]
+    return small
+
+
+def _line(error: BaseException) -> str:
+    return shortened(" ".join(str(error).split()) or type(error).__name__)

@@ -1,0 +1,86 @@
+"""Marian's `.npz`: a zip archive of plain float32 arrays, and the options as an array of bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.files import open_file
+from mlx_transformer.system.machine import check_memory
+
+from .items import FLOAT16, FLOAT32, INT8, OPTIONS, Item, float_item, options_item
+
+KINDS = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8, "uint8": INT8}
+OPTIMIZER = ("adam_", "adagrad_", "exp_smoothing")
+"""What Marian's files of an optimizer's state hold, such as model.npz.optimizer.npz."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, NotImplementedError, RuntimeError, TypeError)
+
+
+def read_npz(path: str | Path) -> list[Item]:
+    """All tensors of a file, the options as the last, without pickles. `UserError` with everything that is wrong."""
+    with open_file(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+                check_memory(sum(entry.file_size for entry in entries), str(path), "use a machine with more")
+                if any(entry.filename.startswith(OPTIMIZER) for entry in entries):
+                    raise UserError(f"{path}: holds the state of an optimizer; give the model that it belongs to")
+                found = [_read(archive, entry) for entry in entries]
+        except DAMAGE as error:
+            if isinstance(error, UserError):
+                raise
+            text = " ".join(str(error).split())
+            raise UserError(f"{path}: damaged, or no .npz file ({text:.200}); restore it from a copy") from error
+    problems = [each for each in found if isinstance(each, str)]
+    items = [each for each in found if isinstance(each, Item)]
+    names = [item.name for item in items]
+    problems += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    problems += [] if OPTIONS in names or problems else [f"{OPTIONS} is missing"]
+    if problems:
+        raise UserError(f"{path}: no Marian model that can be read: {first_of(problems)}")
+    return sorted(items, key=lambda item: (item.name == OPTIONS, item.name))
+
+
+def npz_bytes(items: Sequence[Item]) -> bytes:
+    """The file of these tensors, as float32. They have the time 1980-01-01, and so the bytes depend on them alone."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for item in items:
+            values = item.stored() if item.name == OPTIONS else item.numbers()
+            array = io.BytesIO()
+            npy.write_array(array, np.ascontiguousarray(values), version=(1, 0))
+            archive.writestr(zipfile.ZipInfo(f"{item.name}.npy"), array.getvalue())
+    return file.getvalue()
+
+
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Item | str:
+    """One tensor, or what is wrong with it."""
+    name = entry.filename.removesuffix(".npy")
+    with archive.open(entry) as file:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
+        if read is None:
+            return f"{name} is of another version of .npy"
+        shape, columns_first, dtype = read(file)
+        if dtype.name not in KINDS or dtype.byteorder == ">" or columns_first:
+            return (
+                f"{name} is of {dtype}, in the order of {'columns' if columns_first else 'rows'}, not float32 in rows"
+            )
+        length = math.prod(shape) * dtype.itemsize
+        if entry.file_size - file.tell() != length:
+            return f"{name} {shape} needs {length} bytes and has {entry.file_size - file.tell()}"
+        values = np.frombuffer(file.read(), dtype).reshape(shape)
+    if name == OPTIONS:
+        return options_item(values.tobytes().rstrip(b"\0").decode())
+    if dtype.itemsize == 1:
+        return f"{name} is of {dtype}, not float32"
+    if not np.isfinite(values).all():
+        return f"{name} is not finite"
+    return float_item(name, values.astype(np.float32))

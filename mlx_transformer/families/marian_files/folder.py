@@ -1,0 +1,104 @@
+"""Which files of a folder are a Marian model's: its weights, vocabularies, shortlist and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_text
+
+from .options import parse_options
+
+SUFFIXES = (".npz", ".bin")
+PAIRS = (("srcvocab*.spm", "trgvocab*.spm"), ("source.spm", "target.spm"))
+GENERATION = ("beam-size", "normalize", "word-penalty", "max-length-factor", "allow-unk", "skip-cost")
+"""Keys of the settings that say how the model is meant to be searched."""
+
+
+@dataclass(frozen=True)
+class MarianFiles:
+    """The files of one model."""
+
+    model: Path
+    vocabularies: tuple[Path, ...] = ()
+    """One for both languages, or source and target; none: the model takes ids."""
+    shortlist: Path | None = None
+    settings: Path | None = None
+    generation: dict[str, Any] | None = None
+    """What the settings say of the search."""
+
+    @property
+    def others(self) -> list[Path]:
+        """All but the model."""
+        return [*dict.fromkeys(self.vocabularies), *filter(None, (self.shortlist, self.settings))]
+
+
+def is_marian(path: str | Path) -> bool:
+    """Whether a path is a Marian model, or a folder that holds one and no model of `transformers`."""
+    path = Path(path)
+    if path.is_dir():
+        return bool(_models(path)) and not (path / "config.json").is_file()
+    return path.suffix in SUFFIXES
+
+
+def holds_marian(folder: Path) -> bool:
+    """Whether a folder is a Marian model with settings that name it, such as `to_marian` writes."""
+    try:
+        return is_marian(folder) and _settings(folder)[0] is not None
+    except UserError:
+        return False
+
+
+def find_files(path: Path) -> MarianFiles:
+    """The files of the model at a path, or in a folder. `UserError` if there is none, or several."""
+    folder = path if path.is_dir() else path.parent
+    settings, values = _settings(folder)
+    named = [folder / Path(name).name for name in _texts(values.get("models"))]
+    models = [path] if path != folder else [model for model in named if model.is_file()] or _models(folder)
+    if not models:
+        raise UserError(f"{path}: holds no Marian model (model*.npz, model*.bin)")
+    if len(models) > 1:
+        raise UserError(f"{path}: holds several models: {', '.join(model.name for model in models)}; give one of them")
+    listed = _texts(values.get("shortlist"))[:1]
+    shortlists = [folder / Path(name).name for name in listed] or sorted(folder.glob("lex*.bin"))
+    shortlists = [file for file in shortlists if file.is_file()]
+    if len(shortlists) > 1:
+        raise UserError(f"{folder}: holds several shortlists: {', '.join(file.name for file in shortlists)}; leave one")
+    generation = {key: values[key] for key in GENERATION if isinstance(values.get(key), int | float)}
+    shortlist = shortlists[0] if shortlists else None
+    return MarianFiles(models[0], _vocabularies(folder, values), shortlist, settings, generation)
+
+
+def _models(folder: Path) -> list[Path]:
+    found = (file for suffix in SUFFIXES for file in sorted(folder.glob(f"*model*{suffix}")))
+    return [file for file in found if ".optimizer." not in file.name and not file.name.startswith("pytorch_model")]
+
+
+def _settings(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The file that names the others, and what it says."""
+    for file in sorted([*folder.glob("*decoder*.yml"), *folder.glob("config*.yml")]):
+        values = parse_options(read_text(file), str(file))
+        if "models" in values:
+            return file, values
+    return None, {}
+
+
+def _vocabularies(folder: Path, values: dict[str, Any]) -> tuple[Path, ...]:
+    named = [folder / Path(name).name for name in _texts(values.get("vocabs"))]
+    if len(named) == 2 and all(file.is_file() and file.suffix == ".spm" for file in named):
+        return tuple(dict.fromkeys(named))
+    for patterns in PAIRS:
+        pair = [sorted(folder.glob(pattern)) for pattern in patterns]
+        if all(len(files) == 1 for files in pair):
+            return pair[0][0], pair[1][0]
+    joint = sorted(folder.glob("vocab*.spm"))
+    if len(joint) > 1:
+        raise UserError(f"{folder}: holds several vocabularies: {', '.join(file.name for file in joint)}; leave one")
+    return tuple(joint)
+
+
+def _texts(value: Any) -> Sequence[str]:
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []

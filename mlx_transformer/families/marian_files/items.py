@@ -1,0 +1,220 @@
+"""Marian's `.bin`, little-endian: named tensors, floats or integers, and the model's options as the last of them.
+
+    u64 version = 1 · u64 n · n x {u64 bytes of the name, u64 type, u64 rank, u64 bytes of the data}
+    names, each ended by NUL · shapes, i32 · u64 pad · pad zero bytes · data, from a multiple of 256 on
+
+The bytes of a tensor are an allocation, a multiple of 256; what lies behind its values means nothing, and is kept, so
+that a file that is read and written is the same. Integers (intgemm8, intgemm16) have one multiplier m behind them, and
+stand for q * (1/m) in float32. All of them but embeddings lie transposed, (N, K) where their shape says (K, N).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.files import read_bytes
+
+INT8, FLOAT16, FLOAT32, INTGEMM8, INTGEMM16 = 0x101, 0x402, 0x404, 0x4101, 0x4102
+TYPES = {INT8: np.int8, FLOAT16: np.float16, FLOAT32: np.float32, INTGEMM8: np.int8, INTGEMM16: np.int16}
+QUANTIZED = (INTGEMM8, INTGEMM16)
+PACKED = {0x802: "packed16", 0x1801: "packed8avx2", 0x2801: "packed8avx512"}
+"""FBGEMM's, in the order of one processor's registers."""
+OPTIONS = "special:model.yml"
+ALIGNED = 256
+LARGEST = 1 << 34
+"""Bytes of a model's file."""
+HIGHEST_RANK, LONGEST_NAME = 8, 1000
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor as a file has it."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    data: bytes
+    """The whole allocation."""
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def multiplier(self) -> np.float32:
+        """What its values were multiplied with before they were rounded; of floats 1."""
+        if self.type not in QUANTIZED:
+            return np.float32(1)
+        return np.frombuffer(self.data, "<f4", 1, self.count * np.dtype(TYPES[self.type]).itemsize)[0]
+
+    def stored(self) -> NDArray:
+        """Its values, integers or floats, in its shape."""
+        values = np.frombuffer(self.data, np.dtype(TYPES[self.type]).newbyteorder("<"), self.count)
+        return values.reshape(self.shape[::-1]).T if self._lies_transposed else values.reshape(self.shape)
+
+    def numbers(self) -> NDArray[np.float32]:
+        """The numbers that they stand for: a product with 1/m, as the engines have it, and not a quotient by m."""
+        values = self.stored().astype(np.float32)
+        return values if self.type not in QUANTIZED else values * (np.float32(1) / self.multiplier)
+
+    def text(self) -> str:
+        """The options that an item of text holds."""
+        return self.data.rstrip(b"\0").decode()
+
+    @property
+    def _lies_transposed(self) -> bool:
+        return self.type in QUANTIZED and len(self.shape) == 2 and lies_transposed(self.name)
+
+
+def lies_transposed(name: str) -> bool:
+    """Whether a matrix of integers with this name lies transposed."""
+    return "Wemb" not in name
+
+
+def is_quantized(name: str) -> bool:
+    """Whether Marian stores a tensor of this name as integers: an embedding, or what ends in _W and at most one more
+    letter."""
+    return "Wemb" in name or len(name) - name.find("_W") in (2, 3)
+
+
+def read_bin(path: str | Path) -> list[Item]:
+    """All tensors of a file, the options as the last. `UserError` with everything that is wrong with it."""
+    return parse_bin(read_bytes(path, LARGEST), str(path))
+
+
+def parse_bin(data: bytes, origin: str = "model.bin") -> list[Item]:
+    """The tensors of a file's bytes; `UserError` as `read_bin`, with `origin` as its name."""
+    items, problems = _parse(data)
+    if problems:
+        raise UserError(f"{origin}: no Marian model that can be read: {first_of(problems)}")
+    return items
+
+
+def bin_bytes(items: Sequence[Item]) -> bytes:
+    """The file of these tensors, in their order."""
+    names = [item.name.encode() + b"\0" for item in items]
+    parts = [struct.pack("<2Q", 1, len(items))]
+    for item, name in zip(items, names, strict=True):
+        parts.append(struct.pack("<4Q", len(name), item.type, len(item.shape), len(item.data)))
+    parts += names
+    parts += [struct.pack(f"<{len(item.shape)}i", *item.shape) for item in items]
+    at = sum(map(len, parts)) + 8
+    pad = _padding(at)
+    return b"".join([*parts, struct.pack("<Q", pad), bytes(pad), *(item.data for item in items)])
+
+
+def float_item(name: str, array: NDArray) -> Item:
+    """A tensor of float32, in its allocation."""
+    return _item(name, FLOAT32, array.shape, np.ascontiguousarray(array, "<f4").tobytes())
+
+
+def int8_item(name: str, integers: NDArray, multiplier: np.float32) -> Item:
+    """A matrix of integers in [-127, 127], in the shape as it is used, and its multiplier, in its allocation."""
+    values = integers.T if lies_transposed(name) else integers
+    data = np.ascontiguousarray(values, np.int8).tobytes() + np.asarray(multiplier, "<f4").tobytes()
+    return _item(name, INTGEMM8, integers.shape, data)
+
+
+def options_item(text: str) -> Item:
+    """The options, of which the true length is stored."""
+    data = text.encode() + b"\0"
+    return Item(OPTIONS, INT8, (len(data),), data)
+
+
+def _item(name: str, type: int, shape: tuple[int, ...], data: bytes) -> Item:
+    return Item(name, type, shape, data + bytes(-len(data) % ALIGNED))
+
+
+def _padding(at: int) -> int:
+    """Zero bytes between the field that tells their number, which ends at `at`, and the data: never none."""
+    return (at // ALIGNED + 1) * ALIGNED - at
+
+
+def _parse(data: bytes) -> tuple[list[Item], list[str]]:
+    """The tensors as far as they can be found, and what is wrong."""
+    size = len(data)
+    if size < 16:
+        return [], [f"it has {size} bytes"]
+    version, count = struct.unpack_from("<2Q", data)
+    if version != 1:
+        return [], [f"its version is {version}, not 1"]
+    at = 16 + 32 * count
+    if not count or at > size:
+        return [], [f"it says that it holds {count} tensors, in {size} bytes"]
+    headers = [struct.unpack_from("<4Q", data, 16 + 32 * i) for i in range(count)]
+    problems = [
+        f"tensor {i} has a name of {length} bytes and rank {rank}"
+        for i, (length, _, rank, _) in enumerate(headers)
+        if not 1 < length <= LONGEST_NAME or rank > HIGHEST_RANK
+    ]
+    begin = at + sum(length + 4 * rank for length, _, rank, _ in headers) + 8
+    if problems or begin > size:
+        return [], problems or [f"names and shapes end at byte {begin}, the file at {size}"]
+    names, shapes = [], []
+    for length, *_ in headers:
+        name = data[at : at + length]
+        if name[-1:] != b"\0" or not name[:-1].isascii() or b"\0" in name[:-1]:
+            problems.append(f"{name[:40]!r} is no name")
+        names.append(name[:-1].decode("ascii", "replace"))
+        at += length
+    for *_, rank, _ in headers:
+        shapes.append(struct.unpack_from(f"<{rank}i", data, at))
+        at += 4 * rank
+    (pad,) = struct.unpack_from("<Q", data, at)
+    total = begin + pad + sum(length for *_, length in headers)
+    if pad != _padding(begin) or data[begin : begin + min(pad, ALIGNED)].strip(b"\0"):
+        problems.append(f"{pad} bytes before the data, which are not the {_padding(begin)} zeros that belong there")
+    if total != size:
+        problems.append(f"its tensors end at byte {total}, the file at {size}")
+    problems += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    at, items = begin + pad, []
+    for name, shape, (_, type, _, length) in zip(names, shapes, headers, strict=True):
+        item = Item(name, type, shape, data[at : at + length] if total <= size else b"")
+        found = list(_problems(item, length))
+        problems += found or ([] if total > size else list(_values(item)))
+        items.append(item)
+        at += length
+    if names[-1:] != [OPTIONS]:
+        problems.append(f"{OPTIONS} is not the last of its tensors")
+    return items, problems
+
+
+def _problems(item: Item, length: int) -> Iterator[str]:
+    if item.type in PACKED:
+        yield f"{item.name} is of FBGEMM's type {PACKED[item.type]}: convert the model to intgemm8 or float32"
+    elif item.type not in TYPES:
+        yield f"{item.name} is of the unknown type {item.type:#x}"
+    elif any(extent <= 0 for extent in item.shape):
+        yield f"{item.name} has the shape {item.shape}"
+    else:
+        needed = item.count * np.dtype(TYPES[item.type]).itemsize + 4 * (item.type in QUANTIZED)
+        if needed > length:
+            yield f"{item.name} {item.shape} needs {needed} bytes and has {length}"
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _values(item: Item) -> Iterator[str]:
+    """What is wrong with its numbers."""
+    if item.name == OPTIONS:
+        if item.type != INT8 or item.data[-1:] != b"\0" or not is_utf8(item.data):
+            yield f"{OPTIONS} is no text"
+    elif item.type == INT8:
+        yield f"{item.name} is of type int8, which has no multiplier"
+    elif item.type in QUANTIZED and not 1e-30 < item.multiplier < 1e30:
+        yield f"{item.name} has the multiplier {item.multiplier}"
+    elif item.type not in QUANTIZED and not np.isfinite(item.stored()).all():
+        yield f"{item.name} is not finite"

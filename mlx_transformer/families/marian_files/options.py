@@ -1,0 +1,191 @@
+"""The options inside a Marian model, `special:model.yml`: a flat YAML map, read into our config and written from it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
+
+Values = dict[str, Any]
+
+ACTIVATIONS = {"relu": "relu", "swish": "silu"}
+"""{theirs: ours}. Their gelu is x sigmoid(1.702 x), which nobody else has."""
+CELLS = {"self-attention": "attention", "rnn": "ssru"}
+TIES = {(True, False, False): "all", (False, True, False): "target-output", (False, False, False): "none"}
+TIES |= {(False, False, True): "source-target", (False, True, True): "all"}
+"""{(tied-embeddings-all, tied-embeddings, tied-embeddings-src): ours}"""
+PLACES = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
+"""{(transformer-preprocess, transformer-postprocess, transformer-postprocess-top): ours}"""
+IGNORED = re.compile(
+    r"version|(bert|char)-.*|enc-(cell|cell-depth|type)|dec-cell-(base|high)-depth|dim-rnn|input-types|factors-combine"
+    r"|transformer-(aan-.*|dim-aan|guided-alignment-layer|train-bias.*)|ulr-dim-emb|max-length"
+)
+"""Keys that mean nothing for a transformer of one encoder."""
+OFF = (
+    *("layer-normalization", "lemma-dim-emb", "output-omit-bias", "right-left", "skip", "ulr", "factors-dim-emb"),
+    *("ulr-trainable-transformation", "transformer-no-projection", "transformer-pool", "transformer-tied-layers"),
+    *("transformer-train-positions", "transformer-train-position-embeddings", "transformer-rnn-projection"),
+    *("transformer-decoder-dim-ffn", "transformer-decoder-ffn-depth", "output-approx-knn", "transformer-depth-scaling"),
+)
+"""Keys that mean another network unless they are false, empty or 0."""
+READ = (
+    *("type", "dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn", "dim-vocabs"),
+    *("transformer-ffn-depth", "transformer-ffn-activation", "transformer-preprocess", "transformer-postprocess"),
+    *("transformer-postprocess-top", "transformer-postprocess-emb", "transformer-decoder-autoreg", "dec-cell"),
+    *("tied-embeddings-all", "tied-embeddings", "tied-embeddings-src"),
+)
+
+
+def parse_options(text: str, origin: str) -> Values:
+    """The values of a flat YAML map: numbers, text, true, false, and lists. `UserError` that names the line of anything
+    else."""
+    values: Values = {}
+    key = ""
+    for number, line in enumerate(text.rstrip("\0").splitlines(), start=1):
+        bare = line.strip()
+        if not bare or bare.startswith("#") or bare in ("---", "..."):
+            continue
+        entry = re.fullmatch(r"\s*-\s+(.*)", line)
+        if entry and isinstance(values.get(key), list):
+            values[key].append(_value(entry[1]))
+            continue
+        named = re.fullmatch(r"([\w-]+):(?:\s+(.*))?", line)
+        if not named or named[1] in values:
+            raise UserError(f"{origin}: line {number} of its options is none that is understood: {bare!r:.80}")
+        key, value = named[1], (named[2] or "").strip()
+        inner = re.fullmatch(r"\[(.*)\]", value)
+        values[key] = [_value(part) for part in inner[1].split(",") if part.strip()] if inner else _value(value)
+        if not value:
+            values[key] = []
+    return values
+
+
+def read_options(values: Values) -> tuple[Values, tuple[int, int], list[str]]:
+    """Fields of our config, the sizes of both vocabularies, and everything that is wrong."""
+    problems = [f"unknown key {key!r}" for key in values if not (key in READ or key in OFF or IGNORED.fullmatch(key))]
+    problems += [f"{key} is {_shown(values[key])}, which means another network" for key in OFF if values.get(key)]
+    fixed = {"type": "transformer", "transformer-ffn-depth": 2, "transformer-postprocess-emb": "d"}
+    problems += [
+        f"{key} is {_shown(values[key])}, not {_shown(value)}"
+        for key, value in fixed.items()
+        if key in values and values[key] != value
+    ]
+    if "type" not in values:
+        problems.append("type is missing")
+
+    def chosen(table: dict[Any, str], keys: tuple[str, ...], defaults: tuple[Any, ...]) -> str:
+        found = tuple(values.get(key, default) for key, default in zip(keys, defaults, strict=True))
+        word = found if len(keys) > 1 else found[0]
+        known = [known for known in table if known == word]
+        if not known:
+            said = " and ".join(f"{key} {_shown(value)}" for key, value in zip(keys, found, strict=True))
+            problems.append(f"{said} is no network that can be read")
+        return table[known[0]] if known else next(iter(table.values()))
+
+    def number(key: str) -> int:
+        value = values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            problems.append(f"{key} is {_shown(value)}, not a number")
+            return 1
+        return value
+
+    sizes = values.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
+        problems.append(f"dim-vocabs is {_shown(sizes)}, not two numbers")
+        sizes = [1, 1]
+    ties = ("tied-embeddings-all", "tied-embeddings", "tied-embeddings-src")
+    places = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+    cell = chosen(CELLS, ("transformer-decoder-autoreg",), ("self-attention",))
+    if cell == "ssru" and values.get("dec-cell") != "ssru":
+        problems.append(f"dec-cell is {_shown(values.get('dec-cell'))}, not ssru")
+    tie = "all" if values.get("tied-embeddings-all") is True else chosen(TIES, ties, (False, False, False))
+    fields: Values = dict(
+        d_model=number("dim-emb"),
+        encoder_layers=number("enc-depth"),
+        decoder_layers=number("dec-depth"),
+        heads=number("transformer-heads"),
+        d_ff=number("transformer-dim-ffn"),
+        activation=chosen(ACTIVATIONS, ("transformer-ffn-activation",), ("swish",)),
+        norm_placement=chosen(PLACES, places, ("", "dan", "")),
+        decoder_self_attention=cell,
+        tie_embeddings=tie,
+    )
+    return fields, (sizes[0], sizes[1]), problems
+
+
+def write_options(config: TransformerConfig, sizes: tuple[int, int], version: str) -> str:
+    """The text of a model of ours, with every key that Marian asks for. sizes: of both vocabularies."""
+
+    def word(table: dict[Any, str], ours: str) -> Any:
+        return next(theirs for theirs, name in table.items() if name == ours)
+
+    before, behind, top = word(PLACES, config.norm_placement)
+    every, tied, sources = word(TIES, config.tie_embeddings)
+    recurrent = config.decoder_self_attention == "ssru"
+    values: Values = dict.fromkeys(OFF[:7], False) | {"lemma-dim-emb": 0, "ulr-trainable-transformation": False}
+    values.pop("factors-dim-emb")
+    values |= {
+        "dec-cell": "ssru" if recurrent else "gru",
+        "dec-cell-base-depth": 2,
+        "dec-cell-high-depth": 1,
+        "dec-depth": config.decoder_layers,
+        "dim-emb": config.d_model,
+        "dim-rnn": 1024,
+        "dim-vocabs": [*sizes],
+        "enc-cell": "gru",
+        "enc-cell-depth": 1,
+        "enc-depth": config.encoder_layers,
+        "enc-type": "bidirectional",
+        "input-types": [],
+        "tied-embeddings": tied,
+        "tied-embeddings-all": every,
+        "tied-embeddings-src": sources,
+        "transformer-decoder-autoreg": "rnn" if recurrent else "self-attention",
+        "transformer-dim-ffn": config.d_ff,
+        "transformer-ffn-activation": word(ACTIVATIONS, config.activation),
+        "transformer-ffn-depth": 2,
+        "transformer-guided-alignment-layer": "last",
+        "transformer-heads": config.heads,
+        "transformer-no-projection": False,
+        "transformer-postprocess": behind,
+        "transformer-postprocess-emb": "d",
+        "transformer-postprocess-top": top,
+        "transformer-preprocess": before,
+        "transformer-tied-layers": [],
+        "transformer-train-position-embeddings": False,
+        "type": "transformer",
+        "ulr-dim-emb": 0,
+        "version": version,
+    }
+    return "".join(_line(key, values[key]) for key in sorted(values))
+
+
+def _line(key: str, value: Any) -> str:
+    if isinstance(value, list) and value:
+        return f"{key}:\n" + "".join(f"  - {entry}\n" for entry in value)
+    return f"{key}: {_shown(value)}\n"
+
+
+def _shown(value: Any) -> str:
+    """As YAML has it."""
+    if value is None:
+        return "missing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return '""' if value == "" else str(value)[:60]
+
+
+def _value(text: str) -> Any:
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,93 @@
+"""Marian's shortlists (`lex.*.bin`): which target pieces a source piece may become. Little-endian:
+
+    6 x u64 {magic, checksum, first, best, V + 1 offsets, entries} · u64 offsets · u32 ids, ascending in each list
+
+Read and written; a search that chooses among a sentence's candidates alone has fewer logits to compute.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.files import read_bytes
+
+MAGIC = 0xF11A48D5013417F5
+HEADER = struct.Struct("<6Q")
+LARGEST = 1 << 30
+MULTIPLE = 8
+"""The candidates of a sentence are so many, or a multiple."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shortlist:
+    """`ids[offsets[s]:offsets[s + 1]]` are the target pieces of source piece s."""
+
+    first: int
+    """The pieces below it are candidates of every sentence."""
+    best: int
+    """Most pieces of one list, as it was built."""
+    offsets: NDArray[np.uint64]
+    ids: NDArray[np.uint32]
+
+    def candidates(self, source: Sequence[int], vocab_size: int, shared: bool) -> NDArray[np.int64]:
+        """The ids that a sentence's translation is made of, ascending: frequent ones, what its pieces may become, and
+        its own pieces, where source and target have one vocabulary (`shared`); then the next free ones."""
+        chosen = np.zeros(vocab_size, bool)
+        chosen[: self.first] = True
+        if shared:
+            chosen[list(source)] = True
+        for id in {*source}:
+            chosen[self.ids[int(self.offsets[id]) : int(self.offsets[id + 1])]] = True
+        free = np.flatnonzero(~chosen)
+        chosen[free[free >= self.first][: -int(chosen.sum()) % MULTIPLE]] = True
+        return np.flatnonzero(chosen)
+
+
+def read_shortlist(path: str | Path) -> Shortlist:
+    """Read a file. `UserError` with everything that is wrong with it, its checksum among that."""
+    data = read_bytes(path, LARGEST)
+    if len(data) < HEADER.size or HEADER.unpack_from(data)[0] != MAGIC:
+        raise UserError(f"{path}: no shortlist of Marian's binary kind")
+    _, checksum, first, best, words, entries = HEADER.unpack_from(data)
+    size = HEADER.size + 8 * words + 4 * entries
+    if size != len(data) or not words:
+        raise UserError(f"{path}: damaged: {words} offsets and {entries} entries need {size} bytes, it has {len(data)}")
+    offsets = np.frombuffer(data, "<u8", words, HEADER.size)
+    ids = np.frombuffer(data, "<u4", entries, HEADER.size + 8 * words)
+    problems = [] if checksum == checksum_of(data[16:]) else ["its checksum differs"]
+    if offsets[0] != 0 or offsets[-1] != entries or (offsets[1:] < offsets[:-1]).any():
+        problems.append("its offsets don't ascend from 0 to the number of entries")
+    begins = np.zeros(entries + 1, bool)
+    if not problems:
+        begins[offsets.astype(np.int64)] = True
+        if ((ids[1:] <= ids[:-1]) & ~begins[1:-1]).any():
+            problems.append("the pieces of a list don't ascend")
+    if first > words - 1:
+        problems.append(f"its first {first} pieces are more than all {words - 1}")
+    if problems:
+        raise UserError(f"{path}: damaged: {first_of(problems)}; restore it from a copy")
+    return Shortlist(first, best, offsets, ids)
+
+
+def shortlist_bytes(shortlist: Shortlist) -> bytes:
+    """The file of a shortlist."""
+    offsets, ids = (np.ascontiguousarray(shortlist.offsets, "<u8"), np.ascontiguousarray(shortlist.ids, "<u4"))
+    sizes = (shortlist.first, shortlist.best, len(offsets), len(ids))
+    body = struct.pack("<4Q", *sizes) + offsets.tobytes() + ids.tobytes()
+    return struct.pack("<2Q", MAGIC, checksum_of(body)) + body
+
+
+def checksum_of(body: bytes) -> int:
+    """The checksum of all that follows it, of whole words of eight bytes."""
+    seed, mask = 0, (1 << 64) - 1
+    for word in np.frombuffer(body, "<u8", len(body) // 8).tolist():
+        seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & mask
+        seed &= mask
+    return seed

@@ -1,0 +1,219 @@
+"""A checkpoint of ours as Marian's own files, for Marian, Bergamot's and Firefox's engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, read_int8_scales
+from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
+from mlx_transformer.core.sentencepiece import sentencepiece_bytes
+from mlx_transformer.core.sentencepiece_tokenizer import sentencepiece_of
+from mlx_transformer.core.tokenizer_files import side_texts
+from mlx_transformer.system.durable import check_free, replace_folder
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.files import read_json
+from mlx_transformer.system.version import __version__
+
+from .archive import npz_bytes
+from .conversion import ORIGIN, read_original
+from .folder import holds_marian
+from .items import Item, bin_bytes, float_item, int8_item, is_quantized, options_item
+from .network import OUTPUT, SCALE, config_of, places, read_weights, written
+from .options import ACTIVATIONS, parse_options, read_options, write_options
+
+FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
+FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
+"""Fields of a config that Marian's network doesn't ask for; biases that are missing are written as zeros."""
+TOKENIZER = (
+    "its tokenizer is none that Marian reads: it takes a SentencePiece unigram model made with "
+    "--bos_id=-1 --eos_id=0 --unk_id=1"
+)
+
+
+def to_marian(checkpoint: str | Path, out: str | Path, force: bool = False) -> list[str]:
+    """Write a checkpoint (or a run's folder) as a folder `out` of Marian's own files.
+
+    These are the weights in float32 (`.npz`), where int8_scales.json has a scale for each product also as integers
+    (`.bin`), vocabularies, options, settings, and the shortlist of an imported model. What was imported and hasn't
+    changed is written from its own bytes. Returns notes: what is missing. `out` is new or empty, or with `force` such
+    a folder that is replaced. Raises `UserError` with every reason why Marian has no such model.
+    """
+    opened, out = open_checkpoint(checkpoint), Path(out)
+    check_free(out, "Marian folder", holds_marian, force, opened.folder)
+    origin = _origin(opened.folder)
+    names = _Names(origin)
+    vocabularies, sizes = _vocabularies(opened, origin)
+    _check_config(opened.config, sizes, opened.folder)
+    weights = _weights(opened)
+    options = origin.get("options") or write_options(opened.config, sizes, f"mlx-transformer {__version__}")
+    tensors = written(opened.config, sizes, weights)
+    floats = [float_item(name, tensors[name]) for name in sorted(tensors)]
+    original, notes = _unchanged(opened, origin, weights), []
+    scales = read_int8_scales(opened.folder, opened.config)
+    with replace_folder(out, "Marian folder") as temporary:
+        (temporary / names.archive).write_bytes(npz_bytes([*floats, options_item(options)]))
+        if original is not None:
+            shutil.copyfile(original, temporary / original.name)
+        elif scales is None:
+            notes.append("no .bin of integers (the checkpoint has no int8_scales.json: calibrate it first)")
+        elif reason := _lacking(scales):
+            notes.append(f"no .bin of integers ({reason})")
+        else:
+            items = _integers(opened.config, tensors, scales)
+            (temporary / names.integers).write_bytes(bin_bytes([*items, options_item(options)]))
+        for name, data in zip(names.vocabularies[len(vocabularies) - 1], vocabularies, strict=True):
+            (temporary / name).write_bytes(data)
+        for name in filter(None, (origin.get("shortlist"),)):
+            shutil.copyfile(opened.folder / name, temporary / name)
+        _write_settings(temporary, opened.folder, origin, names, len(vocabularies))
+    return notes
+
+
+class _Names:
+    """What the files of a folder are called: as they were in the one that was imported."""
+
+    def __init__(self, origin: dict[str, Any]) -> None:
+        given, model = origin.get("vocabularies", []), origin.get("model", "model.npz")
+        self.integers = model if model.endswith(".bin") else "model.intgemm.alphas.bin"
+        self.archive = model if model.endswith(".npz") else "model.npz"
+        joint, pair = (given if len(given) == count else names for count, names in enumerate(VOCABULARIES, start=1))
+        self.vocabularies = joint, pair
+
+
+VOCABULARIES = (["vocab.spm"], ["srcvocab.spm", "trgvocab.spm"])
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """What import has written down; nothing for a model that was trained here."""
+    if not (folder / ORIGIN).is_file():
+        return {}
+    values = read_json(folder / ORIGIN)
+    names = [values.get(key) for key in ("model", "shortlist", "settings")] if isinstance(values, dict) else [1]
+    names = [*filter(None, names), *(values.get("vocabularies", []) if isinstance(values, dict) else [])]
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UserError(f"{folder / ORIGIN}: damaged; restore it from a copy, or import the model again")
+    return values
+
+
+def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[bytes], tuple[int, int]]:
+    """The bytes of one or two `.spm` files, the original ones where there are any, and how many rows each has."""
+    text = opened.tokenizer_json()
+    kept = [opened.folder / name for name in origin.get("vocabularies", [])]
+    if origin and text is not None and kept and all(file.is_file() for file in kept):
+        _, sizes, _ = read_options(parse_options(str(origin.get("options")), f"{opened.folder / ORIGIN}"))
+        return [file.read_bytes() for file in kept], sizes
+    sides = None if text is None else side_texts(text)
+    texts = [text] if sides is None else [sides["source"], sides["target"]]
+    models = [None if each is None else sentencepiece_of(json.loads(each)) for each in texts]
+    found = [model for model in models if model is not None]
+    if len(found) < len(models) or any((model.special[0], model.special[2]) != (1, 0) for model in found):
+        raise UserError(f"{opened.folder}: {TOKENIZER}")
+    return [sentencepiece_bytes(model) for model in found], (len(found[0].pieces), len(found[-1].pieces))
+
+
+def _check_config(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
+    """`UserError` with everything in which the model differs from what Marian makes of its options."""
+    reasons = []
+    if config.activation not in ACTIVATIONS.values():
+        reasons.append(f"activation={config.activation!r}, Marian has {' and '.join(ACTIVATIONS.values())}")
+        config = dataclasses.replace(config, activation="relu")
+    try:
+        fields, read, problems = read_options(parse_options(write_options(config, sizes, "-"), str(where)))
+        theirs = config_of(fields, read)
+    except UserError as error:
+        raise UserError(f"{where}: Marian has no such model: {error}") from error
+    ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, value in ours.items():
+        if name not in FREE and value != (expected := getattr(theirs, name)):
+            reasons.append(f"{name}={value!r}, Marian has {expected!r}")
+    if reasons := [*reasons, *problems]:
+        raise UserError(f"{where}: Marian has no such model: {first_of(reasons)}")
+
+
+def _weights(opened: Checkpoint) -> dict[str, NDArray]:
+    """All parameters that Marian's network has; `UserError` unless the decoder starts from zeros."""
+    config = opened.config
+    full = dataclasses.replace(config, attention_bias=True, feed_forward_bias=True, output_bias=True)
+    found = dict(opened.tensors())
+    for name in ("embedding.weight", "target_embedding.weight"):
+        if name in found and found[name][config.bos_id].any():
+            row = f"row {config.bos_id} of {name}"
+            raise UserError(f"{opened.folder}: Marian's decoders start from zeros, and {row} has other numbers")
+    return {name: found.get(name, np.zeros(shape, np.float32)) for name, shape in parameter_shapes(full).items()}
+
+
+def _unchanged(opened: Checkpoint, origin: dict[str, Any], weights: dict[str, NDArray]) -> Path | None:
+    """The file of integers that was imported, if the checkpoint still has its numbers, bit for bit."""
+    file = opened.folder / str(origin.get("model"))
+    if file.suffix != ".bin" or not file.is_file():
+        return None
+    original = read_original(file)
+    if original.config != dataclasses.replace(opened.config, dropout=original.config.dropout):
+        return None
+    before, _ = read_weights(original.config, original.sizes, original.items)
+    return file if all(np.array_equal(before[name], weights[name]) for name in before) else None
+
+
+def _lacking(scales: Int8Scales) -> str:
+    """Why integers can't be written with these scales, or nothing."""
+    if unlike := [name for name, entry in scales.products.items() if entry.steps != SYMMETRIC]:
+        return f"the activations of {unlike[0]} have {scales.products[unlike[0]].steps} steps, Marian's {SYMMETRIC}"
+    return ""
+
+
+def _integers(config: TransformerConfig, tensors: dict[str, NDArray], scales: Int8Scales) -> list[Item]:
+    """The tensors of a file of integers: matrices rounded by the scales of theirs that are given, or by their largest
+    magnitude, and the scales of what they are multiplied with."""
+    ours = {place.name: name for name, place in places(config).items()}
+    items = []
+    for name, array in tensors.items():
+        if not is_quantized(name):
+            items.append(float_item(name, array))
+            continue
+        entry = scales.products[ours[name]]
+        m = multiplier(array) if entry.weight is None else entry.weight
+        items.append(int8_item(name, np.rint(np.clip(array * m, -127, 127)).astype(np.int8), m))
+        if entry.activation is not None:
+            scale = np.full((1, 1), entry.activation, np.float32)
+            output = ours[name] == output_weight_name(config)
+            items.append(float_item(f"{OUTPUT if output else name}{SCALE}", scale))
+            if output and is_quantized(f"{name}{SCALE}"):  # as Marian does, whose converter goes by the name
+                items.append(int8_item(f"{name}{SCALE}", np.full((1, 1), 127, np.int8), multiplier(scale)))
+    return sorted(items, key=lambda item: item.name)
+
+
+def multiplier(array: NDArray) -> np.float32:
+    """What a matrix is multiplied with so that its largest magnitude becomes 127; 1 where it is all zeros."""
+    largest = np.abs(array).max()
+    return np.float32(127) / np.float32(largest) if largest > 0 else np.float32(1)
+
+
+def _write_settings(folder: Path, checkpoint: Path, origin: dict[str, Any], names: _Names, count: int) -> None:
+    """The settings that name the other files: the original ones, or those of Bergamot's engine."""
+    if settings := origin.get("settings"):
+        shutil.copyfile(checkpoint / settings, folder / settings)
+        return
+    integers = (folder / names.integers).is_file()
+    vocabularies = names.vocabularies[count - 1] * (3 - count)
+    lines = ["relative-paths: true", "models:", f"  - {names.integers if integers else names.archive}", "vocabs:"]
+    lines += [f"  - {name}" for name in vocabularies]
+    if shortlist := origin.get("shortlist"):
+        lines += ["shortlist:", f"  - {shortlist}", "  - false"]
+    lines += _search(origin.get("generation") or {})
+    lines += ["gemm-precision: int8shiftAlphaAll"] if integers else []
+    (folder / "config.yml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _search(generation: dict[str, Any]) -> Iterable[str]:
+    values = {"beam-size": 1, "normalize": 1.0, "word-penalty": 0, "max-length-factor": 2.0, **generation}
+    return (f"{key}: {json.dumps(value)}" for key, value in values.items())

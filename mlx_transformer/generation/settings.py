@@ -1,0 +1,104 @@
+"""How a model generates unless told otherwise: generation.json in its folder, fields of `Options` by name.
+
+What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
+tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.system.fields import unknown_keys
+from mlx_transformer.system.files import read_json
+
+from .options import Options, check_options
+
+SETTINGS = "generation.json"
+LANGUAGES = "languages"
+SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
+
+Settings = dict[str, Any]
+
+
+def checked_settings(values: Any, config: TransformerConfig, where: str) -> Settings:
+    """The settings, with ids as tuples; `UserError` that begins with `where` for what no search of the model takes."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
+    languages = values.get(LANGUAGES, {})
+    given = {name: value for name, value in values.items() if name != LANGUAGES}
+    if problems := unknown_keys(given, Options):
+        raise UserError(f"{where}: {'; '.join(problems)}")
+    known = range(min(config.vocab_size, config.source_vocab_size))
+    if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
+        raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+    try:
+        options = Options(**given)
+        check_options(options, config)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    return {name: getattr(options, name) for name in given} | ({LANGUAGES: languages} if languages else {})
+
+
+def read_settings(folder: Path, config: TransformerConfig) -> Settings:
+    """Those of a model's folder, {} where it has none; `UserError` for a damaged file. A model of fewer positions, in a
+    graph of fixed shape, has shorter outputs."""
+    path = folder / SETTINGS
+    return within(checked_settings(read_json(path), config, str(path)), config) if path.exists() else {}
+
+
+def within(settings: Settings, config: TransformerConfig) -> Settings:
+    """The settings, with no limit above what the model has positions for."""
+    most = settings.get("max_new_tokens")
+    return settings if most is None else {**settings, "max_new_tokens": min(most, config.max_positions)}
+
+
+def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """{name: contents} of the file, {} of no settings."""
+    return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
+
+
+def language_id(settings: Mapping[str, Any], code: str) -> int:
+    """The token of a language; `UserError` for one that the model doesn't have."""
+    languages = settings.get(LANGUAGES, {})
+    if code not in languages:
+        near = difflib.get_close_matches(str(code), languages, n=3, cutoff=0.4)
+        hint = f"near it are {', '.join(near)}" if near else f"it has {len(languages)}"
+        raise UserError(f"{shortened(str(code))!r} is none of the model's languages: {hint}")
+    return languages[code]
+
+
+def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Source ids, beginning with their language's token where `source_language` is an option, and all other options."""
+    others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
+    if (source := options.get(SOURCE_LANGUAGE)) is None or ids is None:
+        return ids, others
+    first = language_id(settings, source)
+    return [[first, *row] for row in ids], others
+
+
+def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search takes: the model's settings, and what was given in their place.
+
+    Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
+    gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
+    """
+    merged = {name: value for name, value in {**settings, **given}.items() if name != LANGUAGES}
+    if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
+        merged["forced_first"] = (language_id(settings, target),)
+    names = {field.name for field in dataclasses.fields(Options)}
+    known = {name: value for name, value in merged.items() if name in names}
+    if known.get("sample") is True and "beam" not in given:
+        merged.pop("beam", None)
+    limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)
+    if limit is not None and isinstance(limit, int) and isinstance(least, int) and least > limit:
+        name = "min_new_tokens" if "max_new_tokens" in given else "max_new_tokens"
+        if name not in given:
+            merged.pop(name, None)
+    return merged

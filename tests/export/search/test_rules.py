@@ -1,0 +1,125 @@
+"""Rules of published models in every runtime: tokens and scores of `transformers`, and with prompts those of MLX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from combined import in_pairs
+from ending_models import PRE_NORM, made
+
+from export import OnnxTransformer, SearchModel, export_onnx, export_search
+from mlx_transformer import UserError
+from mlx_transformer.convert import import_huggingface
+from mlx_transformer.families.generation import settings_of
+from mlx_transformer.generation.settings import SETTINGS
+
+TESTS = Path(__file__).parents[2] / "mlx_transformer"
+GOLDEN = json.loads((TESTS / "generation" / "rules.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The tiny Marian, with settings of its own."""
+    folder = tmp_path_factory.mktemp("rules")
+    import_huggingface(TESTS / "families" / "golden" / "marian", folder / "marian")
+    return folder / "marian"
+
+
+@pytest.fixture(scope="module", params=["portable", "cpu", "search portable", "search cpu"])
+def runtime(request, checkpoint):
+    kind, _, target = request.param.rpartition(" ")
+    out = checkpoint.parent / (f"{target}.onnx" if kind else target)
+    if kind:
+        return SearchModel(export_search(checkpoint, out, target=target), threads=1)
+    return OnnxTransformer(export_onnx(checkpoint, out, target=target), threads=1)
+
+
+def test_tokens_and_scores_are_those_of_transformers(runtime):
+    for case in GOLDEN["cases"]:
+        settings, _ = settings_of({}, case["settings"], runtime.config, "here")
+        found = runtime.search(GOLDEN["ids"], **settings)
+        assert [best[0].ids for best in found] == case["tokens"], case["settings"]
+        if "scores" in case:
+            np.testing.assert_allclose([best[0].score for best in found], case["scores"], rtol=1e-5, atol=1e-5)
+        assert runtime.generate(GOLDEN["ids"], **settings) == case["tokens"]
+
+
+REQUESTS = [
+    {"repetition_penalty": 1.5, "no_repeat_ngram": 2},
+    {"beam": 3, "n_best": 3, "no_repeat_ngram": 2, "end_ids": [7, 9, 11], "forced_first": [4, 6]},
+    {"beam": 2, "repetition_penalty": 1.3, "forced_end": True, "max_new_tokens": 9, "suppressed": [5, 8]},
+    {"beam": 4, "heuristic_stop": True, "length_penalty": 1.5, "penalty_form": "length", "forced_first": [12]},
+    {"sample": True, "seed": 4, "no_repeat_ngram": 1, "repetition_penalty": 0.8, "suppressed": [3]},
+]
+
+
+@pytest.fixture(scope="module", params=in_pairs(["encoder-decoder", "decoder"], ["portable", "cpu", "search"]))
+def pair(request, tmp_path_factory):
+    """MLX's model and a runtime of the same."""
+    architecture, kind = request.param
+    folder = tmp_path_factory.mktemp("pair")
+    layers = {"encoder_layers": 0} if architecture == "decoder" else {}
+    model, checkpoint = made(folder, **PRE_NORM, architecture=architecture, **layers)
+    if kind == "search" and architecture == "encoder-decoder":
+        return model, SearchModel(export_search(checkpoint, folder / "search.onnx"), threads=1)
+    target = "cpu" if kind == "cpu" and architecture == "encoder-decoder" else "portable"
+    return model, OnnxTransformer(export_onnx(checkpoint, folder / "onnx", target=target), threads=1)
+
+
+@pytest.mark.parametrize("options", REQUESTS, ids=str)
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_every_runtime_finds_what_mlx_finds(pair, options, prefixed):
+    model, other = pair
+    rng = np.random.default_rng(5)
+    rows = [rng.integers(3, model.config.vocab_size, n).tolist() for n in (2, 9, 5, 1)]
+    prefix = [[6], [], [12, 10], [5, 5]] if prefixed else None
+    options = {"max_new_tokens": 10, **options}
+    found, expected = other.search(rows, prefix, **options), model.search(rows, prefix, **options)
+    assert [[h.ids for h in row] for row in found] == [[h.ids for h in row] for row in expected]
+    first, ends = list(options.get("forced_first", [])), options.get("end_ids", [])
+    for i, (row, mlx) in enumerate(zip(found, expected, strict=True)):
+        np.testing.assert_allclose([h.score for h in row], [h.score for h in mlx], rtol=2e-5, atol=2e-5)
+        for h in row:
+            forced = first + (prefix[i] if prefix else [])
+            assert h.ids[: len(forced)] == forced
+            assert not {*h.ids[len(forced) :]} & {*ends, *options.get("suppressed", [])}
+
+
+def test_a_packages_own_settings_are_its_defaults(checkpoint, tmp_path):
+    case = next(c for c in GOLDEN["cases"] if c["settings"]["num_beams"] == 4 and "repetition_penalty" in c["settings"])
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (theirs / name).write_bytes((TESTS / "families" / "golden" / "marian" / name).read_bytes())
+    (theirs / "generation_config.json").write_text(json.dumps(case["settings"]))
+    import_huggingface(theirs, tmp_path / "ours")
+    package = export_onnx(tmp_path / "ours", tmp_path / "package")
+    file = SearchModel(export_search(tmp_path / "ours", tmp_path / "search.onnx"), threads=1)
+    for model in (OnnxTransformer(package, threads=1), file):
+        assert model.generation["beam"] == 4
+        assert model.generate(GOLDEN["ids"]) == case["tokens"]
+    longest = max(map(len, GOLDEN["ids"]))
+    ids = np.array([row + [39] * (longest - len(row)) for row in GOLDEN["ids"]])
+    (sequences,) = file.session.run(["sequences"], {"input_ids": ids, "attention_mask": (ids != 39).astype(np.int64)})
+    assert [[id for id in row[0].tolist() if id != 39] for row in sequences] == case["tokens"]
+    shown = json.loads((package / "generation_config.json").read_text())
+    assert shown["num_beams"] == 4
+    assert shown["repetition_penalty"] == case["settings"]["repetition_penalty"]
+    (package / SETTINGS).write_text('{"beam": "x"}')
+    (package / "manifest.json").unlink()
+    with pytest.raises(UserError, match="beam='x' must be a whole number"):
+        OnnxTransformer(package, threads=1).generate(GOLDEN["ids"])
+
+
+def test_an_earlier_file_refuses_what_it_does_not_know(checkpoint, tmp_path):
+    file = SearchModel(export_search(checkpoint, tmp_path / "search.onnx"), threads=1)
+    known = file.ports.inputs
+    later = tuple(port for port in known if port.name not in ("no_repeat_ngram", "end_ids"))
+    file.ports = type(file.ports)(later, file.ports.outputs)
+    for options in ({"no_repeat_ngram": 2}, {"end_ids": [4]}):
+        with pytest.raises(UserError, match=f"takes no {next(iter(options))}: an earlier version wrote it"):
+            file.search(GOLDEN["ids"], **options)
+    assert file.generate(GOLDEN["ids"])

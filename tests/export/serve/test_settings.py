@@ -1,0 +1,47 @@
+"""A model's own settings and languages, as a server takes them."""
+
+from __future__ import annotations
+
+import pytest
+from serving import LINES, client
+
+
+@pytest.fixture
+def spoken(text_model, monkeypatch):
+    """The model with a beam and two languages of its own."""
+    monkeypatch.setitem(vars(text_model), "generation", {"beam": 3, "languages": {"eng_Latn": 20, "deu_Latn": 21}})
+    return text_model
+
+
+def test_a_models_own_settings_hold_unless_told_otherwise(spoken):
+    with client(spoken) as (http, _):
+        found = http.post("/translate", json={"text": LINES}).json()["translations"]
+        assert found == spoken.translate(LINES) == spoken.translate(LINES, beam=3)
+        assert http.post("/translate", json={"text": LINES, "beam": 1}).json()["translations"] == spoken.translate(
+            LINES, beam=1
+        )
+        drawn = {"sample": True, "seed": 5}
+        assert http.post("/translate", json={"text": LINES, **drawn}).json()["translations"] == spoken.translate(
+            LINES, **drawn
+        )
+        rules = {"no_repeat_ngram": 1, "suppressed": [7, 9], "end_ids": [30], "forced_first": [40]}
+        answer = http.post("/translate", json={"text": LINES, **rules})
+        assert answer.json() == {"translations": spoken.translate(LINES, **rules)}
+
+
+def test_languages_are_named_by_their_codes(spoken):
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    with client(spoken) as (http, _):
+        found = http.post("/translate", json={"text": LINES, **languages}).json()["translations"]
+        assert found == spoken.translate(LINES, **languages)
+        ids = [[20, *row] for row in spoken.tokenizer.encode_batch(LINES)]
+        forced = spoken.generate(ids, forced_first=[21])
+        assert found == [
+            spoken.tokenizer.decode(row) if line.strip() else "" for line, row in zip(LINES, forced, strict=True)
+        ]
+        streamed = http.post("/translate/stream", json={"text": LINES[0], **languages})
+        assert streamed.status_code == 200
+        for wrong, reason in (("xx", "none of the model's languages"), (5, "must be a string")):
+            answer = http.post("/translate", json={"text": LINES, "target_language": wrong})
+            assert answer.status_code == 400
+            assert reason in answer.text

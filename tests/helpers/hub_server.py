@@ -1,0 +1,78 @@
+"""A Hub of a few repositories on this machine: what `huggingface_hub` asks for a model's facts and its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextmanager
+def hub(repositories: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
+    """{name: folder} -> the address, and the files that were asked for, while the context lasts. Each has the branch
+    main alone, at `COMMIT`."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, body: bool) -> None:
+            parts = unquote(self.path.partition("?")[0]).strip("/").split("/")
+            if parts[:2] == ["api", "models"]:
+                self.facts("/".join(parts[2:4]), parts[5] if parts[4:5] == ["revision"] else "main", body)
+            elif parts[2:3] == ["resolve"] and "/".join(parts[:2]) in repositories:
+                self.file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)
+            else:
+                self.send(404, b"", {}, body)
+
+        def facts(self, name: str, revision: str, body: bool) -> None:
+            if name not in repositories:
+                return self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)
+            if revision not in ("main", COMMIT):
+                return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
+            files = sorted(path.relative_to(repositories[name]).as_posix() for path in repositories[name].rglob("*.*"))
+            values = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
+            self.send(200, json.dumps(values).encode(), {"Content-Type": "application/json"}, body)
+
+        def file(self, name: str, revision: str, file: str, body: bool) -> None:
+            path = repositories[name] / file
+            if revision not in ("main", COMMIT) or not path.is_file():
+                return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, body)
+            if body:
+                asked.append(file)
+            data = path.read_bytes()
+            self.send(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, body)
+
+        def send(self, status: int, data: bytes, headers: dict[str, str], body: bool) -> None:
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Silence."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

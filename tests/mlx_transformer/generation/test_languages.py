@@ -1,0 +1,107 @@
+"""Models of several languages: their tokens read from a published tokenizer, asked for by code, in ids and in text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import ending_model
+
+from export import OnnxTransformer, SearchModel, export_onnx, export_search
+from mlx_transformer import UserError, cli, load
+from mlx_transformer.convert import import_huggingface
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.generation.settings import settings_text
+
+MARIAN = Path(__file__).parents[1] / "families" / "golden" / "marian"
+NLLB = {"eng_Latn": 5, "deu_Latn": 6, "<mask>": 7, "zho_Hans": 8}
+KINDS = {
+    "tokenizer.json": (
+        {"added_tokens": [{"id": id, "content": text} for text, id in NLLB.items()], "model": {}},
+        {"eng_Latn": 5, "deu_Latn": 6, "zho_Hans": 8},
+    ),
+    "added_tokens.json": ({"__en__": 9, "__ast__": 10, "en_XX": 11, "other": 12, "__xx__": 4000}, None),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_languages_are_read_from_the_tokenizer(name, tmp_path):
+    contents, expected = KINDS[name]
+    shutil.copytree(MARIAN, tmp_path / "theirs")
+    (tmp_path / "theirs" / name).write_text(json.dumps(contents))
+    import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    model, _ = load(tmp_path / "ours")
+    assert model.generation["languages"] == (expected or {"en": 9, "ast": 10, "en_XX": 11})
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model of two languages with a tokenizer of ours."""
+    folder = tmp_path_factory.mktemp("languages")
+    tokenizer = Tokenizer.train(["one two three four five six seven " * 3], vocab_size=280)
+    sizes = dict(encoder_layers=1, decoder_layers=1, d_model=32, heads=2, d_ff=32, max_positions=16)
+    model = ending_model(tokenizer, **sizes)
+    texts = settings_text({"languages": {"eng_Latn": 270, "deu_Latn": 271}, "beam": 2})
+    save_checkpoint(folder / "model", model.config, model.weights(), tokenizer.to_json(), texts=texts)
+    return folder / "model"
+
+
+def opened(checkpoint: Path, kind: str):
+    if kind == "mlx":
+        return load(checkpoint)[0]
+    if kind == "onnx":
+        return OnnxTransformer(export_onnx(checkpoint, checkpoint.parent / "onnx"), threads=1)
+    return SearchModel(export_search(checkpoint, checkpoint.parent / "search.onnx"), threads=1)
+
+
+@pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
+def test_languages_are_tokens_in_front(kind, checkpoint):
+    model, rows = opened(checkpoint, kind), [[20, 30, 2], [25, 2]]
+    spoken = model.generate(rows, source_language="eng_Latn", target_language="deu_Latn", max_new_tokens=6)
+    assert spoken == model.generate([[270, *row] for row in rows], forced_first=[271], max_new_tokens=6)
+    assert all(row[0] == 271 for row in spoken)
+    ids = model.tokenizer.encode_batch(["one two", "three"])
+    expected = [model.tokenizer.decode(row) for row in model.generate([[270, *x] for x in ids], forced_first=[271])]
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    assert model.translate(["one two", "three"], **languages) == expected
+    if kind != "search":
+        streamed = "".join(model.stream("one two", **languages))
+        assert streamed == model.translate("one two", beam=1, **languages)
+    with pytest.raises(UserError, match="'eng' is none of the model's languages: near it are eng_Latn"):
+        model.generate(rows, target_language="eng")
+    with pytest.raises(UserError, match="'xx' is none of the model's languages: it has 2"):
+        model.generate(rows, source_language="xx")
+
+
+def test_a_line_leaves_room_for_its_language(checkpoint):
+    """Of 16 positions text may take 15."""
+    model = load(checkpoint)[0]
+    line = "one two three four five six seven " * 4
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    assert model.translate(line, overlong="split", **languages)
+    longest = max(len(row) for row in model.translator.rows([line], "split")[1])
+    assert longest <= 15
+
+
+def test_the_command_takes_codes(checkpoint, capsysbinary):
+    cli.main(
+        ["translate", str(checkpoint), "one two", "--source-language", "eng_Latn", "--target-language", "deu_Latn"]
+    )
+    found = capsysbinary.readouterr().out.decode()
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    assert found == f"{load(checkpoint)[0].translate('one two', **languages)}\n"
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["translate", str(checkpoint), "one two", "--target-language", "deu"])
+    assert b"'deu' is none of the model's languages: near it are deu_Latn" in capsysbinary.readouterr().err
+
+
+@pytest.mark.parametrize("languages", [[1], {"eng_Latn": 280}, {"eng_Latn": "5"}, {"eng_Latn": True}], ids=str)
+def test_languages_that_are_none(languages, checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink()
+    (tmp_path / "model" / "generation.json").write_text(json.dumps({"languages": languages}))
+    with pytest.raises(UserError, match=r"languages are not \{code: id\} within the vocabulary of 280"):
+        load(tmp_path / "model")[0].generate([[20, 2]])
