@@ -192,12 +192,12 @@ class TargetVocabulary(Key):
 class ScaledTie:
     """Whether T5's classifier is the embedding, and whether what it reads is divided by sqrt(d_model).
 
-    Of the field `logit_scale` it says whether there is one; the number is `derived`. Where the versions of transformers
+    It says of the field `logit_scale` whether there is one; the number is `derived`. Where the versions of transformers
     differ, the file decides.
     """
 
     default: bool
-    """Of tie_word_embeddings."""
+    """How tie_word_embeddings is read and written."""
     scale: str = ""
     """The key that says whether it is divided, since version 5, which ties whatever is not stored twice; where it is
     missing, a classifier that is tied is."""

@@ -49,6 +49,8 @@ HOW: Factors = {
         ),
         *(dict(precision=name, activations="float32") for name in ("int8-weights", "int4", "packed")),
         dict(precision=["float32", "int8"]),
+        dict(precision="int8", int8_scales="token"),
+        dict(precision="int8", int8_scales="fixed", calibrate=True),
         dict(precision=["int4", "float16"], activations="int8"),
     ],
     "interface": [{}, dict(attention=True), dict(attention_layer=0), dict(inputs_embeds=True)],
@@ -109,6 +111,7 @@ def accepted(values: Values) -> bool:
             ("packed" in precisions) <= quantized,
             not quantized or (set(precisions) <= {"float32", "int8", "packed"} and config["d_model"] % 32 == 0),
             "gate" not in values or (both and tokenizer is not None and rounded and not vectors),
+            "calibrate" not in values or tokenizer is not None,
             "activations" not in values or set(precisions) & set(IN_BLOCKS),
         )
     ) and covering_configs.accepted(config)
@@ -130,6 +133,8 @@ def write_exports(folder: Path, known: Mapping[str, list[Any]]) -> Iterator[Expo
         checkpoint = _write(folder / f"{i:03d}", config, i, tokenizers.get(options.pop("tokenizer", None)), weights)
         if options.pop("gate", False):
             options |= {name: str(path) for name, path in gate.items()} | {"accept_loss": True}
+        if options.pop("calibrate", False):
+            options |= {"calibrate": str(gate["gate_source"]), "accept_loss": True}
         if "fixed_shape" in options and config.architecture != "encoder-decoder":
             options["fixed_shape"] = "2x7"
         function, file = ("export_search", "search.onnx") if search else ("export_onnx", "onnx")

@@ -57,7 +57,7 @@ ONNX_COUNTS = (
         ("Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), (2, 1)
     )
 )
-OF_SAMPLING = 1  # softmaxes of a search that the network doesn't have
+OF_SAMPLING = 2  # softmaxes that only a search has: its two ways to choose, with rules and without, sample each
 
 
 @dataclass(frozen=True)

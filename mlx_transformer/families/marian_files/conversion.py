@@ -135,7 +135,7 @@ def read_vocabularies(
     `UserError` for a vocabulary that isn't the model's.
     """
     if not vocabularies:
-        return None, [f"no tokenizer ({where} has no .spm vocabulary): the model takes token ids"]
+        return None, [f"no tokenizer ({where} has no .spm vocabulary whose ids are the model's): the model takes ids"]
     texts = []
     for file, size in zip(vocabularies * (3 - len(vocabularies)), sizes, strict=True):
         model = read_sentencepiece(file)

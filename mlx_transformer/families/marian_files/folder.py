@@ -90,6 +90,8 @@ def _vocabularies(folder: Path, values: dict[str, Any]) -> tuple[Path, ...]:
     named = [folder / Path(name).name for name in _texts(values.get("vocabs"))]
     if len(named) == 2 and all(file.is_file() and file.suffix == ".spm" for file in named):
         return tuple(dict.fromkeys(named))
+    if any(file.suffix != ".spm" for file in named) or any(folder.glob("*vocab*.yml")):
+        return ()  # Opus-MT's: a list of pieces gives their ids, and two SentencePiece models cut text
     for patterns in PAIRS:
         pair = [sorted(folder.glob(pattern)) for pattern in patterns]
         if all(len(files) == 1 for files in pair):

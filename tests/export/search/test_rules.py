@@ -24,7 +24,7 @@ GOLDEN = json.loads((TESTS / "generation" / "rules.json").read_text(encoding="ut
 def checkpoint(tmp_path_factory):
     """The tiny Marian, with settings of its own."""
     folder = tmp_path_factory.mktemp("rules")
-    import_huggingface(TESTS / "families" / "golden" / "marian", folder / "marian")
+    import_huggingface(TESTS / "generation" / "rules_model", folder / "marian")
     return folder / "marian"
 
 
@@ -93,7 +93,7 @@ def test_a_packages_own_settings_are_its_defaults(checkpoint, tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (theirs / name).write_bytes((TESTS / "families" / "golden" / "marian" / name).read_bytes())
+        (theirs / name).write_bytes((TESTS / "generation" / "rules_model" / name).read_bytes())
     (theirs / "generation_config.json").write_text(json.dumps(case["settings"]))
     import_huggingface(theirs, tmp_path / "ours")
     package = export_onnx(tmp_path / "ours", tmp_path / "package")

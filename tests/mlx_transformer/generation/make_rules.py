@@ -1,4 +1,4 @@
-"""Tokens that `transformers` generates by its settings, with the tiny Marian among the families' golden folders.
+"""Tokens that `transformers` generates by its settings, with the tiny random Marian in rules_model/.
 
 Runs in an environment that has transformers and none of our packages:
 
@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 HERE = Path(__file__).parent
-MODEL = HERE.parent / "families" / "golden" / "marian"
+MODEL = HERE / "rules_model"
 PAD, END = 39, 0
 ROWS = [[5, 17, 3, 22, 9, 31, 0], [11, 2, 0], [8, 8, 30, 14, 0]]
 RULES = [

@@ -14,7 +14,7 @@ from mlx_transformer.families.generation import settings_of
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.settings import SETTINGS, resolved
 
-MARIAN = Path(__file__).parents[1] / "families" / "golden" / "marian"
+MARIAN = Path(__file__).parent / "rules_model"
 GOLDEN = json.loads((Path(__file__).parent / "rules.json").read_text(encoding="utf-8"))
 
 

@@ -244,9 +244,19 @@ def test_names_in_settings_stay_in_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "ours" / "other.spm").exists()
 
 
-def test_without_a_vocabulary_the_model_takes_ids(tmp_path: Path) -> None:
+def opus(folder: Path) -> None:
+    """Two models that cut text, and a list of pieces that gives their ids, as Opus-MT's originals have them."""
+    (folder / "vocab.spm").rename(folder / "source.spm")
+    shutil.copy(folder / "source.spm", folder / "target.spm")
+    (folder / "opus.vocab.yml").write_text('"</s>": 0\n"<unk>": 1\n')
+    settings = folder / "config.test.yml"
+    settings.write_text(settings.read_text().replace("vocab.spm", "opus.vocab.yml"))
+
+
+@pytest.mark.parametrize("change", [lambda folder: (folder / "vocab.spm").unlink(), opus], ids=["none", "Opus-MT's"])
+def test_without_a_vocabulary_the_model_takes_ids(change: Any, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", STUDENT)
-    (folder / "vocab.spm").unlink()
+    change(folder)
     (note,) = import_marian(folder, tmp_path / "ours")
     assert note.startswith("no tokenizer (")
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
