@@ -30,7 +30,7 @@ help:
 	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'
 	@echo 'make fuzz           damaged files, models and numbers, a process each; a table (ARGS="--count 10000": under an hour)'
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, long texts, threads; a table (ARGS="--count 50": a minute or two)'
-	@echo 'make test-consumers Optimum, transformers.js in Node and onnxruntime-genai against MLX (MODEL=folder: on yours)'
+	@echo 'make test-consumers Optimum, transformers.js, onnxruntime-genai against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-peers     published models of Marian, run by Mozilla'"'"'s engine and by us, and written back for it'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
@@ -245,10 +245,11 @@ has-node:
 	fi
 
 $(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-dev
-	@echo 'Installing Optimum, transformers, torch and onnxruntime-genai into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
+	@echo 'Installing Optimum, transformers, torch, onnxruntime-genai and clients of the server into $(CONSUMERS_VENV), once; this takes some minutes and 1.3 GB'
 	@$(BIN)/python -m venv --clear $(CONSUMERS_VENV)
 	@$(CONSUMERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
-	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers torch onnxruntime-genai
+	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers torch onnxruntime-genai \
+	  openai libretranslatepy
 	@touch $@
 
 # Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.

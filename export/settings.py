@@ -134,7 +134,7 @@ class ServeSettings:
     cors: Sequence[str] = ()
     """Origin whose pages may read the answers, such as https://example.org, or * for all; for several give it again."""
     api_key_file: Path | str | None = None
-    """Keys, one a line: all requests but those to /health must then bring one of them."""
+    """Keys, one a line, of which requests must then bring one; not those for /health, /docs and the like."""
     header_seconds: Seconds = 10.0
     """Time that a client has to send the head of a request."""
     body_seconds: Seconds = 30.0

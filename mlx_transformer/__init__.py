@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from export import SearchModel as SearchModel
     from export import export_onnx as export_onnx
     from export import export_search as export_search
-    from export.serve import serve as serve
     from export.validate import compare as _compare_points
 
     from .commands.models import compare as compare
     from .commands.models import open_model as open_model
+    from .commands.models import serve as serve
     from .core.config import TransformerConfig as TransformerConfig
     from .core.tokenizer import Tokenizer as Tokenizer
     from .runtime.transformer import Transformer as Transformer
@@ -47,7 +47,7 @@ else:
             "export_search": "export.search",
             "validate": "export.validate:compare",
             "compare": ".commands.models",
-            "serve": "export.serve",
+            "serve": ".commands.models",
             "Transformer": ".runtime.transformer",
             "OnnxTransformer": "export.runtime",
             "SearchModel": "export.search",

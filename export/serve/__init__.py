@@ -6,6 +6,7 @@ The files beside this one need the extra `serve`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,17 @@ OF_SITES = (
 """The settings that concern a site as well."""
 
 
-def serve(model: str | Path, **settings: Any) -> None:
-    """Serve `model`, a folder or one file with the search, until SIGTERM, SIGHUP or Ctrl-C (KeyboardInterrupt).
+def serve(models: str | Path | Sequence[str | Path], open: Any = None, **settings: Any) -> None:
+    """Serve models, each a folder or one file with the search, until SIGTERM, SIGHUP or Ctrl-C (KeyboardInterrupt).
 
-    settings: the fields of `export.settings.ServeSettings`, such as host="0.0.0.0", port=8000, workers=2.
-    `UserError` for what can't be served, and without the extra `serve`.
+    models: one, or several that are named, as ["en-de=runs/en-de-onnx", "de-en=runs/de-en-onnx"]. settings: the fields
+    of `export.settings.ServeSettings`, such as host="0.0.0.0", port=8000, workers=2. open: opens other models than
+    ONNX Runtime's. `UserError` for what can't be served, and without the extra `serve`.
     """
-    _server().run(Path(model), ServeSettings(**settings))
+    server = _server()
+    chosen = ServeSettings(**settings)
+    named = server.Named.of([models] if isinstance(models, str | Path) else models)
+    server.run(named, chosen, open or server.open_onnx)
 
 
 def serve_site(folder: str | Path, **settings: Any) -> None:

@@ -49,6 +49,19 @@ def coded(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str] |
     return None
 
 
+OVERRIDDEN = (
+    *("connection_made", "connection_lost", "eof_received", "data_received", "pause_writing", "resume_writing"),
+    *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
+    *("_start_asgi_task", "_unsupported_upgrade_warning", "_unset_keepalive_if_required", "send_400_response"),
+)
+"""Methods of uvicorn's that `Connection` replaces or calls; another version may have renamed those that are private."""
+
+
+def missing_methods() -> list[str]:
+    """Name the `OVERRIDDEN` that this uvicorn has not: with them gone, `Connection` would bound nothing."""
+    return [name for name in OVERRIDDEN if not hasattr(HttpToolsProtocol, name)]
+
+
 class Connection(HttpToolsProtocol):
     """`guard`: shared by all; the other arguments are uvicorn's."""
 

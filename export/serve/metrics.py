@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.process_collector import ProcessCollector
 
 NAMESPACE = "mlx_transformer"
@@ -19,6 +27,7 @@ class Metrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series of each, which nobody reads
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # CPU seconds, memory, open files
         count = partial(Counter, namespace=NAMESPACE, registry=registry)

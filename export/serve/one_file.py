@@ -19,8 +19,9 @@ from .requests import RequestError
 
 if TYPE_CHECKING:
     from export.search import SearchModel
+    from mlx_transformer.core.tokenizer import Tokenizer
 
-NO_STREAM = "this server's model gives whole translations, none in pieces: send the text to /translate"
+NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,12 @@ class OneFile:
     """It has no search for the best alone."""
 
     def __init__(self, model: SearchModel):
-        self.model, self.depends_on_batch, self.generation = model, model.depends_on_batch, model.generation
+        self.model, self.config, self.generation = model, model.config, model.generation
+        self.depends_on_batch = model.depends_on_batch
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.model.tokenizer
 
     @cached_property
     def translator(self) -> Any:
@@ -51,6 +57,9 @@ class OneFile:
         return [[Text([], best.score, best.text) for best in each] for each in found]
 
     def stream(self, line: str, **options: Any) -> Iterator[str]:
+        raise RequestError(400, NO_STREAM)
+
+    def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]:
         raise RequestError(400, NO_STREAM)
 
 

@@ -1,8 +1,7 @@
-"""The body of a request, checked: lines of text and the settings of their search."""
+"""What a request says, checked: lines of text, their languages, and the settings of their search."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -19,15 +18,18 @@ LIMITS: dict[str, tuple[float, float]] = {  # narrower than those of Options; th
     "temperature": (0.01, 100),
     "top_p": (0.001, 1),
 }
+LANGUAGES = ("source", "target", SOURCE_LANGUAGE, TARGET_LANGUAGE)
+"""The first two choose among a server's models; the others are codes of a model of several languages."""
 LONGEST_MESSAGE = 400  # characters
 
 
 class RequestError(Exception):
-    """A request that is not served: the status of the answer, and one line that says what to do."""
+    """A request that is not served: the status of the answer, and one line that says what to do. code: the same in a
+    word, as OpenAI's clients read it."""
 
-    def __init__(self, status: int, message: str):
+    def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(one_line(message))
-        self.status = status
+        self.status, self.code = status, code
 
 
 def one_line(message: str) -> str:
@@ -40,6 +42,7 @@ def one_line(message: str) -> str:
 class TranslateRequest:
     """lines: sentences. options: those of `Options` and the languages that were given, by name. wants_n_best: the
     answer lists all hypotheses with their scores. wants_alignment: it says which source word their words were made of.
+    languages: source and target, each where it was given.
     """
 
     lines: list[str]
@@ -47,21 +50,16 @@ class TranslateRequest:
     overlong: Overlong
     wants_n_best: bool
     wants_alignment: bool = False
+    languages: tuple[str | None, str | None] = (None, None)
 
     @classmethod
-    def parse(cls, body: bytes) -> TranslateRequest:
-        """From JSON: {"text": one string or a list, and any of SETTINGS, "overlong" and "alignment"}. `RequestError`
-        otherwise."""
-        try:
-            values = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(400, f"body: not JSON ({error}); send {EXAMPLE}") from None
-        if not isinstance(values, dict) or "text" not in values:
+    def of(cls, values: dict[str, Any]) -> TranslateRequest:
+        """From {"text": one string or a list, and any of SETTINGS, "overlong", "alignment", "source" and "target"}.
+        `RequestError` otherwise."""
+        if "text" not in values:
             raise RequestError(400, f'body: an object with "text" is needed; send {EXAMPLE}')
-        text = values.pop("text")
-        lines = [text] if isinstance(text, str) else text
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise RequestError(400, "text: must be a string or a list of strings")
+        text, values = values["text"], {name: value for name, value in values.items() if name != "text"}
+        languages = language(values, "source"), language(values, "target")
         overlong = values.pop("overlong", "error")
         if overlong not in get_args(Overlong):
             raise RequestError(400, f"overlong: {overlong!r} is not one of {', '.join(get_args(Overlong))}")
@@ -74,19 +72,42 @@ class TranslateRequest:
                 raise RequestError(400, f"{name}: must be a string, one of the model's codes")
         unknown = sorted(set(values) - set(SETTINGS))
         if unknown:
-            known = ", ".join([*SETTINGS, "overlong", "alignment", SOURCE_LANGUAGE, TARGET_LANGUAGE])
+            known = ", ".join([*SETTINGS, "overlong", "alignment", *LANGUAGES])
             raise RequestError(400, f"{unknown[0][:50]!r}: no such setting; there are {known}")
-        for name in ("early_stopping", "sample"):
-            if not isinstance(values.get(name, False), bool):
-                raise RequestError(400, f"{name}: must be true or false")
-        try:
-            options = Options(**values)
-        except UserError as error:
-            raise RequestError(400, str(error)) from None
-        for name, (least, most) in LIMITS.items():
-            if not least <= getattr(options, name) <= most:
-                raise RequestError(400, f"{name}={values[name]}: this server takes {least} to {most}")
-        return cls(lines, dict(sorted({**values, **spoken}.items())), overlong, "n_best" in values, alignment)
+        lines = texts("text", text)
+        options = dict(sorted({**options_of(values), **spoken}.items()))
+        return cls(lines, options, overlong, "n_best" in values, alignment, languages)
+
+
+def texts(name: str, value: Any) -> list[str]:
+    """Return one string or a list of them as a list; `RequestError` for anything else."""
+    lines = [value] if isinstance(value, str) else value
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise RequestError(400, f"{name}: must be a string or a list of strings")
+    return lines
+
+
+def language(values: dict[str, Any], name: str) -> str | None:
+    """Take a language's code out of the values, None if there is none."""
+    code = values.pop(name, None)
+    if code is not None and not isinstance(code, str):
+        raise RequestError(400, f"{name}: must be the code of a language, such as en")
+    return code
+
+
+def options_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a search in the order of their names, once `Options` and LIMITS allow them."""
+    for name in ("early_stopping", "sample"):
+        if not isinstance(values.get(name, False), bool):
+            raise RequestError(400, f"{name}: must be true or false")
+    try:
+        options = Options(**values)
+    except UserError as error:
+        raise RequestError(400, str(error)) from None
+    for name, (least, most) in LIMITS.items():
+        if not least <= getattr(options, name) <= most:
+            raise RequestError(400, f"{name}={values[name]}: this server takes {least} to {most}")
+    return dict(sorted(values.items()))
 
 
 EXAMPLE = '{"text": "Good morning.", "beam": 4}'

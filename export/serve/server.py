@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,17 +18,15 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from export.runtime.folder import open_folder
-from export.search.metadata import check_file
 from export.settings import ServeSettings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.process import drop_hung_up
 
 from .app import App
 from .batching import Batcher
-from .connections import Connection, Guard, allow_files
-from .one_file import OneFile
-from .service import Model
+from .connections import Connection, Guard, allow_files, missing_methods
+from .models import Named
+from .opening import Open, check, load_all, open_onnx
 from .site import SiteApp
 
 BACKLOG = 1024  # connections that wait to be accepted
@@ -36,34 +34,35 @@ HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 CLOSING_NOTICE_SECONDS = 0.5  # seconds, in which answers that say that there is none are out
 LAST_SECONDS = 5.0  # and in which clients have read them
 
+UNBOUNDED = "connections have its bounds, not this server's; keep strangers out, or install uvicorn<0.55"
+
 log = logging.getLogger("export.serve")
 
 
-def run(model: Path, settings: ServeSettings) -> None:
+def run(models: Sequence[Named], settings: ServeSettings, open: Open = open_onnx) -> None:
     """Serve until SIGTERM or SIGHUP (returns) or Ctrl-C (raises KeyboardInterrupt); what was taken is finished first.
     A second Ctrl-C or SIGTERM gives it up.
 
     Raises `UserError` for a folder or file, a file of keys or an address that can't be used.
     """
-    if model.is_file():  # before anything waits for it
-        check_file(model, settings.precision)
-    else:
-        open_folder(model, settings.precision)
+    for named in models:  # before anything waits for it
+        check(named.path, settings, open)
     batcher = Batcher(settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue, settings.workers)
-    load = partial(warmed, model, settings.threads, settings.precision, settings.verify)
-    _run(partial(App, load, batcher, settings), model, settings, batcher.give_up)
+    load = partial(load_all, models, settings, open)
+    what = ", ".join(str(named.path) for named in models)
+    _run(partial(App, load, batcher, settings), what, settings, batcher.give_up)
 
 
 def run_site(folder: Path, settings: ServeSettings) -> None:
     """The same for a site that `mlx-transformer web` wrote."""
-    _run(lambda ready, failed: SiteApp(folder, settings.verify, ready), folder, settings)
+    _run(lambda ready, failed: SiteApp(folder, settings.verify, ready), str(folder), settings)
 
 
 Make = Callable[[Callable[[], None], Callable[[Exception], None]], App | SiteApp]
 """Makes the application from `ready`, which it calls once it answers, and `failed`, given why it never will."""
 
 
-def _run(make: Make, what: Path, settings: ServeSettings, give_up: Callable[[], None] = lambda: None) -> None:
+def _run(make: Make, what: str, settings: ServeSettings, give_up: Callable[[], None] = lambda: None) -> None:
     """Serve until a signal. give_up: called when running requests are not to be finished."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are of what strangers send
@@ -106,10 +105,13 @@ def configured(app: App | SiteApp, settings: ServeSettings) -> uvicorn.Config:
     guard = Guard(allow_files(settings.max_connections), app.metrics.on_refused)
     app.metrics.watch("connections", "Connections that are open.", lambda: len(guard.connections))
     app.metrics.watch("held_bytes", "Bytes of requests that are read or answered.", lambda: guard.held)
-    connection = partial(Connection, guard, settings.header_seconds, settings.idle_seconds)
+    connection: Any = partial(Connection, guard, settings.header_seconds, settings.idle_seconds)
+    if missing := missing_methods():
+        log.warning("uvicorn %s has no %s: %s", uvicorn.__version__, ", ".join(missing), UNBOUNDED)
+        connection = "httptools"
     return uvicorn.Config(
         until_cancelled(app.asgi),
-        http=cast(Any, connection),
+        http=connection,
         log_config=None,
         access_log=settings.access_log,
         ws="none",
@@ -172,7 +174,7 @@ class Server(uvicorn.Server):
     def _part(self) -> None:
         """From clients that don't read. uvicorn's own `force_exit` would leave the application without its end."""
         for connection in list(self.server_state.connections):
-            cast(Connection, connection).transport.abort()
+            cast(Any, connection).transport.abort()
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -195,18 +197,3 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = str(getattr(error, "strerror", None) or error).split(" (while")[0]
         raise UserError(f"{host}:{port}: can't listen there ({reason}); choose others: --host, --port") from None
-
-
-def warmed(path: Path, threads: int | None, precision: str | None, verify: bool = True) -> Model:
-    """The model after a first search, so that no request pays for what is set up then."""
-    from export.runtime import OnnxTransformer
-    from export.search import SearchModel
-
-    one_file = path.is_file()
-    if one_file:
-        model: Any = SearchModel(path, threads=threads, verify=verify)
-    else:
-        model = OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
-    for beam in (1, 2):
-        model.translate(["."], beam=beam, max_new_tokens=3)
-    return cast(Model, OneFile(model) if one_file else model)  # a cached_property is a property to us

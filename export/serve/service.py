@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.settings import Settings, resolved, with_source_language
-from mlx_transformer.generation.steps import Stopped
 from mlx_transformer.generation.translate import Translation, Translator
 
 from .batching import Batcher
 from .metrics import Metrics
 from .requests import RequestError, TranslateRequest
-from .turns import Item
+from .streaming import streamed
 
 SHORT_TEXT = 2000  # characters, whose ids are had in less time than a thread
 
 
 class Model(Protocol):
-    """What is used of `export.OnnxTransformer`: calls may come from several threads at once. One that is
-    `always_scored` has no `generate`."""
+    """What is used of a model, which has the verbs of `TextVerbs`: calls may come from as many threads at once as the
+    server has workers. One that is `always_scored` has no `generate`."""
 
+    @property
+    def config(self) -> TransformerConfig: ...
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
     @property
     def translator(self) -> Translator: ...
     @property
@@ -38,6 +43,7 @@ class Model(Protocol):
         self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
     ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+    def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
 
 
 NO_ALIGNMENT = "alignment: this server's model returns no attention; export it with --attention, for a folder or a file"
@@ -49,6 +55,13 @@ class Aligned(Hypothesis):
     """An output with the links of its words, in place of the weights, which take far more memory."""
 
     alignment: Alignment = field(kw_only=True)
+
+
+def check_lengths(options: Mapping[str, Any], most: int) -> None:
+    """Refuse more new tokens than the model has positions: without a table it would never stop."""
+    for name in ("min_new_tokens", "max_new_tokens"):
+        if (options.get(name) or 0) > most:
+            raise RequestError(400, f"{name}={options[name]}: this server takes at most {most}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,8 @@ class Search:
     answered must not depend on what others ask.
     """
 
-    model: Model = field(compare=False)  # a server has one
+    model: Model = field(compare=False)
+    name: str  # the model's: a server may have several
     options: Options
     scored: bool
     aligned: bool = False
@@ -96,26 +110,12 @@ def _aligned(tokenizer: Tokenizer, source: list[int], h: Hypothesis) -> Hypothes
     return Aligned(h.ids, h.score, alignment=align(tokenizer, h.attention, source, h.ids))
 
 
-@dataclass(eq=False)
-class StreamTask:
-    """Work on one stream of text: hands over each piece; its output is as bounded as a translation is."""
-
-    give: Callable[[str], None]
-
-    def __call__(self, payloads: list[Iterator[str]], stopped: Callable[[], bool]) -> list[None]:
-        for pieces in payloads:
-            for piece in pieces:
-                if stopped():
-                    raise Stopped
-                self.give(piece)
-        return [None] * len(payloads)
-
-
 class Service:
-    """A loaded model, its queue and its counts. max_sentences: most of one request."""
+    """A loaded translator, its queue and its counts. max_sentences: most of one request. name: no other model's."""
 
-    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int):
+    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int, name: str):
         self.model, self.translator, self.batcher, self.metrics = model, model.translator, batcher, metrics
+        self.name = name
         self.max_sentences = min(max_sentences, batcher.share)
         self.always_scored = getattr(model, "always_scored", False)
 
@@ -129,7 +129,7 @@ class Service:
         if language and not all(isinstance(ids, list) for ids in rows):
             raise RequestError(400, "source_language: this server's file takes text alone")
         options = Options(**resolved(self.model.generation, given))
-        work = Search(self.model, options, scored, request.wants_alignment)
+        work = Search(self.model, self.name, options, scored, request.wants_alignment)
         payloads = [Row([*language, *ids] if language else ids, i) for i, ids in enumerate(rows)]
         lengths, width = [len(ids) for ids in rows], work.options.beam
         items = self.batcher.submit(work, payloads, lengths, client=client, width=width)
@@ -142,7 +142,7 @@ class Service:
         return await asyncio.to_thread(self.translator.texts, len(request.lines), owners, hypotheses, *more)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
-        self._check(request.options)
+        check_lengths(request.options, self.translator.config.max_positions)
         if len(request.lines) > self.max_sentences:
             raise self._too_many(len(request.lines))
         if sum(map(len, request.lines)) < SHORT_TEXT:
@@ -152,13 +152,6 @@ class Service:
         if len(rows) > self.max_sentences:
             raise self._too_many(len(rows))
         return owners, rows
-
-    def _check(self, options: dict[str, Any]) -> None:
-        """Refuse more new tokens than the model has positions: without a table it would never stop."""
-        most = self.translator.config.max_positions
-        for name in ("min_new_tokens", "max_new_tokens"):
-            if (options.get(name) or 0) > most:
-                raise RequestError(400, f"{name}={options[name]}: this server takes at most {most}")
 
     def _too_many(self, count: int) -> RequestError:
         return RequestError(413, f"text: {count} sentences, at most {self.max_sentences}; send it in parts")
@@ -170,24 +163,8 @@ class Service:
         if request.wants_alignment:
             raise RequestError(400, STREAMED)
         [line] = request.lines
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
         _, rows = await self._rows(request)
-        pieces = await asyncio.to_thread(self.model.stream, line, overlong=request.overlong, **request.options)
-        work = StreamTask(lambda piece: _tell(loop, queue, piece))
+        begin = partial(self.model.stream, line, overlong=request.overlong, **request.options)
         length, size = sum(map(len, rows)), max(1, len(rows))
-        [item] = self.batcher.submit(work, [pieces], [length], size, client)
-        item.future.add_done_callback(lambda _: queue.put_nowait(None))
-        return self._pieces(item, queue)
-
-    async def _pieces(self, item: Item, queue: asyncio.Queue[str | None]) -> AsyncIterator[str]:
-        try:
-            while (piece := await queue.get()) is not None:
-                yield piece
-            await item.future
-            self.metrics.sentences.inc()
-        finally:
-            self.batcher.drop([item])
-
-
-def _tell(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[str | None], piece: str) -> None:
-    loop.call_soon_threadsafe(queue.put_nowait, piece)
+        done = self.metrics.sentences.inc
+        return await streamed(self.batcher, begin, length=length, size=size, client=client, done=done)

@@ -69,6 +69,13 @@ def compare(
     return compare(opener(a), opener(b), source, reference, **options)
 
 
+def serve(models: str | Path | Sequence[str | Path], **settings: Any) -> None:
+    """Serve models of any form over HTTP; arguments as `export.serve.serve` has them. MLX runs checkpoints."""
+    from export.serve import serve as serve_models
+
+    serve_models(models, open_model, **settings)
+
+
 def opener(
     model: str | Path, precision: str | None = None, threads: int | None = None, verify: bool = True
 ) -> tuple[str, Callable[[], Served]]:

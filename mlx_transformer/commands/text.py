@@ -13,6 +13,7 @@ from mlx_transformer.generation.options import Options, OverlongPair, TextSettin
 from mlx_transformer.system.errors import UserError
 
 from .models import open_folder, open_model
+from .models import serve as serve_models
 from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
 
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
@@ -147,21 +148,25 @@ def score(
 
 
 def serve(
-    model: Annotated[
-        Path | None,
-        typer.Argument(help="A folder that `export` wrote, or one file with the search.", show_default=False),
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | SOURCE-TARGET=MODEL ...]",
+            help="A folder that `export` wrote, one file with the search, or a checkpoint; several are named by their "
+            "languages, en-de=DIR.",
+            show_default=False,
+        ),
     ] = None,
     *,
     web: Annotated[Path | None, typer.Option(help="In place of a model: a site that `web` wrote.")] = None,
     settings: ServeSettings,
 ) -> None:
-    """Answer translation requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
-    from export.serve import serve as serve_model
+    """Answer requests over HTTP, with dynamic batching; SIGTERM or Ctrl-C finish what runs, then end it."""
     from export.serve import serve_site
 
-    if (model is None) == (web is None):
+    if (not models) == (web is None):
         raise UserError("serve takes a model, or a site by --web: give one of them")
     if web is not None:
         serve_site(web, **vars(settings))
-    elif model is not None:
-        serve_model(model, **vars(settings))
+    elif models:
+        serve_models(models, **vars(settings))

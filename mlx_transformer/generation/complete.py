@@ -31,8 +31,8 @@ def complete(
     the model has no room for, and for wrong options.
     """
     check_single(options, "complete", "search")
-    _check_stop(stop)
-    found = generate(_ids(tokenizer, prompts), **options)
+    check_stop(stop)
+    found = generate(prompt_ids(tokenizer, prompts), **options)
     return ["".join(until([text], stop)) for text in tokenizer.decode_batch(found)]
 
 
@@ -40,13 +40,13 @@ def stream(
     tokenizer: Tokenizer, stream_ids: Callable[..., Iterator[int]], prompt: str, stop: Sequence[str], **options: Any
 ) -> Iterator[str]:
     """The same for one prompt, in pieces, as they are decided: greedily or sampled. stream_ids: (ids, **options)."""
-    _check_stop(stop)
-    new = stream_ids(_ids(tokenizer, [prompt])[0], **options)
+    check_stop(stop)
+    new = stream_ids(prompt_ids(tokenizer, [prompt])[0], **options)
     return until(pieces(tokenizer.decode, new), stop)
 
 
-def _ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
-    """What is searched: the start token, then the prompt's tokens."""
+def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
+    """Return what is searched: the start token, then the prompt's tokens."""
     return [[tokenizer.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(as_lines(prompts))]
 
 
@@ -68,6 +68,7 @@ def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
         yield held
 
 
-def _check_stop(stop: Sequence[str]) -> None:
+def check_stop(stop: Sequence[str]) -> None:
+    """Raise `UserError` unless these are words to stop at."""
     if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
         raise UserError("stop: give a list of words, none of them empty")

@@ -59,6 +59,11 @@ class TextVerbs:
         """Whether `search(ids, attention=True)` gives the attention of its hypotheses."""
         return False
 
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether an input's result may depend on those computed with it, by more than rounding."""
+        return False
+
     def decoding(self) -> AbstractContextManager[Model]:
         """Give the model to a search, ready while the context lasts."""
         raise NotImplementedError

@@ -8,6 +8,7 @@ from random import Random
 
 import damage
 import graphs
+from asked import asked
 from attempts import TRAIN, from_python, numbers, paths, search_model
 from damage import NUMBERS
 from further import FURTHER, in_one
@@ -229,6 +230,7 @@ CLASSES = (
     Class("numbers", ALL, nothing, numbers, 75),
     Class("paths", ALL, nothing, paths, 20),
     Class("from Python", ("text.onnx", "ids.onnx", "onnx", "cpu", "model"), nothing, from_python, 20),
+    Class("requests", ("onnx",), nothing, asked, 20),
     digests("checkpoint", ("model", "onnx", "in.txt"), "model/*.safetensors", MODEL[:4]),
     digests("ONNX", ("onnx", "in.txt"), "onnx/onnx/model.*", onnx_commands("onnx")[:4]),
     digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),

@@ -8,21 +8,35 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 
 from starlette.testclient import TestClient
 from waiting import until
 
 from export.serve.app import DEFAULTS, App
 from export.serve.batching import Batcher
+from export.serve.models import Named
 
 LINES = ["one two", "", "three. four five six!", "größer, 東京", "x", "two " * 8]
 STREAM = "/translate/stream"
 
 
+def alone(model):
+    """What an application loads that has this model only."""
+    return {Named("alone", Path("alone")): model}
+
+
+def pairs(**models):
+    """What one loads that has several: en_de=model is en-de=DIR on the command line."""
+    names = {name.replace("_", "-"): model for name, model in models.items()}
+    return dict(zip(Named.of([f"{name}=DIR" for name in names]), names.values(), strict=True))
+
+
 @contextlib.contextmanager
 def client(model, settings=DEFAULTS, **given):
-    """A client of a server in this process, ready."""
-    app = App(lambda: model, Batcher(**{"max_batch": 8, "max_wait": 0.001, "max_queue": 64, **given}), settings)
+    """A client of a server in this process, ready. model: one, or what `pairs` gives."""
+    loaded = model if isinstance(model, dict) and all(isinstance(key, Named) for key in model) else alone(model)
+    app = App(lambda: loaded, Batcher(**{"max_batch": 8, "max_wait": 0.001, "max_queue": 64, **given}), settings)
     with TestClient(app.asgi, raise_server_exceptions=False) as found:
         until(lambda: found.get("/health").status_code == 200)
         yield found, app
@@ -33,7 +47,8 @@ class Held:
 
     def __init__(self, model, depends_on_batch=False):
         self.model, self.translator, self.go, self.calls = model, model.translator, threading.Event(), []
-        self.depends_on_batch, self.generation = depends_on_batch, model.generation
+        self.config, self.tokenizer, self.generation = model.config, model.tokenizer, model.generation
+        self.depends_on_batch = depends_on_batch
 
     def generate(self, ids, **options):
         self._wait(ids, options["share"])

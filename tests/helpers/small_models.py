@@ -72,10 +72,15 @@ def random_weights(config: TransformerConfig, seed: int = 0) -> dict[str, np.nda
     return weights
 
 
-def write_text_model(folder: Path, max_positions: int = 60) -> Path:
-    """FOLDER/model, a checkpoint with a tokenizer, and FOLDER/onnx, its export. -> FOLDER"""
+DECODER = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "target-output"}
+
+
+def write_text_model(folder: Path, max_positions: int = 60, **changes) -> Path:
+    """FOLDER/model, a checkpoint with a tokenizer, and FOLDER/onnx, its export. changes: such as DECODER. -> FOLDER"""
     tokenizer = Tokenizer.train(["one two three. four five six! größer 東京 " * 3], vocab_size=280)
-    config = TransformerConfig(**{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": max_positions})
+    config = TransformerConfig(
+        **{**SIZES, "vocab_size": tokenizer.vocab_size, "max_positions": max_positions, **changes}
+    )
     save_checkpoint(folder / "model", config, random_weights(config), tokenizer.to_json())
     export_onnx(folder / "model", folder / "onnx")
     return folder

@@ -28,7 +28,11 @@ MARKDOWN_LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
 DISTRIBUTION = "mlx-transformer"
 # Modules that are imported only where an extra is installed, and may therefore import its packages at their top.
 EXTRAS = {
-    f"export.serve.{name}": "serve" for name in ("access", "app", "connections", "metrics", "server", "service", "site")
+    f"export.serve.{name}": "serve"
+    for name in (
+        *("access", "answers", "app", "bodies", "connections", "metrics", "openai_endpoints", "server", "service"),
+        *("site", "translating"),
+    )
 }
 
 

@@ -42,6 +42,18 @@ def answers(model: Any, bodies: list[dict[str, Any]]) -> list[list[str]]:
     return found
 
 
+def in_their_form(body: dict[str, Any]) -> dict[str, Any]:
+    """The same request as LibreTranslate's clients make it; the best translation alone is asked for."""
+    rest = {name: value for name, value in body.items() if name not in ("text", "n_best")}
+    return {"q": body["text"], "source": "en", "target": "de", **rest}
+
+
+def translations(answer: dict[str, Any]) -> list[str]:
+    """The translations of an answer in either form."""
+    found = answer["translatedText"] if "translatedText" in answer else answer["translations"]
+    return [found] if isinstance(found, str) else found
+
+
 def head(body: bytes, path: str = "/translate", key: str = KEYS[0], method: str = "POST", more: str = "") -> bytes:
     """The head of a request with this body."""
     lines = [f"{method} {path} HTTP/1.1", "Host: soak", f"Authorization: Bearer {key}"]
@@ -68,6 +80,13 @@ def odd() -> list[tuple[bytes, int]]:
         (asked(text=["x"] * 5000), 413),
         (asked(text="\ud800"), 400),
         (post(b"x" * 300_000), 413),
+        (asked(q="x"), 400),
+        (post(b'{"q": "x", "source": "en", "target": "fr"}'), 400),
+        (post(b'{"q": "x", "source": "en", "target": "de", "format": "html"}'), 400),
+        (post(b"q=%ff", more="Content-Type: application/x-www-form-urlencoded"), 400),
+        (post(b"[]", path="/detect"), 400),
+        (post(b"{}", path="/v1/completions"), 400),
+        (post(b'{"model": "gpt", "prompt": "x"}', path="/v1/completions"), 404),
         (post(b"{}", path="/nowhere"), 404),
         (post(b"{}", method="DELETE"), 405),
         (post(b"{}", key="wrong"), 401),

@@ -43,7 +43,7 @@ class Server:
         keys = folder / "keys"
         keys.write_text("\n".join(KEYS) + "\n")
         given = ["--port", str(self.port), "--threads", "1", "--max-queue", "256", "--api-key-file", str(keys)]
-        self.command = [sys.executable, "-m", "export", "serve", str(model), *given]
+        self.command = [sys.executable, "-m", "export", "serve", f"en-de={model}", *given]
         self.lives: list[list[float]] = []
         self.down: list[tuple[float, float]] = []
         self.said: list[str] = []

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import mix
 import pytest
 import soak
-from serving import client
+from serving import client, pairs
 
 GOOD = {
     "capacity": 9.0,
@@ -57,11 +57,14 @@ def test_when_a_connection_may_break(tmp_path):
 def test_requests_have_right_answers_and_odd_ones_are_odd(text_model):
     bodies = mix.requests(14, seed=2)
     assert bodies == mix.requests(14, seed=2)
-    with client(text_model, max_queue=600) as (http_, _):
+    with client(pairs(en_de=text_model), max_queue=600) as (http_, _):
         for body, expected in zip(bodies, mix.answers(text_model, bodies), strict=True):
-            assert http_.post("/translate", json=body).json()["translations"] == expected
+            for given in (body, mix.in_their_form(body)):
+                assert mix.translations(http_.post("/translate", json=given).json()) == expected
         for whole, status in mix.odd():
             start, _, body = whole.partition(b"\r\n\r\n")
             if start.startswith((b"POST", b"DELETE")) and status not in (401, 431):
                 method, path = start.split()[:2]
-                assert http_.request(method.decode(), path.decode(), content=body).status_code == status
+                kind = {"Content-Type": "application/x-www-form-urlencoded"} if b"urlencoded" in start else {}
+                answer = http_.request(method.decode(), path.decode(), content=body, headers=kind)
+                assert answer.status_code == status

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import LINES, STREAM, Held, call, check_mixed_requests, client
+from serving import LINES, STREAM, Held, alone, call, check_mixed_requests, client
 from waiting import PATIENCE, until
 
 from export import OnnxTransformer, export_onnx
@@ -71,11 +71,11 @@ def test_full_queue_and_disconnect(text_model):
 
 def test_who_leaves_is_never_computed(text_model):
     held = Held(text_model)
-    app = App(lambda: held, Batcher(1, 0, 8))
+    app = App(lambda: alone(held), Batcher(1, 0, 8))
 
     async def scene():
         async with app.lifespan(app.asgi):
-            while app.service is None:
+            while app.shared.loaded is None:
                 await asyncio.sleep(0.005)
             running = asyncio.create_task(call(app.asgi, "/translate", {"text": "x"}))
             while not app.batcher.running:

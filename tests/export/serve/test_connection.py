@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from serving import Held
+from serving import Held, alone
 from waiting import PATIENCE, until
 
 from export.serve import connections
@@ -26,7 +26,7 @@ HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\n"
 def served(model, max_queue=64, **settings):
     """A server on a port of its own, in a thread. -> port, app"""
     chosen = ServeSettings(**settings)
-    app = App(lambda: model, Batcher(8, 0, max_queue), chosen)
+    app = App(lambda: alone(model), Batcher(8, 0, max_queue), chosen)
     server = Server(configured(app, chosen), app.batcher.give_up, 0)
     listener = listening("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # of all connections: little is sent ahead
@@ -34,7 +34,7 @@ def served(model, max_queue=64, **settings):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        until(lambda: server.started and app.service is not None)
+        until(lambda: server.started and app.shared.loaded is not None)
         yield port, app
     finally:
         server.should_exit = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from serving import LINES, STREAM, call, check_mixed_requests, client
+from serving import LINES, STREAM, alone, call, check_mixed_requests, client
 
 from export import SearchModel, export_search
 from export.__main__ import main
@@ -13,7 +13,7 @@ from export.runtime import sessions
 from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.one_file import OneFile
-from export.serve.server import warmed
+from export.serve.opening import open_onnx, warmed
 from mlx_transformer.generation.search import SharedSearch
 from mlx_transformer.generation.steps import Stopped
 
@@ -87,9 +87,9 @@ def test_a_request_that_is_left_frees_the_server(model, monkeypatch):
     monkeypatch.setattr(sessions, "POLL_SECONDS", 0.001)
 
     async def scene():
-        app = App(lambda: OneFile(model), Batcher(8, 0.0, 64))
+        app = App(lambda: alone(OneFile(model)), Batcher(8, 0.0, 64))
         async with app.lifespan(None):
-            while app.service is None:
+            while app.shared.loaded is None:
                 await asyncio.sleep(0.01)
             gone = asyncio.Event()
             body = {"text": ["one two three"] * 8, "beam": 32, "min_new_tokens": 50}
@@ -105,7 +105,7 @@ def test_a_request_that_is_left_frees_the_server(model, monkeypatch):
 
 
 def test_a_server_starts_with_a_file(file, tmp_path, capsys):
-    served = warmed(file, 1, None)
+    served = warmed(open_onnx(file, threads=1, precision=None, verify=True))
     assert isinstance(served, OneFile)
     for name, options, message in (
         ("model.bin", [], "is a file; a model is a folder, or one .onnx file"),

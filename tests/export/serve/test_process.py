@@ -22,7 +22,7 @@ from without_mlx import WITHOUT_MLX
 
 from export.__main__ import main
 from export.serve import server
-from export.serve.app import ENDING
+from export.serve.answers import ENDING
 from export.serve.batching import Batcher
 
 
@@ -31,14 +31,16 @@ def folder(text_folder):
     return text_folder / "onnx"
 
 
-def started(folder, *arguments, before=""):
-    """The server in a process of its own, and its port once it is ready."""
+def started(*arguments, before="", said=None):
+    """The server in a process of its own, and its port once it is ready; its lines up to then go to `said`."""
     # Tests run in the background of a shell may have been told to ignore Ctrl-C, which processes inherit.
     heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
     script = f"{heard}\n{before}\nfrom export.__main__ import main\nraise SystemExit(main())"
-    command = [sys.executable, "-c", script, "serve", str(folder), "--threads", "1", "--port", "0", *arguments]
+    command = [sys.executable, "-c", script, "serve", *map(str, arguments), "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ)
     for line in process.stderr:
+        if said is not None:
+            said.append(line)
         if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+) \(ready in", line):
             return process, int(found[1])
     raise AssertionError(f"it ended with {process.wait()}")
@@ -129,15 +131,44 @@ def test_told_again_it_gives_up(folder, tmp_path, number, status):
             assert not any(answer.done() for answer in asked)
             process.send_signal(number)
             answers = [answer.result() for answer in asked]
-            told = {"error": ENDING}
-            assert [(code, json.loads(text)) for code, text in answers[:2]] == [(503, told)] * 2
-            assert answers[2] == (200, f"event: error\ndata: {json.dumps(told)}\n\n")
+            assert [(code, json.loads(text)) for code, text in answers] == [(503, {"error": ENDING})] * 3
             process.send_signal(number)
             hold.unlink()
             assert process.wait(PATIENCE) == status
         said = process.stderr.read()
         assert "Traceback" not in said
         assert said.count("\n") <= 2, said
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_several_models_of_both_runtimes(folder):
+    """A checkpoint, which MLX runs, beside a folder, which ONNX Runtime does."""
+    process, port = started(f"en-de={folder.parent / 'model'}", f"de-en={folder}")
+    try:
+        for source, target in (("en", "de"), ("de", "en")):
+            status, text = post(port, "/translate", {"q": "one two", "source": source, "target": target})
+            assert (status, list(json.loads(text))) == (200, ["translatedText"])
+        assert "event: done" in post(port, STREAM, {"text": "one two", "source": "en"})[1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_uvicorn_whose_methods_are_called_otherwise_serves_and_says_so(folder):
+    before = "from export.serve import connections\nconnections.OVERRIDDEN += ('_renamed',)"
+    process, port = started(folder, before=before, said=(said := []))
+    try:
+        assert post(port, "/translate", {"text": "x"})[0] == 200
+        assert any("has no _renamed: connections have its bounds, not this server's" in line for line in said)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         process.wait()

@@ -9,11 +9,11 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from serving import LINES, STREAM, Held, client
+from serving import LINES, STREAM, Held, alone, client
 from starlette.testclient import TestClient
 from waiting import PATIENCE, until
 
-from export.serve import app as app_module
+from export.serve import answers, bodies
 from export.serve.app import App
 from export.serve.batching import Batcher
 from export.serve.requests import RequestError, TranslateRequest
@@ -79,7 +79,7 @@ def shared(text_model):
         (b"\xff\xfe{", 400, "not JSON"),
         (b"[" * 100_000, 400, "not JSON"),
         (b'{"text": "x", "beam": ' + b"9" * 5000 + b"}", 400, "not JSON"),
-        (b"[]", 400, '"text" is needed'),
+        (b"[]", 400, "an object is needed"),
         (b"{}", 400, '"text" is needed'),
         (b'{"text": 1}', 400, "text: must be a string"),
         (b'{"text": ["a", null]}', 400, "text: must be a string"),
@@ -118,7 +118,7 @@ def shared(text_model):
         (json.dumps({"text": ["x", "one " * 99]}).encode(), 400, "line 2: 199 tokens, the model takes at most 60"),
         (json.dumps({"text": ["x"] * 65}).encode(), 413, "65 sentences, at most 48"),
         (json.dumps({"text": "one two. " * 900, "overlong": "split"}).encode(), 413, "at most 48; send it in parts"),
-        (b"x" * (app_module.MAX_BODY + 1), 413, "more than 262144 bytes"),
+        (b"x" * (bodies.MAX_BODY + 1), 413, "more than 262144 bytes"),
     ],
 )
 def test_bad_requests(shared, body, status, message):
@@ -152,7 +152,7 @@ def test_help_and_unknown_addresses(shared):
 
 def test_slow_body():
     with pytest.raises(RequestError, match=r"not complete after 0\.05 s") as caught:
-        asyncio.run(app_module._body(SimpleNamespace(stream=forever, headers={}), 0.05))
+        asyncio.run(bodies.read(SimpleNamespace(stream=forever, headers={}), 0.05))
     assert caught.value.status == 408
 
 
@@ -174,10 +174,10 @@ def test_fault_is_500_and_logged(text_model, caplog):
     with client(Broken(text_model)) as (http_, _):
         answer = http_.post("/translate", json={"text": "x"})
         assert answer.status_code == 500
-        assert answer.json() == {"error": app_module.FAULT}
+        assert answer.json() == {"error": answers.FAULT}
         with caplog.at_level(logging.ERROR, "export.serve"):
             text = http_.post(STREAM, json={"text": "x"}).text
-        assert text == f'data: {{"text": "half"}}\n\nevent: error\ndata: {{"error": "{app_module.FAULT}"}}\n\n'
+        assert text == f'data: {{"text": "half"}}\n\nevent: error\ndata: {{"error": "{answers.FAULT}"}}\n\n'
         assert "cable" in caplog.text
         assert 'status="500"} 1.0' in http_.get("/metrics").text
 
@@ -187,7 +187,7 @@ def test_not_ready_until_loaded(text_model):
 
     def load():
         assert loaded.wait(PATIENCE)
-        return text_model
+        return alone(text_model)
 
     app = App(load, Batcher(8, 0, 8))
     with TestClient(app.asgi) as http_:
@@ -210,6 +210,6 @@ def test_not_ready_until_loaded(text_model):
 
 
 def test_settings_are_those_of_options():
-    wanted = TranslateRequest.parse(b'{"text": "x", "seed": 1, "beam": 2}')
+    wanted = TranslateRequest.of({"text": "x", "seed": 1, "beam": 2})
     assert wanted == TranslateRequest(["x"], {"beam": 2, "seed": 1}, "error", False)
-    assert TranslateRequest.parse(b'{"text": [], "n_best": 1}') == TranslateRequest([], {"n_best": 1}, "error", True)
+    assert TranslateRequest.of({"text": [], "n_best": 1}) == TranslateRequest([], {"n_best": 1}, "error", True)

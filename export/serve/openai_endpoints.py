@@ -1,0 +1,76 @@
+"""The endpoints of OpenAI's clients.
+
+GET /v1/models, /v1/models/NAME
+POST /v1/completions    by a decoder alone; with "stream" as server-sent events, [DONE] at the end
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from .access import name_of
+from .answers import broken_off, unless_gone
+from .bodies import values_of
+from .completing import Written
+from .openai_forms import EXAMPLE, Completion, OpenAIRequest, model_entry
+from .shared import Shared
+from .streaming import EVENTS, UNBUFFERED, event
+
+COMPLETIONS = "/v1/completions"
+DONE = "data: [DONE]\n\n"
+
+
+class OpenAIEndpoints:
+    """Those of one application."""
+
+    def __init__(self, shared: Shared):
+        self.shared, self.created = shared, int(time.time())
+
+    async def models(self, _: Request) -> Response:
+        """List the models by their names."""
+        entries = [model_entry(name, self.created) for name in self.shared.models.names]
+        return JSONResponse({"object": "list", "data": entries})
+
+    async def model(self, request: Request) -> Response:
+        """Describe one model."""
+        name, models = request.path_params["name"], self.shared.models
+        if name not in models.names:
+            raise models.unknown(name)
+        return JSONResponse(model_entry(name, self.created))
+
+    async def complete(self, request: Request) -> Response:
+        """Write what follows the prompts."""
+        models = self.shared.models
+        asked = OpenAIRequest.of(await values_of(request, self.shared.settings.body_seconds, EXAMPLE))
+        writer, client = models.writer(asked.model), name_of(request)
+        completion = Completion(asked.model, writer.prompt_tokens(asked.wanted.prompts))
+        if not asked.stream:
+            outputs = await unless_gone(request, writer.complete(asked.wanted, client))
+            return JSONResponse(completion.whole(outputs))
+        pieces, written = await unless_gone(request, writer.stream(asked.wanted, client))
+        events = self._events(pieces, written, completion, asked.wants_usage)
+        return StreamingResponse(events, media_type=EVENTS, headers=UNBUFFERED)
+
+    async def _events(
+        self, pieces: AsyncIterator[str], written: Written, completion: Completion, wants_usage: bool
+    ) -> AsyncIterator[str]:
+        complete = False
+        try:
+            async for piece in pieces:
+                yield event(completion.part(piece, wants_usage=wants_usage))
+            complete = True
+            yield event(completion.part("", written.finish_reason, wants_usage=wants_usage))
+            if wants_usage:
+                yield event(completion.last(written))
+            yield DONE
+        except Exception as error:
+            complete = True
+            yield event(broken_off(COMPLETIONS, error))
+        finally:
+            if not complete:
+                self.shared.metrics.dropped.inc()
+            await pieces.aclose()  # type: ignore[attr-defined] - an async generator

@@ -1,0 +1,62 @@
+"""Models opened to be served: by ONNX Runtime, or by what the caller opens others with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from export.runtime.folder import open_folder
+from export.search.metadata import check_file
+from export.settings import ServeSettings
+from mlx_transformer.core.folders import is_onnx_folder
+from mlx_transformer.system.errors import UserError
+
+from .models import Named
+from .one_file import OneFile
+from .service import Model
+
+if TYPE_CHECKING:
+    from mlx_transformer.generation.verbs import TextVerbs
+
+Open = Callable[..., "TextVerbs"]
+"""open(path, threads=, precision=, verify=): a model with its verbs."""
+
+
+def open_onnx(path: Path, *, threads: int | None, precision: str | None, verify: bool) -> TextVerbs:
+    """Open a folder or a file for ONNX Runtime."""
+    from export.runtime import OnnxTransformer
+    from export.search import SearchModel
+
+    if path.is_file():
+        return SearchModel(path, threads=threads, verify=verify)
+    return OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
+
+
+def check(path: Path, settings: ServeSettings, open: Open) -> None:
+    """Raise `UserError` for what can be seen not to be served without loading it."""
+    if path.is_file():
+        check_file(path, settings.precision)
+    elif open is open_onnx or not path.is_dir() or is_onnx_folder(path):
+        open_folder(path, settings.precision)
+    elif settings.workers > 1:
+        raise UserError(f"{path}: is a checkpoint, and MLX computes one batch at a time: leave out --workers")
+
+
+def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> dict[Named, Model]:
+    """Open each model, and run a first search on it."""
+    found = {}
+    for named in models:
+        options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
+        found[named] = warmed(open(named.path, **options))
+    return found
+
+
+def warmed(model: Any) -> Model:
+    """The model after a first search, so that no request pays for what is set up then."""
+    for beam in (1, 2):
+        if model.config.architecture == "decoder":
+            model.generate([[model.config.bos_id]], beam=beam, max_new_tokens=3)
+        else:
+            model.translate(["."], beam=beam, max_new_tokens=3)
+    return cast(Model, model if model.has_steps else OneFile(model))  # a cached_property is a property to us

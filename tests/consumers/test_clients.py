@@ -1,0 +1,120 @@
+"""Our server asked by others' clients, `openai` and `libretranslatepy`, and by `curl` as their pages have it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import HERE, PYTHON
+from imports import ROOT
+from small_models import DECODER, write_text_model
+from waiting import PATIENCE
+
+from export import OnnxTransformer
+
+pytestmark = pytest.mark.consumers
+KEY = "secret-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "en-de": write_text_model(tmp_path_factory.mktemp("translator")) / "onnx",
+        "stories": write_text_model(tmp_path_factory.mktemp("decoder"), **DECODER) / "onnx",
+    }
+
+
+@pytest.fixture(scope="module")
+def port(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(KEY)
+    named = [f"{name}={path}" for name, path in models.items()]
+    command = [sys.executable, "-m", "export", "serve", *named, "--port", "0", "--threads", "1"]
+    process = subprocess.Popen([*command, "--api-key-file", keys], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        found = next(found for line in process.stderr if (found := re.search(r":(\d+) \(ready in", line)))
+        yield int(found[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def said(port: int) -> dict[str, Any]:
+    """What the clients said."""
+    command = [str(PYTHON), "-I", str(HERE / "with_clients.py"), str(port), KEY]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except FileNotFoundError:
+        pytest.fail(f"{PYTHON} is not there; run make test-consumers", pytrace=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_openai(said: dict[str, Any], models: dict[str, Path]) -> None:
+    found, model = said["openai"], OnnxTransformer(models["stories"], threads=1)
+    assert (found["models"], found["model"]) == (["en-de", "stories"], "stories")
+    whole = model.complete("one two", max_new_tokens=12)
+    assert found["text"] == found["streamed"] == whole
+    assert found["usage"] == found["stream usage"]
+    assert found["reason"] == ("length" if found["usage"] == 12 else "stop")
+    drawn = {"sample": True, "seed": 5, "top_p": 0.9, "max_new_tokens": 12}
+    assert found["drawn"] == model.complete(["one two"] * 2, **drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "status", "code"),
+    [
+        ("other model", "NotFoundError", 404, "model_not_found"),
+        ("wrong value", "BadRequestError", 400, None),
+        ("not done", "BadRequestError", 400, None),
+        ("key", "AuthenticationError", 401, "invalid_api_key"),
+        ("model", "NotFoundError", 404, "model_not_found"),
+    ],
+)
+def test_openai_reads_errors(said: dict[str, Any], name: str, kind: str, status: int, code: str | None) -> None:
+    assert said["openai"]["errors"][name][:3] == [kind, status, code]
+    assert said["openai"]["errors"][name][3]
+
+
+def test_libretranslate(said: dict[str, Any], models: dict[str, Path]) -> None:
+    found, model = said["libretranslate"], OnnxTransformer(models["en-de"], threads=1)
+    assert found["text"] == "\n".join(model.translate(["one two", "", "größer & 東京"]))
+    assert found["auto"] == model.translate("one")
+    assert [entry["code"] for entry in found["languages"]] == ["de", "en"]
+    assert found["detect"] == [{"confidence": 0, "language": "en"}]
+    assert found["refused"][0] == 401
+    assert list(found["refused"][1]) == ["error"]
+
+
+def test_curl(port: int, models: dict[str, Path]) -> None:
+    """The examples of LibreTranslate's and of OpenAI's pages, with our models' names."""
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    translator, writer = (OnnxTransformer(path, threads=1) for path in models.values())
+    address = f"http://127.0.0.1:{port}"
+    json_type = ["-H", "Content-Type: application/json"]
+
+    def curl(path: str, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(["curl", "-sS", address + path, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    asked = {"q": "one", "source": "auto", "target": "de", "format": "text", "alternatives": 3, "api_key": KEY}
+    found = curl("/translate", "-X", "POST", *json_type, "-d", json.dumps(asked))
+    assert found["translatedText"] == translator.n_best("one", beam=4, n_best=4)[0].text
+    assert found["detectedLanguage"]["language"] == "en"
+    assert found["alternatives"]
+    form = ["-d", "q=one two", "-d", "source=en", "-d", "target=de", "-d", f"api_key={KEY}"]
+    assert curl("/translate", *form) == {"translatedText": translator.translate("one two")}
+    key = ["-H", f"Authorization: Bearer {KEY}"]
+    body = {"model": "stories", "prompt": "one two", "max_tokens": 7, "temperature": 0}
+    found = curl("/v1/completions", *json_type, *key, "-d", json.dumps(body))
+    assert found["choices"][0]["text"] == writer.complete("one two", max_new_tokens=7)
+    assert curl("/v1/models", *key)["object"] == "list"

@@ -1,0 +1,66 @@
+"""What the clients `openai` and `libretranslatepy` make of our server: runs where no package of ours is.
+
+    python with_clients.py PORT KEY
+
+The result is one line of JSON on standard output.
+"""
+
+import json
+import sys
+import urllib.error
+
+import openai
+from libretranslatepy import LibreTranslateAPI
+
+PORT, KEY = sys.argv[1:]
+ADDRESS = f"http://127.0.0.1:{PORT}"
+ASKED = {"model": "stories", "prompt": "one two", "max_tokens": 12, "temperature": 0}
+TEXT = "one two\n\ngrößer & 東京"
+
+
+def with_openai():
+    client = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY, max_retries=0)
+    whole = client.completions.create(**ASKED)
+    drawn = client.completions.create(**{**ASKED, "temperature": 1.0, "seed": 5, "top_p": 0.9}, n=2)
+    parts = list(client.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
+    errors = {}
+    for name, wrong in (
+        ("other model", lambda: client.completions.create(**{**ASKED, "model": "gpt"})),
+        ("wrong value", lambda: client.completions.create(**{**ASKED, "top_p": 3})),
+        ("not done", lambda: client.completions.create(**ASKED, logprobs=3)),
+        ("key", lambda: openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key="no", max_retries=0).models.list()),
+        ("model", lambda: client.models.retrieve("gpt")),
+    ):
+        try:
+            wrong()
+        except openai.APIStatusError as error:
+            errors[name] = [type(error).__name__, error.status_code, error.code, error.body["message"]]
+    return {
+        "models": [model.id for model in client.models.list()],
+        "model": client.models.retrieve("stories").id,
+        "text": whole.choices[0].text,
+        "reason": whole.choices[0].finish_reason,
+        "usage": whole.usage.total_tokens - whole.usage.prompt_tokens,
+        "drawn": [choice.text for choice in drawn.choices],
+        "streamed": "".join(choice.text for part in parts for choice in part.choices),
+        "stream usage": parts[-1].usage.completion_tokens,
+        "errors": errors,
+    }
+
+
+def with_libretranslate():
+    client = LibreTranslateAPI(ADDRESS, api_key=KEY)
+    try:
+        LibreTranslateAPI(ADDRESS).translate("one", "en", "de")
+    except urllib.error.HTTPError as error:
+        refused = [error.code, json.loads(error.read())]
+    return {
+        "languages": client.languages(),
+        "detect": client.detect("one two"),
+        "text": client.translate(TEXT, "en", "de"),
+        "auto": client.translate("one", "auto", "de"),
+        "refused": refused,
+    }
+
+
+print(json.dumps({"openai": with_openai(), "libretranslate": with_libretranslate()}))

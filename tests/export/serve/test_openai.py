@@ -1,0 +1,212 @@
+"""OpenAI's forms: completions by a decoder alone, whole and streamed, counted, refused as its clients read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from serving import client
+from small_models import DECODER, write_text_model
+
+from export import OnnxTransformer
+from export.serve.completing import Written
+from export.serve.models import Named
+from mlx_transformer.generation.complete import until
+
+COMPLETIONS = "/v1/completions"
+GREEDY = {"model": "stories", "temperature": 0}
+PROMPTS = ["one two", "", "größer, 東京", "three. four"]
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A decoder with random weights in ONNX Runtime."""
+    folder = write_text_model(tmp_path_factory.mktemp("decoder"), **DECODER)
+    return OnnxTransformer(folder / "onnx", threads=1)
+
+
+@pytest.fixture(scope="module")
+def shared(writer, text_model):
+    models = dict(zip(Named.of(["stories=a", "en-de=b"]), [writer, text_model], strict=True))
+    with client(models) as (http_, _):
+        yield http_
+
+
+def counts(writer, prompts, texts_ids):
+    given = sum(len(ids) - 1 for ids in writer.tokenizer.encode_batch(prompts))
+    new = sum(map(len, texts_ids))
+    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+
+def greedy_ids(writer, prompts, most):
+    rows = [[writer.config.bos_id, *ids[:-1]] for ids in writer.tokenizer.encode_batch(prompts)]
+    return writer.generate(rows, max_new_tokens=most)
+
+
+def test_greedy_completions_are_those_of_generate(shared, writer):
+    for prompts, most in ((PROMPTS, 12), (["one two"], 16), (PROMPTS[:2], 1)):
+        body = {**GREEDY, "prompt": prompts, "max_tokens": most}
+        answer = shared.post(COMPLETIONS, json=body).json()
+        ids = greedy_ids(writer, prompts, most)
+        assert [choice["text"] for choice in answer["choices"]] == writer.complete(prompts, max_new_tokens=most)
+        assert answer["usage"] == counts(writer, prompts, ids)
+        reasons = ["length" if len(found) == most else "stop" for found in ids]
+        assert [choice["finish_reason"] for choice in answer["choices"]] == reasons
+        assert [choice["index"] for choice in answer["choices"]] == list(range(len(prompts)))
+        assert (answer["object"], answer["model"]) == ("text_completion", "stories")
+    assert len(ids[0]) == 1
+    usual = shared.post(COMPLETIONS, json={**GREEDY, "prompt": "one two"}).json()
+    assert usual["choices"][0]["text"] == writer.complete("one two", max_new_tokens=16)
+
+
+def test_drawn_completions(shared, writer):
+    drawn = {"temperature": 1.3, "top_p": 0.9, "seed": 4}
+    body = {"model": "stories", "prompt": "one two", "n": 3, "max_tokens": 9, **drawn}
+    found = [choice["text"] for choice in shared.post(COMPLETIONS, json=body).json()["choices"]]
+    assert found == writer.complete(["one two"] * 3, max_new_tokens=9, sample=True, **drawn)
+    assert len(set(found)) > 1
+    free = {"model": "stories", "prompt": "one two", "max_tokens": 30}  # another seed each time
+    assert len({shared.post(COMPLETIONS, json=free).json()["choices"][0]["text"] for _ in range(3)}) > 1
+
+
+def test_stop(shared, writer):
+    wholes = {prompt: writer.complete(prompt, max_new_tokens=30) for prompt in PROMPTS}
+    prompt, whole = max(wholes.items(), key=lambda each: len(set(each[1])))
+    stop = whole[len(whole) // 2 :][:2]
+    assert len(stop) == 2
+    for body in ({"stop": stop}, {"stop": ["nowhere", stop]}, {"stop": stop, "stream": True}):
+        answer = shared.post(COMPLETIONS, json={**GREEDY, "prompt": prompt, "max_tokens": 30, **body})
+        if "stream" in body:
+            choices = [event["choices"][0] for event in events(answer)]
+            text, reason = "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
+        else:
+            [choice] = answer.json()["choices"]
+            text, reason = choice["text"], choice["finish_reason"]
+        assert (text, reason) == ("".join(until([whole], [stop])), "stop")
+
+
+def events(answer):
+    """What a stream says before its [DONE]."""
+    *found, done, nothing = answer.text.split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in found]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_stream_is_what_the_whole_is(shared, prompt):
+    for more in ({"temperature": 0}, {"seed": 3, "top_k": 9, "temperature": 0.8}):
+        body = {"model": "stories", "prompt": prompt, "max_tokens": 12, **more}
+        whole = shared.post(COMPLETIONS, json=body).json()
+        answer = shared.post(COMPLETIONS, json={**body, "stream": True, "stream_options": {"include_usage": True}})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *parts, last = events(answer)
+        choices = [choice for part in parts for choice in part["choices"]]
+        assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+        reasons = [choice["finish_reason"] for choice in choices]
+        assert reasons == [None] * (len(choices) - 1) + [whole["choices"][0]["finish_reason"]]
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+        assert {part["usage"] for part in parts} == {None}
+        assert len({part["id"] for part in [*parts, last]}) == 1
+        assert "usage" not in events(shared.post(COMPLETIONS, json={**body, "stream": True}))[0]
+
+
+def test_models(shared):
+    entries = shared.get("/v1/models").json()
+    assert (entries["object"], [entry["id"] for entry in entries["data"]]) == ("list", ["stories", "en-de"])
+    assert shared.get("/v1/models/stories").json() == entries["data"][0]
+    error = shared.get("/v1/models/gpt").json()["error"]
+    assert error["code"] == "model_not_found"
+    assert "stories, en-de" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({}, 400, '"model" and "prompt" are needed'),
+        ({"prompt": "x"}, 400, '"model" and "prompt" are needed'),
+        ({"model": "stories"}, 400, '"model" and "prompt" are needed'),
+        ({"model": "gpt", "prompt": "x"}, 404, "there is no 'gpt'; there are stories, en-de"),
+        ({"model": "en-de", "prompt": "x"}, 400, "en-de is a translator; send its text to /translate"),
+        ({**GREEDY, "prompt": [1, 2]}, 400, "prompt: must be a string or a list"),
+        ({**GREEDY, "prompt": "x", "max_tokens": 0}, 400, "max_tokens: must be a whole number of at least 1"),
+        ({**GREEDY, "prompt": "x", "max_tokens": 61}, 400, "max_new_tokens=61: this server takes at most 60"),
+        ({**GREEDY, "prompt": "x " * 50}, 400, "tokens"),
+        ({**GREEDY, "prompt": "x", "n": 65}, 400, "n: must be a whole number of at least 1, at most 64"),
+        ({**GREEDY, "prompt": ["x"] * 30, "n": 2}, 413, "60 outputs, at most 48"),
+        ({**GREEDY, "prompt": "x", "best_of": 2}, 400, "best_of: all outputs are given"),
+        ({**GREEDY, "prompt": "x", "echo": True}, 400, "echo: this server has nothing of the kind"),
+        ({**GREEDY, "prompt": "x", "logprobs": 0}, 400, "logprobs: this server has nothing of the kind"),
+        ({**GREEDY, "prompt": "x", "presence_penalty": 0.5}, 400, "presence_penalty: this server has nothing"),
+        ({**GREEDY, "prompt": "x", "beam": 2}, 400, "'beam': no such setting"),
+        ({**GREEDY, "prompt": "x", "stop": [""]}, 400, "stop: give a list of words"),
+        ({**GREEDY, "prompt": "x", "seed": -1}, 400, "seed=-1 must be"),
+        ({**GREEDY, "prompt": "x", "top_p": 2}, 400, "top_p=2 must be"),
+        ({"model": "stories", "prompt": "x", "temperature": False}, 400, "temperature=False must be"),
+        ({"model": "stories", "prompt": "x", "temperature": -1}, 400, "temperature=-1 must be"),
+        ({**GREEDY, "prompt": ["x", "y"], "stream": True}, 400, "stream: one prompt is streamed"),
+        ({**GREEDY, "prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({**GREEDY, "prompt": "x", "stream": 1}, 400, "stream: must be true or false"),
+    ],
+)
+def test_what_is_refused(shared, body, status, message):
+    answer = shared.post(COMPLETIONS, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, message in error["message"]) == (status, True), answer.text
+    assert error["type"] == "invalid_request_error"
+
+
+def test_what_changes_nothing_may_be_said(shared):
+    said = {"n": 1, "best_of": 1, "echo": False, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}
+    said |= {"logprobs": None, "suffix": None, "stop": None, "user": None, "stream": False}
+    plain, other = [shared.post(COMPLETIONS, json={**GREEDY, "prompt": "x", **more}).json() for more in ({}, said)]
+    assert plain["choices"] == other["choices"]
+
+
+def test_a_server_without_translator(writer):
+    with client({Named.of(["stories=a"])[0]: writer}) as (http_, _):
+        answer = http_.post("/translate", json={"text": "x"})
+        assert (answer.status_code, "POST /v1/completions" in answer.json()["error"]) == (400, True)
+
+
+def test_unknown_addresses_and_faults(shared, writer):
+    answer = shared.get("/v1/chat/completions")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+
+    class Broken:
+        config, tokenizer, depends_on_batch, generation = writer.config, writer.tokenizer, False, {}
+
+        def generate(self, ids, **options):
+            raise RuntimeError("cable")
+
+        def stream_ids(self, ids, **options):
+            yield 9
+            raise RuntimeError("cable")
+
+    with client({Named.of(["stories=a"])[0]: Broken()}) as (http_, _):
+        answer = http_.post(COMPLETIONS, json={**GREEDY, "prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        streamed = http_.post(COMPLETIONS, json={**GREEDY, "prompt": "x", "stream": True})
+        assert json.loads(streamed.text.split("data: ")[-1])["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens", "reason"),
+    [
+        ([], "abcabc", 6, "length"),
+        (["bc"], "a", 3, "stop"),
+        (["bx", "ca"], "ab", 4, "stop"),
+        (["x"], "abcabc", 6, "length"),
+    ],
+)
+def test_tokens_behind_a_stop_word_are_not_counted(stop, text, tokens, reason):
+    written = Written(6)
+    pieces = list(written.follow("".join, "abcabc", stop))
+    assert ("".join(pieces), written.text, written.tokens, written.finish_reason) == (text, text, tokens, reason)
+
+
+def test_a_stop_word_in_the_last_piece_is_one():
+    """Bytes that are no character come at the end alone."""
+    written = Written(3)
+    decode = lambda ids: "\ufffd" * len(ids)  # noqa: E731
+    assert list(written.follow(decode, [1, 2, 3], ["\ufffd\ufffd"])) == []
+    assert written.finish_reason == "stop"

@@ -1,0 +1,64 @@
+"""Requests to the server with fields of every kind: each is answered or refused, in the form that its clients read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlencode
+
+from attempts import Attempt
+from damage import NUMBERS, TEXTS
+
+NAMES = "beam n_best min_new_tokens max_new_tokens length_penalty top_k seed sample temperature top_p overlong".split()
+FIELDS = {
+    "/translate": ["text", "q", "source", "target", "format", "alternatives", "api_key", "alignment", *NAMES],
+    "/translate/stream": ["text", "q", "source", "target", *NAMES],
+    "/detect": ["q", "api_key"],
+    "/v1/completions": [
+        *("model", "prompt", "max_tokens", "n", "best_of", "stop", "stream", "stream_options", "logprobs", "echo"),
+        *("logit_bias", "presence_penalty", "suffix", "temperature", "top_p", "top_k", "seed", "user"),
+    ],
+}
+USUAL: dict[str, dict[str, Any]] = {
+    "/translate": {"q": "one two", "source": "en", "target": "de"},
+    "/translate/stream": {"text": "one two"},
+    "/detect": {"q": "one"},
+    "/v1/completions": {"model": "stories", "prompt": "one two", "temperature": 0},
+}
+
+
+def asked(random: Random, folder: Path) -> Attempt:
+    """One request to a server of the folder's model."""
+    path = random.choice(list(FIELDS))
+    values: list[Any] = [*NUMBERS, *TEXTS, None, True, [], {}, ["a", "\ud800"], ["one"] * 99, {"include_usage": True}]
+    body = {**USUAL[path], **{random.choice(FIELDS[path]): random.choice(values) for _ in range(random.randint(0, 2))}}
+    form = random.random() < 0.3
+    kind = "application/x-www-form-urlencoded" if form else "application/json"
+
+    def python() -> object:
+        from starlette.testclient import TestClient
+        from waiting import until
+
+        from export.serve.app import App
+        from export.serve.batching import Batcher
+        from export.serve.models import Named
+        from export.serve.opening import load_all, open_onnx
+        from export.settings import ServeSettings
+
+        settings = ServeSettings(threads=1)
+        app = App(lambda: load_all(Named.of([f"en-de={folder / 'onnx'}"]), settings, open_onnx), Batcher(8, 0, 64))
+        with TestClient(app.asgi) as http_:
+            until(lambda: http_.get("/health").status_code == 200)
+            texts = {name: str(value) for name, value in body.items()}
+            content = urlencode(texts, errors="replace").encode() if form else json.dumps(body).encode()
+            answer = http_.post(path, content=content, headers={"Content-Type": kind})
+        assert answer.status_code in (200, 400, 404, 413), (answer.status_code, body)
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert isinstance(error, dict if path.startswith("/v1") else str), error
+        return answer.status_code
+
+    python.__name__ = f"{path} {kind} {json.dumps(body)[:120]}"
+    return python
