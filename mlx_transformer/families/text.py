@@ -1,0 +1,105 @@
+"""The vocabularies of published models, from the files that their makers ship, as our one tokenizer.json.
+
+Each family's reader gives the pieces in the order of its ids; the text is of `core/sentencepiece_tokenizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.published_ids import laid_out
+from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
+from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json, read_text
+
+SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
+SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
+CONTROL = ("</s>", "<pad>")
+
+Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
+
+
+def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, str]:
+    """The text of a tokenizer.json made of a folder's other files; or None and what there is to say."""
+    names, reader = READERS.get(model_type, ((), None))
+    if reader is None or not all((path / name).is_file() for name in names):
+        return None, ""
+    try:
+        text = reader(path, config, _settings(path))
+        check_tokenizer(text, config, str(path))
+    except UserError as error:
+        return None, str(error)
+    return text, ""
+
+
+def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """One file cuts by the source's model and joins the target's pieces. Vocabularies apart: one for each language."""
+    source, rows = read_sentencepiece(path / SOURCE), config.source_vocab_size
+    given = _vocabulary(path / VOCABULARY, rows)
+    if not settings.get("separate_vocabs"):
+        return _by_vocabulary(source, given, config, prefixes=True)
+    if config.one_embedding:
+        raise UserError(f"{path}: has two vocabularies, and the model one table for both languages")
+    target = read_sentencepiece(path / TARGET)
+    targets = _vocabulary(path / TARGET_VOCABULARY, config.vocab_size)
+    return join_texts(
+        _by_vocabulary(source, given, config, prefixes=True), _by_vocabulary(target, targets, config, prefixes=False)
+    )
+
+
+def _by_vocabulary(
+    model: SentencePiece, vocabulary: Mapping[str, int], config: TransformerConfig, prefixes: bool
+) -> str:
+    pieces, missing = laid_out(model, vocabulary, CONTROL)
+    pad = vocabulary.get("<pad>", config.pad_id)
+    start = pad if config.bos_id == config.pad_id else config.bos_id
+    roles: dict[str, Any] = {"pad": pad, "bos": start, "lookup": True}
+    roles |= {"prefixes": True} if prefixes else {}
+    roles |= {"missing": missing} if missing else {}
+    return tokenizer_json(pieces, roles=roles)
+
+
+def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
+    """`UserError`, which begins with `where`, with all that makes it another model's."""
+    tokenizer = Tokenizer(text, where)
+    ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
+    wrong = [
+        f"{name} is {in_tokenizer} in the tokenizer and {in_model} in the model"
+        for name, (in_tokenizer, in_model) in ids.items()
+        if in_tokenizer != in_model
+    ]
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")
+    tokenizer.check_fits(config, where)
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    """What tokenizer_config.json says, and special_tokens_map.json where that is silent."""
+    return {
+        **(_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),
+        **(_object(path / SETTINGS) if (path / SETTINGS).is_file() else {}),
+    }
+
+
+def _vocabulary(path: Path, rows: int) -> dict[str, int]:
+    values = _object(path)
+    if not values or not all(type(id) is int and 0 <= id < rows for id in values.values()):
+        raise UserError(f"{path}: is no vocabulary of at most {rows} ids")
+    return values
+
+
+def _object(path: Path) -> dict[str, Any]:
+    values = parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+READERS: dict[str, tuple[tuple[str, ...], Reader]] = {"marian": ((SOURCE, TARGET, VOCABULARY), _marian)}
+"""{model_type: files that must be there, and what reads them}"""
