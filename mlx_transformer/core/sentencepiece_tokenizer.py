@@ -19,6 +19,8 @@ from typing import Any
 
 import tokenizers
 
+from mlx_transformer.system.errors import UserError
+
 from .charsmap import Charsmap
 from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
 from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
@@ -32,7 +34,8 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mappin
     """The text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
 
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
-    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file.
+    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. Raises `UserError` for a
+    vocabulary without </s>.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
@@ -53,7 +56,9 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mappin
     scheme = "never" if not model.dummy_prefix else "first" if whole else "always"
     inside = any("▁" in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": not inside}
-    end = next(id for id, (text, *_) in enumerate(pieces) if text == END)
+    end = next((id for id, (text, *_) in enumerate(pieces) if text == END), None)
+    if end is None:
+        raise UserError(f"the vocabulary has no {END}, with which a text ends")
     decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}] if model.byte_fallback else []
     if model.ids_of(TARGET_ONLY):
         decoders.insert(0, {"type": "Replace", "pattern": {"String": " "}, "content": ""})

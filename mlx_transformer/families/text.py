@@ -20,6 +20,7 @@ from mlx_transformer.system.files import parse_json, read_text
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
+PIECES = "spiece.model"
 CONTROL = ("</s>", "<pad>")
 
 Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
@@ -51,6 +52,25 @@ def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
     return join_texts(
         _by_vocabulary(source, given, config, prefixes=True), _by_vocabulary(target, targets, config, prefixes=False)
     )
+
+
+def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """Ids are the model's own; behind its pieces stand the blanks that text was hidden by, the last one first. MADLAD
+    pads with <s>."""
+    model, count = read_sentencepiece(path / PIECES), settings.get("extra_ids", 100)
+    ids = {piece.text: id for id, piece in enumerate(model.pieces)}
+    blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
+    more = [blank for blank in reversed(blanks) if blank not in ids]
+    if len(model.pieces) + len(more) > config.vocab_size:
+        raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
+    pad = ids.get(_token(settings, "pad_token", "<pad>"), -1)
+    return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
+
+
+def _token(settings: Mapping[str, Any], role: str, default: str) -> str:
+    """The text of a special token, which stands alone or in an object."""
+    value = settings.get(role, default)
+    return str(value.get("content") if isinstance(value, dict) else value)
 
 
 def _by_vocabulary(
@@ -101,5 +121,9 @@ def _object(path: Path) -> dict[str, Any]:
     return values
 
 
-READERS: dict[str, tuple[tuple[str, ...], Reader]] = {"marian": ((SOURCE, TARGET, VOCABULARY), _marian)}
+READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
+    "marian": ((SOURCE, TARGET, VOCABULARY), _marian),
+    "t5": ((PIECES,), _t5),
+    "mt5": ((PIECES,), _t5),
+}
 """{model_type: files that must be there, and what reads them}"""

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import tokenizers
 from hard_text import hard_lines
-from published_text import STACKS, judge_of, text_pieces, trained, two_languages, write_model
+from published_text import STACKS, T5, judge_of, text_pieces, trained, two_languages, write_model
 
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface
@@ -135,6 +136,7 @@ def without_unknown(vocabulary: dict) -> dict:
 
 DAMAGE = {
     "no vocabulary of at most": lambda v: {**v, "x": 10**12},
+    "the vocabulary has no </s>": lambda v: {t: i for t, i in v.items() if t != "</s>"},
     "two tokens of one id": lambda v: {**v, "x": 7},
     "the vocabulary has no <unk>": without_unknown,
     "pad_id is 3 in the tokenizer": lambda v: {**v, "<pad>": 3, next(t for t, i in v.items() if i == 3): v["<pad>"]},
@@ -181,3 +183,48 @@ def test_a_file_that_says_nonsense_is_refused(reason, marian):
         template["mlx_transformer"] = {**template["mlx_transformer"], **change}
         with pytest.raises(UserError, match=reason):
             Tokenizer(json.dumps({**specification, "post_processor": template}))
+
+
+def t5_config(judge: sentencepiece.SentencePieceProcessor, more: int, **ids) -> dict:
+    kinds = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    return {"model_type": "t5", **T5, **kinds, **ids, "vocab_size": len(judge) + more + 28}
+
+
+def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    judge = judge_of(model)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    others = {"model": {"type": "Unigram"}}  # tokenizer.json as `transformers` has it, which isn't exact
+    write_model(tmp_path / "theirs", t5_config(judge, 100, **ids), spiece__model=model, tokenizer__json=others)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), lines()
+    assert tokenizer.encode_batch(texts) == [[*row, 1] for row in judge.encode(texts)]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 0, 1, 2)
+    assert tokenizer.vocab_size == len(judge) + 100
+    assert [tokenizer.token(len(judge) + i) for i in (0, 99)] == ["<extra_id_99>", "<extra_id_0>"]
+    assert set(range(len(judge), len(judge) + 100)) < tokenizer.special_ids
+    (text,) = Transformer.load(tmp_path / "ours").translate(["translate English to German: Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_madlad_pads_with_the_beginning_and_has_languages_among_its_pieces(count, tmp_path):
+    model = trained(two_languages()[0], user_defined_symbols=["<2de>", "<2fr>"], byte_fallback=True)
+    judge = judge_of(model)
+    ids = dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=0)
+    settings = {"extra_ids": count, "pad_token": {"content": "<s>"}}
+    files = dict(spiece__model=model, tokenizer_config__json=settings)
+    write_model(tmp_path / "theirs", t5_config(judge, count, **ids), **files)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), [*lines(), "<2de> Germany", "<2fr>x"]
+    assert tokenizer.encode_batch(texts) == [[*row, 2] for row in judge.encode(texts)]
+    assert judge.piece_to_id("<2de>") in tokenizer.encode("<2de> Germany")
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.vocab_size) == (1, 0, len(judge) + count)
+
+
+def test_a_vocabulary_larger_than_the_model_stays_behind(tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    config = {**t5_config(judge_of(model), 0), "vocab_size": 300}
+    write_model(tmp_path / "theirs", config, spiece__model=model)
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert "pieces, and the model 300" in note
