@@ -51,7 +51,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     where = folder / (GENERATION if source.generation else CONFIG)
     settings, left = settings_of(source.config, source.generation, config, str(where))
-    if languages := read_languages(folder, config):
+    if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
     return Imported(config, weights, tokenizer, settings, [*left, *notes])
 

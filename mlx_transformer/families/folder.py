@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from mlx_transformer.system.tensors import write_tensors
 
 from .engine import Published
 from .generation import published_settings
-from .text import check_tokenizer, read_text_files
+from .languages import codes_of
+from .text import ADDED, check_tokenizer, read_text_files
 from .weights import open_weights
 
-GENERATION, ADDED = "generation_config.json", "added_tokens.json"
+GENERATION = "generation_config.json"
 
 
 def read_folder(path: Path, keep_float16: bool = False) -> Published:
@@ -71,21 +71,18 @@ def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tu
     return None, [f"no tokenizer ({'; '.join(reasons) or f'{path} has no {TOKENIZER}'})"]
 
 
-LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
-"""What M2M100 calls the token of a language, and what NLLB and mBART do, by its code."""
+def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None) -> dict[str, int]:
+    """{code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one.
 
-
-def read_languages(path: Path, config: TransformerConfig) -> dict[str, int]:
-    """{code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one."""
-    found: dict[Any, Any] = {}
-    if (path / TOKENIZER).is_file():
-        added = _object(path / TOKENIZER).get("added_tokens")
+    tokenizer: the text of what was read of it.
+    """
+    found: Mapping[Any, Any] = {}
+    if tokenizer is not None or (path / TOKENIZER).is_file():
+        added = (_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer)).get("added_tokens")
         found = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
     elif (path / ADDED).is_file():
         found = _object(path / ADDED)
-    most = min(config.vocab_size, config.source_vocab_size)
-    matches = {LANGUAGE.fullmatch(str(text)): id for text, id in found.items() if type(id) is int and 0 <= id < most}
-    return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
+    return codes_of(found, min(config.vocab_size, config.source_vocab_size))
 
 
 def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:

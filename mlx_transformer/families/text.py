@@ -5,10 +5,11 @@ Each family's reader gives the pieces in the order of its ids; the text is of `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.published_ids import laid_out
 from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
@@ -18,10 +19,14 @@ from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_text
 
+from .languages import M2M100, MBART_50, added_tokens
+
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
 PIECES = "spiece.model"
-CONTROL = ("</s>", "<pad>")
+FAIRSEQ = "sentencepiece.bpe.model"
+ADDED = "added_tokens.json"
+CONTROL = ("<s>", "</s>", "<pad>")
 
 Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
 
@@ -49,9 +54,7 @@ def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
         raise UserError(f"{path}: has two vocabularies, and the model one table for both languages")
     target = read_sentencepiece(path / TARGET)
     targets = _vocabulary(path / TARGET_VOCABULARY, config.vocab_size)
-    return join_texts(
-        _by_vocabulary(source, given, config, prefixes=True), _by_vocabulary(target, targets, config, prefixes=False)
-    )
+    return join_texts(_by_vocabulary(source, given, config, prefixes=True), _by_vocabulary(target, targets, config))
 
 
 def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -67,6 +70,47 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
     return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
 
 
+def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """M2M100 and SMaLL-100 count by a vocab.json, with the languages behind it; NLLB counts as fairseq does."""
+    if not (path / VOCABULARY).is_file():
+        return _fairseq(path, config, settings)
+    vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
+    usual = " ".join(f"__{code}__" for code in M2M100.split())
+    languages = _added(path, config, settings, len(vocabulary), usual)
+    return _by_vocabulary(read_sentencepiece(path / FAIRSEQ), {**vocabulary, **languages}, config, control=[*languages])
+
+
+def _mbart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    if not str(settings.get("tokenizer_class")).startswith("MBart50"):
+        raise UserError(f"{path}: mBART's sources end with their language, which no text of ours does")
+    return _fairseq(path, config, settings, MBART_50)
+
+
+def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any], usual: str = "") -> str:
+    """The model's pieces behind four tokens, and then the languages."""
+    if settings.get("legacy_behaviour"):
+        raise UserError(f"{path}: its sources end with their language (legacy_behaviour), which no text of ours does")
+    model = read_sentencepiece(path / FAIRSEQ)
+    if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
+        raise UserError(f"{path / FAIRSEQ}: its first pieces are not <unk>, <s> and </s>")
+    first = {token: id for id, token in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
+    vocabulary = first | {piece.text: id for id, piece in enumerate(model.pieces[3:], len(first))}
+    languages = _added(path, config, settings, len(vocabulary), usual)
+    return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
+
+
+def _added(
+    path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
+) -> dict[str, int]:
+    """Tokens behind the pieces."""
+    found = added_tokens(settings, _object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
+    wrong = [token for token, id in found.items() if type(id) is not int or not first <= id < config.vocab_size]
+    if wrong or not found:
+        reason = f"{wrong[0]} has no id behind its {first} pieces" if wrong else "names no tokens of languages"
+        raise UserError(f"{path}: {reason}")
+    return found
+
+
 def _token(settings: Mapping[str, Any], role: str, default: str) -> str:
     """The text of a special token, which stands alone or in an object."""
     value = settings.get(role, default)
@@ -74,15 +118,21 @@ def _token(settings: Mapping[str, Any], role: str, default: str) -> str:
 
 
 def _by_vocabulary(
-    model: SentencePiece, vocabulary: Mapping[str, int], config: TransformerConfig, prefixes: bool
+    model: SentencePiece,
+    vocabulary: Mapping[str, int],
+    config: TransformerConfig,
+    control: Sequence[str] = (),
+    prefixes: bool = False,
+    lookup: bool = True,
 ) -> str:
-    pieces, missing = laid_out(model, vocabulary, CONTROL)
+    """control: tokens that stand for no text. prefixes: a text may begin with one such as ">>deu<<". lookup: what the
+    model doesn't know may have an id of its own."""
+    pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control])
     pad = vocabulary.get("<pad>", config.pad_id)
     start = pad if config.bos_id == config.pad_id else config.bos_id
-    roles: dict[str, Any] = {"pad": pad, "bos": start, "lookup": True}
-    roles |= {"prefixes": True} if prefixes else {}
-    roles |= {"missing": missing} if missing else {}
-    return tokenizer_json(pieces, roles=roles)
+    roles: dict[str, Any] = {"pad": pad, "bos": start}
+    more = {"lookup": lookup, "prefixes": prefixes, "missing": missing}
+    return tokenizer_json(pieces, roles=roles | {name: value for name, value in more.items() if value})
 
 
 def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
@@ -100,8 +150,9 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
-    """What tokenizer_config.json says, and special_tokens_map.json where that is silent."""
+    """What tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its class."""
     return {
+        "tokenizer_class": _object(path / CONFIG).get("tokenizer_class"),
         **(_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),
         **(_object(path / SETTINGS) if (path / SETTINGS).is_file() else {}),
     }
@@ -125,5 +176,7 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "marian": ((SOURCE, TARGET, VOCABULARY), _marian),
     "t5": ((PIECES,), _t5),
     "mt5": ((PIECES,), _t5),
+    "mbart": ((FAIRSEQ,), _mbart),
+    "m2m_100": ((FAIRSEQ,), _m2m100),
 }
 """{model_type: files that must be there, and what reads them}"""

@@ -228,3 +228,91 @@ def test_a_vocabulary_larger_than_the_model_stays_behind(tmp_path):
     write_model(tmp_path / "theirs", config, spiece__model=model)
     (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
     assert "pieces, and the model 300" in note
+
+
+FAIRSEQ = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)
+CODES = {"m2m_100": ["__de__", "__ceb__", "__zh__"], "nllb": ["deu_Latn", "zho_Hans"], "mbart": ["de_DE", "en_XX"]}
+
+
+def named(how: str, codes: list[str], first: int) -> dict:
+    """The files that say which ids the languages have."""
+    ids = {code: first + i for i, code in enumerate(codes)}
+    entries = {str(id): {"content": code, "special": True} for code, id in ids.items()}
+    return {
+        "numbered": {"tokenizer_config__json": {"added_tokens_decoder": {"0": {"content": "<s>"}, **entries}}},
+        "added": {"added_tokens__json": ids},
+        "listed": {"special_tokens_map__json": {"additional_special_tokens": codes}},
+        "usual": {},
+    }[how]
+
+
+def of_many_languages(folder: Path, model: bytes, model_type: str, codes: list[str], how: str, **files) -> int:
+    """The id of the first language."""
+    first = len(files.get("vocab__json", ())) or len(judge_of(model)) + 1
+    config = {"model_type": model_type, **STACKS, **FAIRSEQ, "vocab_size": first + 110}
+    config |= {"tokenizer_class": "MBart50Tokenizer"} if model_type == "mbart" else {}
+    write_model(folder / "theirs", config, sentencepiece__bpe__model=model, **files, **named(how, codes, first))
+    values = json.loads((folder / "theirs" / "config.json").read_text())
+    (folder / "theirs" / "config.json").write_text(json.dumps({**values, **config}))
+    assert import_huggingface(folder / "theirs", folder / "ours") == []
+    return first
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("how", ["numbered", "added", "listed"])
+@pytest.mark.parametrize("name", ["nllb", "mbart"])
+def test_fairseqs_ids_and_languages_behind_them(name, how, kind, tmp_path):
+    model = trained(two_languages()[0], model_type=kind)
+    first = of_many_languages(tmp_path, model, {"nllb": "m2m_100"}.get(name, name), CODES[name], how)
+    tokenizer, texts, judge = Tokenizer.load(tmp_path / "ours"), lines(), judge_of(model)
+    assert tokenizer.encode_batch(texts) == [[*(id + 1 if id else 3 for id in row), 2] for row in judge.encode(texts)]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 2, 3)
+    rows = judge.encode(texts[:300])
+    assert tokenizer.decode_batch([[id + 1 for id in row if id] for row in rows]) == [
+        judge.decode([id for id in row if id]) for row in rows
+    ]
+    translator = Transformer.load(tmp_path / "ours")
+    assert translator.generation["languages"] == {code: first + i for i, code in enumerate(CODES[name])}
+    codes = dict(source_language=CODES[name][0], target_language=CODES[name][1])
+    (found,) = translator.generate([tokenizer.encode("Germany")], max_new_tokens=4, **codes)
+    assert found[0] == first + 1
+    (text,) = translator.translate(["Germany"], max_new_tokens=4, **codes)
+    assert text == tokenizer.decode(found)
+
+
+@pytest.mark.parametrize("how", ["numbered", "listed", "usual"])
+def test_m2m100_counts_by_its_vocabulary(how, sides, tmp_path):
+    pieces = [piece for i, piece in enumerate(text_pieces(sides[0])) if i % 23 != 5]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces, "\u4e2d"]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    first = of_many_languages(tmp_path, sides[0], "m2m_100", CODES["m2m_100"], how, vocab__json=vocabulary)
+    texts, judge = [*lines(), "\u4e2d"], judge_of(sides[0])
+    expected = [looked_up(judge.encode(line, out_type=str), vocabulary) for line in texts]
+    assert Tokenizer.load(tmp_path / "ours").encode_batch(texts) == expected
+    assert {vocabulary["\u4e2d"], 3} < {id for row in expected for id in row}
+    languages = Transformer.load(tmp_path / "ours").generation["languages"]
+    assert len(languages) == (100 if how == "usual" else 3)
+    assert languages["zh"] == first + (98 if how == "usual" else 2)
+
+
+def test_languages_without_a_place_stay_behind(sides, tmp_path):
+    config = {"model_type": "m2m_100", **STACKS, **FAIRSEQ, "vocab_size": 800}
+    for i, (files, reason) in enumerate(
+        [
+            ({}, "names no tokens of languages"),
+            ({"added_tokens__json": {"deu_Latn": 5}}, "deu_Latn has no id behind its"),
+            ({"added_tokens__json": {"deu_Latn": 10**9}}, "deu_Latn has no id behind its"),
+            ({"tokenizer_config__json": {"legacy_behaviour": True}}, "sources end with their language"),
+        ]
+    ):
+        write_model(tmp_path / f"{i}", config, sentencepiece__bpe__model=sides[0], **files)
+        notes = import_huggingface(tmp_path / f"{i}", tmp_path / "ours", force=i > 0)
+        assert reason in notes[-1]
+        assert not (tmp_path / "ours" / "tokenizer.json").exists()
+
+
+def test_mbart_whose_sources_end_with_their_language_works_on_ids(sides, tmp_path):
+    config = {"model_type": "mbart", **STACKS, **FAIRSEQ, "vocab_size": 800}
+    write_model(tmp_path / "theirs", config, sentencepiece__bpe__model=sides[0])
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert "mBART's sources end with their language" in note
