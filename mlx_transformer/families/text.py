@@ -19,11 +19,12 @@ from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json, read_text
 
+from .byte_level import byte_level_json
 from .languages import M2M100, MBART_50, added_tokens
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
-PIECES = "spiece.model"
+PIECES, MERGES = "spiece.model", "merges.txt"
 FAIRSEQ = "sentencepiece.bpe.model"
 ADDED = "added_tokens.json"
 CONTROL = ("<s>", "</s>", "<pad>")
@@ -68,6 +69,15 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
         raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
     pad = ids.get(_token(settings, "pad_token", "<pad>"), -1)
     return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
+
+
+def _bart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise UserError(f"{path / VOCABULARY}: has two tokens of one id")
+    roles = {"pad": vocabulary.get("<pad>", -1), "bos": config.bos_id}
+    space = settings.get("add_prefix_space") is True
+    return byte_level_json(vocabulary, read_text(path / MERGES), roles, space)
 
 
 def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -176,6 +186,7 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "marian": ((SOURCE, TARGET, VOCABULARY), _marian),
     "t5": ((PIECES,), _t5),
     "mt5": ((PIECES,), _t5),
+    "bart": ((VOCABULARY, MERGES), _bart),
     "mbart": ((FAIRSEQ,), _mbart),
     "m2m_100": ((FAIRSEQ,), _m2m100),
 }

@@ -316,3 +316,60 @@ def test_mbart_whose_sources_end_with_their_language_works_on_ids(sides, tmp_pat
     write_model(tmp_path / "theirs", config, sentencepiece__bpe__model=sides[0])
     (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
     assert "mBART's sources end with their language" in note
+
+
+def bytes_trained(space: bool) -> tokenizers.Tokenizer:
+    """As `transformers` has BART's: by the library's own trainer and components, with BART's first ids."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=space)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    special, alphabet = ["<s>", "<pad>", "</s>", "<unk>"], tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
+    backend.train_from_iterator(two_languages()[0], trainer)
+    backend.encode_special_tokens = True
+    return backend
+
+
+def bart_files(space: bool) -> tuple[tokenizers.Tokenizer, dict]:
+    backend = bytes_trained(space)
+    model = json.loads(backend.to_str())["model"]
+    merges = "#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
+    return backend, dict(vocab__json={**model["vocab"], "<mask>": len(model["vocab"])}, merges__txt=merges)
+
+
+@pytest.mark.parametrize("space", [False, True])
+def test_bart_merges_bytes(space, tmp_path):
+    backend, files = bart_files(space)
+    config = {"model_type": "bart", **STACKS, **FAIRSEQ, "vocab_size": len(files["vocab__json"]) + 3}
+    settings = {"add_prefix_space": space}
+    write_model(tmp_path / "theirs", config, **files, tokenizer_config__json=settings)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), lines()
+    rows = [encoding.ids for encoding in backend.encode_batch(texts)]
+    assert tokenizer.encode_batch(texts) == [[0, *row, 2] for row in rows]
+    assert [tokenizer.decode(row).removeprefix(" " * space) for row in tokenizer.encode_batch(texts)] == [
+        text.removeprefix(" " * space) for text in texts
+    ]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 2, 3)
+    assert tokenizer.mask_id == len(files["vocab__json"]) - 1
+    (text,) = Transformer.load(tmp_path / "ours").translate(["Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
+BART_DAMAGE = {
+    "is no pair of tokens": lambda v, m: (v, m + "a b c\n"),
+    "the vocabulary has no </s>": lambda v, m: ({t: i for t, i in v.items() if t != "</s>"}, m),
+    "has two tokens of one id": lambda v, m: ({**v, "more": 9}, m),
+    "not a tokenizer that": lambda v, m: (v, m + "unheard of\n"),
+    "ids are not 0 to": lambda v, m: ({**v, "more": len(v) + 2}, m),
+}
+
+
+@pytest.mark.parametrize("reason", BART_DAMAGE)
+def test_damaged_merges_stay_behind_with_a_note(reason, tmp_path):
+    _, files = bart_files(False)
+    vocabulary, merges = BART_DAMAGE[reason](files["vocab__json"], files["merges__txt"])
+    config = {"model_type": "bart", **STACKS, **FAIRSEQ, "vocab_size": len(files["vocab__json"]) + 3}
+    write_model(tmp_path / "theirs", config, vocab__json=vocabulary, merges__txt=merges)
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert reason in note
