@@ -6,7 +6,7 @@ source's, and ids may be of either.
 
 What a `tokenizer.json` has no place for is kept inside its template, where other programs pass over it, as
 "mlx_transformer": the ids of pad and of what decoders start with; the pieces without an id; whether a text may begin
-with a token such as ">>deu<<".
+with a token such as ">>deu<<"; and of a vocabulary of two models the tokenizer.json of the target's, with the same ids.
 """
 
 from __future__ import annotations
@@ -32,6 +32,18 @@ def roles_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
     template = specification.get("post_processor")
     roles = template.get(ROLES) if isinstance(template, dict) else None
     return roles if isinstance(roles, dict) else {}
+
+
+def target_of(specification: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The parsed tokenizer.json that cuts text of the target; None where the same does."""
+    target = roles_of(specification).get("target")
+    return target if isinstance(target, dict) and not roles_of(target).get("target") else None
+
+
+def without_target(specification: Mapping[str, Any]) -> dict[str, Any]:
+    """What cuts text of the source alone."""
+    roles = {name: value for name, value in roles_of(specification).items() if name != "target"}
+    return {**specification, "post_processor": {**specification["post_processor"], ROLES: roles}}
 
 
 def problem_of(roles: Mapping[str, Any], size: int) -> str | None:

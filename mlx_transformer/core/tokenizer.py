@@ -29,7 +29,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
-from .published_ids import problem_of, roles_of
+from .published_ids import problem_of, roles_of, target_of, without_target
 from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
 from .tokenizer_files import (
     JOINT,
@@ -102,6 +102,15 @@ class Tokenizer:
         )
         _check(self._backend, self.eos_id, origin)
         self._exact = ExactText(self._specification) if of_pieces else None
+        if (target := target_of(self._specification)) is not None:
+            self.source = Tokenizer(json.dumps(without_target(self._specification)), origin)
+            self._exact = Tokenizer(json.dumps(target), f"{origin}: target")._cutter(self, origin)
+
+    def _cutter(self, whole: "Tokenizer", origin: str) -> ExactText:
+        """What cuts text of the target, into the ids of `whole`."""
+        if self._exact is None or (self.vocab_size, self.eos_id) != (whole.vocab_size, whole.eos_id):
+            raise UserError(f"{origin}: its target's pieces are none of its own; import the model again")
+        return self._exact
 
     @classmethod
     def train(
@@ -168,8 +177,8 @@ class Tokenizer:
 
     @property
     def separate(self) -> bool:
-        """Whether source and target have a vocabulary each."""
-        return self.source is not self
+        """Whether source and target have a vocabulary each; of one they may still be cut by two models."""
+        return self.source is not self and target_of(self._specification) is None
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text."""

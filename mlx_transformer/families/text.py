@@ -5,6 +5,7 @@ Each family's reader gives the pieces in the order of its ids; the text is of `c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,16 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
 
 
 def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """One file cuts by the source's model and joins the target's pieces. Vocabularies apart: one for each language."""
-    source, rows = read_sentencepiece(path / SOURCE), config.source_vocab_size
-    given = _vocabulary(path / VOCABULARY, rows)
+    """Text of each side is cut by its own model. The ids are of one vocabulary, or of one for each."""
+    source, target = read_sentencepiece(path / SOURCE), read_sentencepiece(path / TARGET)
+    given = _vocabulary(path / VOCABULARY, config.source_vocab_size)
     if not settings.get("separate_vocabs"):
-        return _by_vocabulary(source, given, config, prefixes=True)
-    if config.one_embedding:
-        raise UserError(f"{path}: has two vocabularies, and the model one table for both languages")
-    target = read_sentencepiece(path / TARGET)
+        other = json.loads(_by_vocabulary(target, given, config))
+        return _by_vocabulary(source, given, config, more={"prefixes": True, "target": other})
     targets = _vocabulary(path / TARGET_VOCABULARY, config.vocab_size)
-    return join_texts(_by_vocabulary(source, given, config, prefixes=True), _by_vocabulary(target, targets, config))
+    return join_texts(
+        _by_vocabulary(source, given, config, more={"prefixes": True}), _by_vocabulary(target, targets, config)
+    )
 
 
 def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -132,17 +133,18 @@ def _by_vocabulary(
     vocabulary: Mapping[str, int],
     config: TransformerConfig,
     control: Sequence[str] = (),
-    prefixes: bool = False,
     lookup: bool = True,
+    more: Mapping[str, Any] | None = None,
 ) -> str:
-    """control: tokens that stand for no text. prefixes: a text may begin with one such as ">>deu<<". lookup: what the
-    model doesn't know may have an id of its own."""
+    """control: tokens that stand for no text. lookup: what the model doesn't know may have an id of its own. more: what
+    else `published_ids` keeps."""
     pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control])
     pad = vocabulary.get("<pad>", config.pad_id)
     start = pad if config.bos_id == config.pad_id else config.bos_id
-    roles: dict[str, Any] = {"pad": pad, "bos": start}
-    more = {"lookup": lookup, "prefixes": prefixes, "missing": missing}
-    return tokenizer_json(pieces, roles=roles | {name: value for name, value in more.items() if value})
+    roles: dict[str, Any] = {"pad": pad, "bos": start, **(more or {})}
+    roles |= {"lookup": True} if lookup else {}
+    roles |= {"missing": missing} if missing else {}
+    return tokenizer_json(pieces, roles=roles)
 
 
 def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:

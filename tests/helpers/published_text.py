@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from hard_text import names
+from hard_text import hard_lines, names
 from small_models import random_weights
 
 from mlx_transformer.core.config import TransformerConfig
@@ -20,6 +20,7 @@ STACKS: dict[str, Any] = dict(
     **dict(d_model=8, encoder_layers=1, decoder_layers=1, max_position_embeddings=64, tie_word_embeddings=True),
     **dict(encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8),
 )
+CONTROL = ("<s>", "</s>", "<pad>", "<unk>")
 T5: dict[str, Any] = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
 
 
@@ -63,3 +64,15 @@ def text_pieces(model: bytes) -> list[str]:
     """All pieces but control pieces and the unknown."""
     judge = judge_of(model)
     return [judge.id_to_piece(i) for i in range(len(judge)) if not judge.is_control(i) and not judge.is_unknown(i)]
+
+
+def lines() -> list[str]:
+    """Hard ones, several thousand."""
+    return [line for each in hard_lines(count=60).values() for line in each[:2500]]
+
+
+def looked_up(pieces: list[str], vocabulary: dict[str, int]) -> list[int]:
+    """Ids of pieces, and of </s> behind them. A text that spells a control piece is text, here; `transformers` takes it
+    for the piece."""
+    unknown = vocabulary["<unk>"]
+    return [unknown if p in CONTROL else vocabulary.get(p, unknown) for p in pieces] + [vocabulary["</s>"]]
