@@ -25,6 +25,8 @@ from .torch_pickle import LARGEST_PICKLE, Machine, Refused, Storage, View, views
 
 LOCAL_HEADER = 30
 """Bytes of a zip entry's own header, before its name."""
+LARGEST_EMPTY = 1 << 31
+"""Product of the other sizes of a tensor without numbers: NumPy has a limit too."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
     strides = [stride if size > 1 else 0 for size, stride in zip(shape, view.strides, strict=True)]
     end = view.offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if stride)
     empty = 0 in shape
-    if extent > max(storage.size, 1) or (end > storage.size and not empty):
+    if extent >= LARGEST_EMPTY if empty else max(extent, end) > storage.size:
         raise Refused(f"its {shortened(name)!r} is larger than its storage: damaged; restore it from a copy")
 
     def read() -> NDArray:

@@ -60,6 +60,7 @@ def one(tmp_path: Path, view: View, kind: str = "FloatStorage", count: int = 24,
         (View("0", 3, (2, 2, 2), (0, 1, 1)), np.array([[[3, 4], [4, 5]]] * 2)),
         (View("0", 7, (), ()), NUMBERS[7]),
         (View("0", 0, (0,), (1,)), NUMBERS[:0]),
+        (View("0", 0, (0, 30), (30, 1)), np.zeros((0, 30))),
         (View("0", 2, (3,), (1,), True), NUMBERS[2:5]),
     ],
 )

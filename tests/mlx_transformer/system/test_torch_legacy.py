@@ -63,6 +63,7 @@ def views(*entries: tuple[View, bytes]) -> bytes:
         (View("0", 1, (4, 3), (6, 2)), WHOLE, NUMBERS.reshape(4, 6)[:, 1::2]),
         (View("0", 2, (3,), (1,), True), WHOLE, NUMBERS[2:5]),
         (View("0", 0, (0,), (1,)), WHOLE, NUMBERS[:0]),
+        (View("0", 24, (0, 30), (30, 1)), part(24, 0), np.zeros((0, 30))),
         (View("0", 0, (2, 4), (4, 1)), part(8, 8), NUMBERS[8:16].reshape(2, 4)),
         (View("0", 3, (2,), (1,)), part(19, 5), NUMBERS[22:]),
         (View("0", 0, (), ()), part(7, 1), NUMBERS[7]),
