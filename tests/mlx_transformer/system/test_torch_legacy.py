@@ -50,6 +50,18 @@ def test_every_kind_of_storage(dtype, tmp_path):
         assert np.asarray(found[name]).tobytes() == expected.tobytes()
 
 
+def test_a_file_of_pytorch():
+    """By `make_golden_legacy.py`."""
+    found = stored_torch_tensors(Path(__file__).with_name("golden_legacy.bin"))
+    x = NUMBERS.reshape(4, 6)
+    expected = {"whole": x, "transposed": x.T, "parameter": x[1:3, ::2], "half": x.astype(np.float16), "bfloat16": x}
+    expected |= {"integers": x.astype(np.int64), "scalar": np.float32(5), "empty": np.zeros((0, 3), np.float32)}
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)
+        np.testing.assert_array_equal(found[name], array)
+
+
 def views(*entries: tuple[View, bytes]) -> bytes:
     """The state dict of tensors a, b, ... of a storage of 24 float32, each of all or of a part of it."""
     made = (tensor(view, "FloatStorage", 24, part) for view, part in entries)
