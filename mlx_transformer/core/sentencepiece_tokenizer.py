@@ -14,12 +14,15 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
+from mlx_transformer.system.errors import UserError
+
 from .charsmap import Charsmap
+from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
 from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
 
 SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
@@ -27,24 +30,21 @@ SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
 END = "</s>"
 
 
-def tokenizer_json(model: SentencePiece, more: Sequence[str] = ()) -> str:
+def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mapping[str, Any] | None = None) -> str:
     """The text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
 
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
-    that order.
+    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. Raises `UserError` for a
+    vocabulary without </s>.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
-    pieces = [
-        # No text has a space here: they are all replaced. Nor is anything to be made of an unused piece.
-        (f" unused {id}" if piece.type == UNUSED else piece.text, _score(model, piece, best), piece.type)
-        for id, piece in enumerate(model.pieces)
-    ]
+    pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
     pieces += [(text, 0.0, CONTROL) for text in more]
     added = [
-        {"id": id, "content": text, "special": type != USER_DEFINED, "normalized": False}
+        {"id": id, "content": text, "special": type not in (USER_DEFINED, PREFIX), "normalized": False}
         | {"single_word": False, "lstrip": False, "rstrip": False}
         for id, (text, _, type) in enumerate(pieces)
-        if type in (CONTROL, UNKNOWN) or (type == USER_DEFINED and model.model_type == BPE)
+        if type in (CONTROL, UNKNOWN, PREFIX) or (type == USER_DEFINED and model.model_type == BPE)
     ]
     normalizers: list[dict[str, Any]] = []
     if model.charsmap:
@@ -52,11 +52,16 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = ()) -> str:
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": table})
     if model.remove_extra_whitespace:
         normalizers.append({"type": "Replace", "pattern": {"Regex": SPACES_PATTERN}, "content": ""})
-    scheme = "never" if not model.dummy_prefix else "first" if not all(each["special"] for each in added) else "always"
+    whole = model.model_type == BPE and model.ids_of(USER_DEFINED)
+    scheme = "never" if not model.dummy_prefix else "first" if whole else "always"
     inside = any("▁" in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": not inside}
-    end = next(id for id, (text, *_) in enumerate(pieces) if text == END)
-    decoders = [{"type": "ByteFallback"}] if model.byte_fallback else []
+    end = next((id for id, (text, *_) in enumerate(pieces) if text == END), None)
+    if end is None:
+        raise UserError(f"the vocabulary has no {END}, with which a text ends")
+    decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}] if model.byte_fallback else []
+    if model.ids_of(TARGET_ONLY):
+        decoders.insert(0, {"type": "Replace", "pattern": {"String": " "}, "content": ""})
     specification = {
         "version": "1.0",
         "truncation": None,
@@ -73,6 +78,7 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = ()) -> str:
                 for part, id in (("Sequence", name), ("SpecialToken", END))
             ],
             "special_tokens": {END: {"id": END, "ids": [end], "tokens": [END]}},
+            **({ROLES: dict(roles)} if roles else {}),
         },
         "decoder": {"type": "Sequence", "decoders": [*decoders, metaspace]} if decoders else metaspace,
         "model": _bpe(model, pieces) if model.model_type == BPE else _unigram(model, pieces),
@@ -81,8 +87,10 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = ()) -> str:
 
 
 def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
-    """The unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has none."""
-    if not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
+    """The unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has none, or
+    one whose pieces have another order."""
+    reordered = is_sentencepiece(specification) and roles_of(specification)
+    if reordered or not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
         return None
     tables = [each for each in _normalizers(specification) if each["type"] == "Precompiled"]
     control = {each["content"] for each in _added(specification) if each["special"]}
@@ -102,6 +110,12 @@ def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
         remove_extra_whitespace=any(each["type"] == "Replace" for each in _normalizers(specification)),
         special=(unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
     )
+
+
+def _text(id: int, piece: Piece) -> str:
+    """No text has a space here, they are all replaced: so nothing is cut into an unused piece, nor into one of another
+    vocabulary, which is given back without it."""
+    return f" unused {id}" if piece.type == UNUSED else f" {piece.text}" if piece.type == TARGET_ONLY else piece.text
 
 
 def _score(model: SentencePiece, piece: Piece, best: float) -> float:
@@ -162,13 +176,22 @@ class ExactText:
         tables = [each["precompiled_charsmap"] for each in _normalizers(specification) if each["type"] == "Precompiled"]
         self._table = base64.b64decode(tables[0]) if tables else b""
         self._charsmap: Charsmap | None = None
+        self._published = PublishedIds.of(specification)
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(_without_faults(specification)))
         self._backend.no_padding()
         self._backend.no_truncation()
 
-    def encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+    def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
         """Ids and words of each text, </s> included."""
-        return self._backend.encode_batch([self._normalized(text) for text in texts])
+        if self._published is None:
+            return self._backend.encode_batch([self._normalized(text) for text in texts])
+        parts = [self._published.without_prefix(text) for text in texts]
+        rests = [self._normalized(rest) for _, rest in parts]
+        encodings = self._backend.encode_batch(rests)
+        return [
+            self._published.cut(prefix, rest, encoding)
+            for (prefix, _), rest, encoding in zip(parts, rests, encodings, strict=True)
+        ]
 
     def _normalized(self, text: str) -> str:
         if not self._table:
@@ -181,13 +204,15 @@ class ExactText:
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
     """The same tokenizer, without its table, and with control pieces that no text can spell: they hold a space."""
     changed = copy.copy(specification)
-    control = {each["content"] for each in _added(specification) if each["special"]}
-    changed["added_tokens"] = [each for each in _added(specification) if not each["special"]]
+    roles = roles_of(specification)
+    changed["added_tokens"] = [x for x in _added(specification) if not x["special"] and not roles.get("prefixes")]
+    control = {x["content"] for x in _added(specification)} - {x["content"] for x in changed["added_tokens"]}
     normalizers = [each for each in _normalizers(specification) if each["type"] != "Precompiled"]
     changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
     model = dict(specification["model"])
     if model["type"] == "Unigram":
         model["vocab"] = [[f"{text} " if text in control else text, score] for text, score in model["vocab"]]
+        model["vocab"] += roles.get("missing", [])
     return {**changed, "model": model}
 
 

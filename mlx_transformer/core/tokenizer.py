@@ -17,7 +17,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
+from .published_ids import problem_of, roles_of
 from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
 from .tokenizer_files import (
     JOINT,
@@ -94,10 +95,13 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
-        published = is_sentencepiece(self._specification)
-        self.pad_id, self.bos_id, self.eos_id, self.unk_id = _special_ids(self._backend, published, origin)
+        roles, of_pieces = roles_of(self._specification), is_sentencepiece(self._specification)
+        self._published = of_pieces or bool(roles)
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
+            _told_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
+        )
         _check(self._backend, self.eos_id, origin)
-        self._exact = ExactText(self._specification) if published else None
+        self._exact = ExactText(self._specification) if of_pieces else None
 
     @classmethod
     def train(
@@ -212,7 +216,7 @@ class Tokenizer:
     @property
     def merges(self) -> list[list[str]] | None:
         """Pairs of tokens, in the order in which they become one; None of a vocabulary that merges no bytes."""
-        return None if self._exact is not None else self._specification["model"]["merges"]
+        return None if self._published else self._specification["model"]["merges"]
 
     @property
     def mask_id(self) -> int | None:
@@ -323,6 +327,15 @@ def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) ->
         if found[token] != id:
             raise UserError(f"{origin}: {token} has id {found[token]}, expected {id}; train a tokenizer anew")
     return PAD, BOS, EOS, UNK
+
+
+def _told_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
+    """The same of a file that names pad and bos by their ids."""
+    end, unknown = backend.token_to_id("</s>"), backend.token_to_id("<unk>")
+    problem = problem_of(roles, backend.get_vocab_size())
+    if end is None or unknown is None or problem:
+        raise UserError(f"{origin}: {problem or 'has no </s> or no <unk>'}; import the model again")
+    return roles["pad"], roles["bos"], end, unknown
 
 
 def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:

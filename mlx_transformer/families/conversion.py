@@ -48,10 +48,10 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if model_type not in list(FAMILIES):
         raise UserError(f"{folder}: model_type is {model_type!r}; these can be imported: {', '.join(sorted(FAMILIES))}")
     config, weights = imported(FAMILIES[model_type], source)
-    tokenizer, notes = read_tokenizer(folder, config)
+    tokenizer, notes = read_tokenizer(folder, config, model_type)
     where = folder / (GENERATION if source.generation else CONFIG)
     settings, left = settings_of(source.config, source.generation, config, str(where))
-    if languages := read_languages(folder, config):
+    if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
     return Imported(config, weights, tokenizer, settings, [*left, *notes])
 

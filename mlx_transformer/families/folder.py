@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
-from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
@@ -24,9 +22,11 @@ from mlx_transformer.system.tensors import write_tensors
 
 from .engine import Published
 from .generation import published_settings
+from .languages import codes_of
+from .text import ADDED, check_tokenizer, read_text_files
 from .weights import open_weights
 
-GENERATION, ADDED = "generation_config.json", "added_tokens.json"
+GENERATION = "generation_config.json"
 
 
 def read_folder(path: Path, keep_float16: bool = False) -> Published:
@@ -48,46 +48,41 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
     return Published(path, config, generation, tensors)
 
 
-def read_tokenizer(path: Path, config: TransformerConfig) -> tuple[str | None, list[str]]:
-    """The text of tokenizer.json if `Tokenizer` reads it and it fits the model; else None and a note of the reason.
+def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, list[str]]:
+    """The text of a tokenizer.json that fits the model; else None and a note of the reason.
 
-    `UserError` for a damaged one: it may be the model's.
+    The folder's own, if `Tokenizer` reads it, or else one made of the files of its family. `UserError` for a
+    tokenizer.json that is damaged: it may be the model's.
     """
-    file = path / TOKENIZER
-    if not file.is_file():
-        return None, [f"no tokenizer ({path} has no {TOKENIZER})"]
-    text = read_text(file)
-    parse_json(text, f"{file}: damaged, or not JSON", "restore it from a copy, or remove it: the model takes ids then")
-    try:
-        tokenizer = Tokenizer(text, str(file))
-    except UserError as error:
-        return None, [f"no tokenizer ({error})"]
-    ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
-    wrong = [
-        f"{name} is {in_tokenizer} in the tokenizer and {in_model} in the model"
-        for name, (in_tokenizer, in_model) in ids.items()
-        if in_tokenizer != in_model
-    ]
-    if tokenizer.vocab_size > min(config.vocab_size, config.source_vocab_size):
-        wrong.append(f"{tokenizer.vocab_size} tokens, more than the model has")
-    return (None, [f"no tokenizer ({file}: {'; '.join(wrong)})"]) if wrong else (text, [])
+    file, reasons = path / TOKENIZER, []
+    if file.is_file():
+        text = read_text(file)
+        hint = "restore it from a copy, or remove it: the model takes ids then"
+        parse_json(text, f"{file}: damaged, or not JSON", hint)
+        try:
+            check_tokenizer(text, config, str(file))
+            return text, []
+        except UserError as error:
+            reasons.append(str(error))
+    made, reason = read_text_files(path, config, model_type)
+    if made is not None:
+        return made, []
+    reasons += [reason] if reason else []
+    return None, [f"no tokenizer ({'; '.join(reasons) or f'{path} has no {TOKENIZER}'})"]
 
 
-LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
-"""What M2M100 calls the token of a language, and what NLLB and mBART do, by its code."""
+def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None) -> dict[str, int]:
+    """{code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one.
 
-
-def read_languages(path: Path, config: TransformerConfig) -> dict[str, int]:
-    """{code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one."""
-    found: dict[Any, Any] = {}
-    if (path / TOKENIZER).is_file():
-        added = _object(path / TOKENIZER).get("added_tokens")
+    tokenizer: the text of what was read of it.
+    """
+    found: Mapping[Any, Any] = {}
+    if tokenizer is not None or (path / TOKENIZER).is_file():
+        added = (_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer)).get("added_tokens")
         found = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
     elif (path / ADDED).is_file():
         found = _object(path / ADDED)
-    most = min(config.vocab_size, config.source_vocab_size)
-    matches = {LANGUAGE.fullmatch(str(text)): id for text, id in found.items() if type(id) is int and 0 <= id < most}
-    return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
+    return codes_of(found, min(config.vocab_size, config.source_vocab_size))
 
 
 def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:

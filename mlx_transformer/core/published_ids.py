@@ -1,0 +1,134 @@
+"""Vocabularies of published models whose ids aren't those of their SentencePiece model.
+
+A vocab.json gives the ids (Marian and M2M100), or the family's code does (mBART, NLLB). What a piece is, the model
+says; which id it has, and that it has none, the vocabulary. Marian's holds pieces of two models: text is cut by the
+source's, and ids may be of either.
+
+What a `tokenizer.json` has no place for is kept inside its template, where other programs pass over it, as
+"mlx_transformer": the ids of pad and of what decoders start with; the pieces without an id; whether a text may begin
+with a token such as ">>deu<<".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from mlx_transformer.system.errors import UserError
+
+from .sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
+
+TARGET_ONLY, PREFIX = 7, 8
+"""Types of pieces beside SentencePiece's own: what no text is cut into, and what a text may begin with, whole."""
+UNK = "<unk>"
+ROLES = "mlx_transformer"
+
+
+def roles_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a parsed tokenizer.json says beside its standard components; {} if it says nothing."""
+    template = specification.get("post_processor")
+    roles = template.get(ROLES) if isinstance(template, dict) else None
+    return roles if isinstance(roles, dict) else {}
+
+
+def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
+    """What is wrong with what a file of `size` ids says, if anything is."""
+    if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in ("pad", "bos")):
+        return "the ids of pad and bos are none of its own"
+    missing = roles.get("missing", [])
+    pairs = isinstance(missing, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in missing)
+    if not pairs or not all(isinstance(text, str) and type(score) is float for text, score in missing):
+        return "its pieces without an id are no [text, score]"
+    return None
+
+
+def is_prefix(text: str) -> bool:
+    """Whether it is what Marian calls a language, such as ">>deu<<"."""
+    return text.startswith(">>") and text.endswith("<<")
+
+
+def laid_out(
+    model: SentencePiece, vocabulary: Mapping[str, int], control: Sequence[str] = ()
+) -> tuple[SentencePiece, list[list[Any]]]:
+    """The model with its pieces in the vocabulary's order, and [text, score] of those without an id.
+
+    control: tokens of the vocabulary that stand for no text. Raises `UserError` for ids that are no order.
+    """
+    if UNK not in vocabulary or len(set(vocabulary.values())) < len(vocabulary):
+        raise UserError(f"the vocabulary has no {UNK}, or two tokens of one id")
+    texts, own = {id: text for text, id in vocabulary.items()}, {piece.text: piece for piece in model.pieces}
+    pieces = tuple(_piece(id, texts.get(id), own, control) for id in range(max(texts) + 1))
+    missing = [
+        piece
+        for piece in model.pieces
+        if piece.type in (NORMAL, USER_DEFINED, BYTE) and piece.text not in vocabulary and piece.text not in control
+    ]
+    if missing and (model.model_type == BPE or any(piece.type != NORMAL for piece in missing)):
+        raise UserError(f"{len(missing)} pieces, such as {missing[0].text!r:.40}, have no id in the vocabulary")
+    return dataclasses.replace(model, pieces=pieces), [[piece.text, piece.score] for piece in missing]
+
+
+def _piece(id: int, text: str | None, own: Mapping[str, Piece], control: Sequence[str]) -> Piece:
+    if text is None:
+        return Piece(f"<unused {id}>", 0.0, CONTROL)
+    if text == UNK:
+        return Piece(text, 0.0, UNKNOWN)
+    if text in control:
+        return Piece(text, 0.0, CONTROL)
+    if is_prefix(text):
+        return Piece(text, 0.0, PREFIX)
+    if text in own and own[text].type in (NORMAL, USER_DEFINED, BYTE, UNUSED):
+        return own[text]
+    return Piece(text, 0.0, CONTROL if text in own else TARGET_ONLY)
+
+
+class Cut(NamedTuple):
+    """A text's ids, and for each the number of its word; None of </s>."""
+
+    ids: list[int]
+    word_ids: list[int | None]
+
+
+class PublishedIds:
+    """From what the source's model makes of a text to the vocabulary's ids, as `transformers` looks them up."""
+
+    @classmethod
+    def of(cls, specification: Mapping[str, Any]) -> PublishedIds | None:
+        """None of a tokenizer.json in which each piece has an id, and each id a piece."""
+        roles, vocabulary = roles_of(specification), specification["model"]["vocab"]
+        texts = list(vocabulary) if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
+        surfaces = {text[1:]: id for id, text in enumerate(texts) if text.startswith(" ")}
+        return cls(specification, roles, texts, surfaces) if "lookup" in roles else None
+
+    def __init__(
+        self,
+        specification: Mapping[str, Any],
+        roles: Mapping[str, Any],
+        texts: Sequence[str],
+        surfaces: Mapping[str, int],
+    ) -> None:
+        added = specification.get("added_tokens") or []
+        self._prefixes = {x["content"]: x["id"] for x in added if not x["special"]} if roles.get("prefixes") else None
+        self._unknown, self._size, self._surfaces = list(texts).index(UNK), len(texts), surfaces
+
+    def without_prefix(self, text: str) -> tuple[int | None, str]:
+        """The id of the token that a text begins with, <unk> for one that isn't there, and the rest."""
+        if self._prefixes is None or not text.startswith(">>") or (end := text.find("<<") + 2) < 2:
+            return None, text
+        return self._prefixes.get(text[:end], self._unknown), text[end:]
+
+    def cut(self, prefix: int | None, text: str, encoding: tokenizers.Encoding) -> Cut:
+        """The ids of a text that was cut. What the source's model doesn't know the target's may; what has no id is
+        unknown."""
+        first = [] if prefix is None else [prefix]
+        ids = [self._id(id, text, place) for id, place in zip(encoding.ids, encoding.offsets, strict=True)]
+        words = [None if word is None else word + len(first) for word in encoding.word_ids]
+        return Cut([*first, *ids], [*(0 for _ in first), *words])
+
+    def _id(self, id: int, text: str, place: tuple[int, int]) -> int:
+        if id == self._unknown:
+            return self._surfaces.get(text[slice(*place)], id)
+        return id if id < self._size else self._unknown

@@ -1,0 +1,57 @@
+"""Tokens of languages in published vocabularies, of the files that name them, or in the order that they all have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
+"""What M2M100 calls the token of a language, and what NLLB and mBART do, by its code."""
+M2M100 = """
+af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu
+hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt
+ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+"""
+"""Codes of M2M100 and SMaLL-100 (Fan et al. 2020), in the order of their ids."""
+MBART_50 = """
+ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP
+nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN
+mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI
+"""
+"""Codes of mBART-50 (Tang et al. 2020), in the order of their ids."""
+
+
+def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:
+    """{code: id} of the tokens that are a language's, of {token: id}."""
+    known = {token: id for token, id in tokens.items() if type(id) is int and 0 <= id < rows}
+    matches = {LANGUAGE.fullmatch(str(token)): id for token, id in known.items()}
+    return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
+
+
+def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: int, usual: str) -> dict[str, int]:
+    """{token: id} of languages and <mask>.
+
+    Ids stand in tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json; of a bare list, or where there is
+    none, of `usual` codes, they begin with `first`.
+    """
+    decoder = settings.get("added_tokens_decoder")
+    numbered = decoder.items() if isinstance(decoder, dict) else ()
+    if found := _languages({_content(token): int(id) for id, token in numbered if id.isdecimal()}):
+        return found
+    if found := _languages(added):
+        return found
+    listed = settings.get("additional_special_tokens")
+    tokens = [_content(each) for each in listed] if isinstance(listed, list) else []
+    named = [token for token in tokens if LANGUAGE.fullmatch(token)] or usual.split()
+    return {token: first + i for i, token in enumerate(named)}
+
+
+def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
+    """Nothing, unless there is a language."""
+    found = {str(text): id for text, id in tokens.items() if LANGUAGE.fullmatch(str(text)) or text == "<mask>"}
+    return {} if not found.keys() - {"<mask>"} else found
+
+
+def _content(token: Any) -> str:
+    return str(token.get("content") if isinstance(token, dict) else token)

@@ -1,0 +1,193 @@
+"""The vocabularies of published models, from the files that their makers ship, as our one tokenizer.json.
+
+Each family's reader gives the pieces in the order of its ids; the text is of `core/sentencepiece_tokenizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.checkpoint import CONFIG
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.published_ids import laid_out
+from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
+from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.core.tokenizer_files import join_texts
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import parse_json, read_text
+
+from .byte_level import byte_level_json
+from .languages import M2M100, MBART_50, added_tokens
+
+SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
+SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
+PIECES, MERGES = "spiece.model", "merges.txt"
+FAIRSEQ = "sentencepiece.bpe.model"
+ADDED = "added_tokens.json"
+CONTROL = ("<s>", "</s>", "<pad>")
+
+Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
+
+
+def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, str]:
+    """The text of a tokenizer.json made of a folder's other files; or None and what there is to say."""
+    names, reader = READERS.get(model_type, ((), None))
+    if reader is None or not all((path / name).is_file() for name in names):
+        return None, ""
+    try:
+        text = reader(path, config, _settings(path))
+        check_tokenizer(text, config, str(path))
+    except UserError as error:
+        return None, str(error)
+    return text, ""
+
+
+def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """One file cuts by the source's model and joins the target's pieces. Vocabularies apart: one for each language."""
+    source, rows = read_sentencepiece(path / SOURCE), config.source_vocab_size
+    given = _vocabulary(path / VOCABULARY, rows)
+    if not settings.get("separate_vocabs"):
+        return _by_vocabulary(source, given, config, prefixes=True)
+    if config.one_embedding:
+        raise UserError(f"{path}: has two vocabularies, and the model one table for both languages")
+    target = read_sentencepiece(path / TARGET)
+    targets = _vocabulary(path / TARGET_VOCABULARY, config.vocab_size)
+    return join_texts(_by_vocabulary(source, given, config, prefixes=True), _by_vocabulary(target, targets, config))
+
+
+def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """Ids are the model's own; behind its pieces stand the blanks that text was hidden by, the last one first. MADLAD
+    pads with <s>."""
+    model, count = read_sentencepiece(path / PIECES), settings.get("extra_ids", 100)
+    ids = {piece.text: id for id, piece in enumerate(model.pieces)}
+    blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
+    more = [blank for blank in reversed(blanks) if blank not in ids]
+    if len(model.pieces) + len(more) > config.vocab_size:
+        raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
+    pad = ids.get(_token(settings, "pad_token", "<pad>"), -1)
+    return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
+
+
+def _bart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise UserError(f"{path / VOCABULARY}: has two tokens of one id")
+    roles = {"pad": vocabulary.get("<pad>", -1), "bos": config.bos_id}
+    space = settings.get("add_prefix_space") is True
+    return byte_level_json(vocabulary, read_text(path / MERGES), roles, space)
+
+
+def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """M2M100 and SMaLL-100 count by a vocab.json, with the languages behind it; NLLB counts as fairseq does."""
+    if not (path / VOCABULARY).is_file():
+        return _fairseq(path, config, settings)
+    vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
+    usual = " ".join(f"__{code}__" for code in M2M100.split())
+    languages = _added(path, config, settings, len(vocabulary), usual)
+    return _by_vocabulary(read_sentencepiece(path / FAIRSEQ), {**vocabulary, **languages}, config, control=[*languages])
+
+
+def _mbart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    if not str(settings.get("tokenizer_class")).startswith("MBart50"):
+        raise UserError(f"{path}: mBART's sources end with their language, which no text of ours does")
+    return _fairseq(path, config, settings, MBART_50)
+
+
+def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any], usual: str = "") -> str:
+    """The model's pieces behind four tokens, and then the languages."""
+    if settings.get("legacy_behaviour"):
+        raise UserError(f"{path}: its sources end with their language (legacy_behaviour), which no text of ours does")
+    model = read_sentencepiece(path / FAIRSEQ)
+    if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
+        raise UserError(f"{path / FAIRSEQ}: its first pieces are not <unk>, <s> and </s>")
+    first = {token: id for id, token in enumerate(("<s>", "<pad>", "</s>", "<unk>"))}
+    vocabulary = first | {piece.text: id for id, piece in enumerate(model.pieces[3:], len(first))}
+    languages = _added(path, config, settings, len(vocabulary), usual)
+    return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
+
+
+def _added(
+    path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
+) -> dict[str, int]:
+    """Tokens behind the pieces."""
+    found = added_tokens(settings, _object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
+    wrong = [token for token, id in found.items() if type(id) is not int or not first <= id < config.vocab_size]
+    if wrong or not found:
+        reason = f"{wrong[0]} has no id behind its {first} pieces" if wrong else "names no tokens of languages"
+        raise UserError(f"{path}: {reason}")
+    return found
+
+
+def _token(settings: Mapping[str, Any], role: str, default: str) -> str:
+    """The text of a special token, which stands alone or in an object."""
+    value = settings.get(role, default)
+    return str(value.get("content") if isinstance(value, dict) else value)
+
+
+def _by_vocabulary(
+    model: SentencePiece,
+    vocabulary: Mapping[str, int],
+    config: TransformerConfig,
+    control: Sequence[str] = (),
+    prefixes: bool = False,
+    lookup: bool = True,
+) -> str:
+    """control: tokens that stand for no text. prefixes: a text may begin with one such as ">>deu<<". lookup: what the
+    model doesn't know may have an id of its own."""
+    pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control])
+    pad = vocabulary.get("<pad>", config.pad_id)
+    start = pad if config.bos_id == config.pad_id else config.bos_id
+    roles: dict[str, Any] = {"pad": pad, "bos": start}
+    more = {"lookup": lookup, "prefixes": prefixes, "missing": missing}
+    return tokenizer_json(pieces, roles=roles | {name: value for name, value in more.items() if value})
+
+
+def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
+    """`UserError`, which begins with `where`, with all that makes it another model's."""
+    tokenizer = Tokenizer(text, where)
+    ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
+    wrong = [
+        f"{name} is {in_tokenizer} in the tokenizer and {in_model} in the model"
+        for name, (in_tokenizer, in_model) in ids.items()
+        if in_tokenizer != in_model
+    ]
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")
+    tokenizer.check_fits(config, where)
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    """What tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its class."""
+    return {
+        "tokenizer_class": _object(path / CONFIG).get("tokenizer_class"),
+        **(_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),
+        **(_object(path / SETTINGS) if (path / SETTINGS).is_file() else {}),
+    }
+
+
+def _vocabulary(path: Path, rows: int) -> dict[str, int]:
+    values = _object(path)
+    if not values or not all(type(id) is int and 0 <= id < rows for id in values.values()):
+        raise UserError(f"{path}: is no vocabulary of at most {rows} ids")
+    return values
+
+
+def _object(path: Path) -> dict[str, Any]:
+    values = parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
+    "marian": ((SOURCE, TARGET, VOCABULARY), _marian),
+    "t5": ((PIECES,), _t5),
+    "mt5": ((PIECES,), _t5),
+    "bart": ((VOCABULARY, MERGES), _bart),
+    "mbart": ((FAIRSEQ,), _mbart),
+    "m2m_100": ((FAIRSEQ,), _m2m100),
+}
+"""{model_type: files that must be there, and what reads them}"""

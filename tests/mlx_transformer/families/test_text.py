@@ -1,0 +1,375 @@
+"""Published vocabularies, as their makers ship them, give the ids that `transformers` looks up; SentencePiece's own
+package cuts the text for the judge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+from hard_text import hard_lines
+from published_text import STACKS, T5, judge_of, text_pieces, trained, two_languages, write_model
+
+from mlx_transformer import Transformer
+from mlx_transformer.convert import import_huggingface
+from mlx_transformer.core.tokenizer import Tokenizer
+from mlx_transformer.system.errors import UserError
+
+CONTROL = ("<s>", "</s>", "<pad>", "<unk>")
+LANGUAGES = [">>deu<<", ">>fra<<"]
+WITH_CODES = [">>deu<< one", ">>fra<<two", ">>fra<<", ">>eng<< three", "a >>deu<< b", ">>deu<<>>fra<< x", ">> <", ">>x"]
+
+
+def lines() -> list[str]:
+    return [line for each in hard_lines(count=60).values() for line in each[:2500]]
+
+
+@pytest.fixture(scope="module")
+def sides() -> tuple[bytes, bytes]:
+    source, target = two_languages()
+    return trained(source), trained(target)
+
+
+def joint_vocabulary(source: bytes, target: bytes, without: int = 23) -> dict[str, int]:
+    """As Marian counts it: the target's pieces too, and not all of the source's."""
+    pieces = [piece for i, piece in enumerate(text_pieces(source)) if i % without != 5]
+    tokens = dict.fromkeys(["</s>", "<unk>", *pieces, *text_pieces(target), *LANGUAGES, "<pad>"])
+    return {token: id for id, token in enumerate(tokens)}
+
+
+def marian_ids(model: bytes, vocabulary: dict[str, int], line: str) -> list[int]:
+    """What `transformers` does: a language is cut off, pieces are looked up by their text, as is what the model doesn't
+    know."""
+    code, end = [], line.find("<<")
+    if line.startswith(">>") and end != -1:
+        code, line = [line[: end + 2]], line[end + 2 :]
+    return looked_up([*code, *judge_of(model).encode(line, out_type=str)], vocabulary)
+
+
+def looked_up(pieces: list[str], vocabulary: dict[str, int]) -> list[int]:
+    """And </s> behind them. A text that spells a control piece is text, here; there it is the piece."""
+    unknown = vocabulary["<unk>"]
+    return [unknown if p in CONTROL else vocabulary.get(p, unknown) for p in pieces] + [vocabulary["</s>"]]
+
+
+def marian_config(vocabulary: dict[str, int], **more) -> dict:
+    ids = dict(pad_token_id=vocabulary["<pad>"], decoder_start_token_id=vocabulary["<pad>"], eos_token_id=0)
+    return {"model_type": "marian", **STACKS, **ids, "vocab_size": len(vocabulary), **more}
+
+
+@pytest.fixture(scope="module")
+def marian(sides, tmp_path_factory) -> tuple[Path, dict[str, int]]:
+    vocabulary = joint_vocabulary(*sides)
+    files = dict(source__spm=sides[0], target__spm=sides[1], vocab__json=vocabulary)
+    folder = tmp_path_factory.mktemp("marian")
+    write_model(folder / "theirs", marian_config(vocabulary), **files)
+    assert import_huggingface(folder / "theirs", folder / "ours") == []
+    return folder / "ours", vocabulary
+
+
+def test_marian_cuts_by_the_source_and_counts_by_the_vocabulary(marian, sides):
+    tokenizer, vocabulary = Tokenizer.load(marian[0]), marian[1]
+    texts = [*lines(), *WITH_CODES]
+    expected = [marian_ids(sides[0], vocabulary, line) for line in texts]
+    assert tokenizer.encode_batch(texts) == expected
+    flat = {id for row in expected for id in row}
+    foreign = {vocabulary[piece] for piece in text_pieces(sides[1])} - {
+        vocabulary.get(piece) for piece in text_pieces(sides[0])
+    }
+    assert flat & foreign  # what the source's model doesn't know, the target's does
+    assert max(flat) < tokenizer.vocab_size == len(vocabulary)
+    words = tokenizer.encode_words(texts)
+    assert [len(row) for row in words] == [len(row) for row in expected]
+    assert all(row == sorted(row) for row in words)
+
+
+def test_marian_joins_pieces_of_the_target(marian, sides):
+    tokenizer, vocabulary = Tokenizer.load(marian[0]), marian[1]
+    judge = judge_of(sides[1])
+    for line in two_languages()[1][::7]:
+        pieces = judge.encode(line, out_type=str)
+        ids = [vocabulary[piece] for piece in pieces if piece in vocabulary]
+        assert tokenizer.decode([*ids, 0]) == judge.decode([p for p in pieces if p in vocabulary])
+    assert tokenizer.decode([vocabulary["<unk>"], vocabulary["<pad>"], 0]) == ""
+
+
+def test_marians_file_in_other_programs(marian, sides):
+    """Alone the components have no piece without an id, nor what the target's model knows beyond the source's."""
+    backend = tokenizers.Tokenizer.from_str(Tokenizer.load(marian[0]).to_json())
+    known = set(text_pieces(sides[0])) & set(marian[1])
+    own = [line for line in two_languages()[0] if set(judge_of(sides[0]).encode(line, out_type=str)) <= known]
+    own = [line for line in own if line.isascii()]
+    assert len(own) > 50
+    texts = [*own, *(f">>deu<< {line}" for line in own)]
+    assert [e.ids for e in backend.encode_batch(texts)] == [marian_ids(sides[0], marian[1], line) for line in texts]
+
+
+def test_marian_translates_text(marian):
+    model = Transformer.load(marian[0])
+    (text,) = model.translate([">>deu<< Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
+def test_marian_with_a_vocabulary_for_each_language(sides, tmp_path):
+    first, second = ({t: i for i, t in enumerate(["</s>", "<unk>", *text_pieces(side)])} for side in sides)
+    size = max(len(first), len(second)) + 1
+    for each in (first, second):
+        each |= {f"<filler {i}>": i for i in range(len(each), size - 1)} | {"<pad>": size - 1}
+    separate = dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=len(second))
+    files = dict(source__spm=sides[0], target__spm=sides[1], vocab__json=first, target_vocab__json=second)
+    write_model(tmp_path / "theirs", marian_config(first, **separate), **files)
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer = Tokenizer.load(tmp_path / "ours")
+    texts = lines()[::5]
+    assert tokenizer.separate
+    assert tokenizer.source.encode_batch(texts) == [marian_ids(sides[0], first, line) for line in texts]
+    judge = judge_of(sides[1])
+    assert tokenizer.encode_batch(texts) == [looked_up(judge.encode(line, out_type=str), second) for line in texts]
+
+
+def without_unknown(vocabulary: dict) -> dict:
+    return {token: id for token, id in vocabulary.items() if token != "<unk>"}
+
+
+DAMAGE = {
+    "no vocabulary of at most": lambda v: {**v, "x": 10**12},
+    "the vocabulary has no </s>": lambda v: {t: i for t, i in v.items() if t != "</s>"},
+    "two tokens of one id": lambda v: {**v, "x": 7},
+    "the vocabulary has no <unk>": without_unknown,
+    "pad_id is 3 in the tokenizer": lambda v: {**v, "<pad>": 3, next(t for t, i in v.items() if i == 3): v["<pad>"]},
+    "damaged, or not JSON": lambda v: "{",
+    "expected a JSON object": lambda v: [1],
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGE)
+def test_a_vocabulary_that_is_none_stays_behind_with_a_note(reason, sides, tmp_path):
+    vocabulary = joint_vocabulary(*sides)
+    files = dict(source__spm=sides[0], target__spm=sides[1], vocab__json=DAMAGE[reason](vocabulary))
+    write_model(tmp_path / "theirs", marian_config(vocabulary), **files)
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert note.startswith("no tokenizer (")
+    assert reason in note
+    assert not (tmp_path / "ours" / "tokenizer.json").exists()
+
+
+def test_a_damaged_model_stays_behind_with_a_note(sides, tmp_path):
+    vocabulary = joint_vocabulary(*sides)
+    files = dict(source__spm=sides[0][:-50], target__spm=sides[1], vocab__json=vocabulary)
+    write_model(tmp_path / "theirs", marian_config(vocabulary), **files)
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert "source.spm: damaged" in note
+
+
+WRONG_ROLES = {
+    "the ids of pad and bos": [{"pad": 10**6}, {"bos": -1}, {"pad": "0"}, {"bos": None}],
+    "its pieces without an id": [
+        {"missing": 3},
+        {"missing": [["a"]]},
+        {"missing": [[1, 2.0]]},
+        {"missing": [["a", 1]]},
+    ],
+}
+
+
+@pytest.mark.parametrize("reason", WRONG_ROLES)
+def test_a_file_that_says_nonsense_is_refused(reason, marian):
+    specification = json.loads(Tokenizer.load(marian[0]).to_json())
+    for change in WRONG_ROLES[reason]:
+        template = {**specification["post_processor"]}
+        template["mlx_transformer"] = {**template["mlx_transformer"], **change}
+        with pytest.raises(UserError, match=reason):
+            Tokenizer(json.dumps({**specification, "post_processor": template}))
+
+
+def t5_config(judge: sentencepiece.SentencePieceProcessor, more: int, **ids) -> dict:
+    kinds = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    return {"model_type": "t5", **T5, **kinds, **ids, "vocab_size": len(judge) + more + 28}
+
+
+def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    judge = judge_of(model)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    others = {"model": {"type": "Unigram"}}  # tokenizer.json as `transformers` has it, which isn't exact
+    write_model(tmp_path / "theirs", t5_config(judge, 100, **ids), spiece__model=model, tokenizer__json=others)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), lines()
+    assert tokenizer.encode_batch(texts) == [[*row, 1] for row in judge.encode(texts)]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 0, 1, 2)
+    assert tokenizer.vocab_size == len(judge) + 100
+    assert [tokenizer.token(len(judge) + i) for i in (0, 99)] == ["<extra_id_99>", "<extra_id_0>"]
+    assert set(range(len(judge), len(judge) + 100)) < tokenizer.special_ids
+    (text,) = Transformer.load(tmp_path / "ours").translate(["translate English to German: Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_madlad_pads_with_the_beginning_and_has_languages_among_its_pieces(count, tmp_path):
+    model = trained(two_languages()[0], user_defined_symbols=["<2de>", "<2fr>"], byte_fallback=True)
+    judge = judge_of(model)
+    ids = dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=0)
+    settings = {"extra_ids": count, "pad_token": {"content": "<s>"}}
+    files = dict(spiece__model=model, tokenizer_config__json=settings)
+    write_model(tmp_path / "theirs", t5_config(judge, count, **ids), **files)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), [*lines(), "<2de> Germany", "<2fr>x"]
+    assert tokenizer.encode_batch(texts) == [[*row, 2] for row in judge.encode(texts)]
+    assert judge.piece_to_id("<2de>") in tokenizer.encode("<2de> Germany")
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.vocab_size) == (1, 0, len(judge) + count)
+
+
+def test_a_vocabulary_larger_than_the_model_stays_behind(tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    config = {**t5_config(judge_of(model), 0), "vocab_size": 300}
+    write_model(tmp_path / "theirs", config, spiece__model=model)
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert "pieces, and the model 300" in note
+
+
+FAIRSEQ = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2)
+CODES = {"m2m_100": ["__de__", "__ceb__", "__zh__"], "nllb": ["deu_Latn", "zho_Hans"], "mbart": ["de_DE", "en_XX"]}
+
+
+def named(how: str, codes: list[str], first: int) -> dict:
+    """The files that say which ids the languages have."""
+    ids = {code: first + i for i, code in enumerate(codes)}
+    entries = {str(id): {"content": code, "special": True} for code, id in ids.items()}
+    return {
+        "numbered": {"tokenizer_config__json": {"added_tokens_decoder": {"0": {"content": "<s>"}, **entries}}},
+        "added": {"added_tokens__json": ids},
+        "listed": {"special_tokens_map__json": {"additional_special_tokens": codes}},
+        "usual": {},
+    }[how]
+
+
+def of_many_languages(folder: Path, model: bytes, model_type: str, codes: list[str], how: str, **files) -> int:
+    """The id of the first language."""
+    first = len(files.get("vocab__json", ())) or len(judge_of(model)) + 1
+    config = {"model_type": model_type, **STACKS, **FAIRSEQ, "vocab_size": first + 110}
+    config |= {"tokenizer_class": "MBart50Tokenizer"} if model_type == "mbart" else {}
+    write_model(folder / "theirs", config, sentencepiece__bpe__model=model, **files, **named(how, codes, first))
+    values = json.loads((folder / "theirs" / "config.json").read_text())
+    (folder / "theirs" / "config.json").write_text(json.dumps({**values, **config}))
+    assert import_huggingface(folder / "theirs", folder / "ours") == []
+    return first
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("how", ["numbered", "added", "listed"])
+@pytest.mark.parametrize("name", ["nllb", "mbart"])
+def test_fairseqs_ids_and_languages_behind_them(name, how, kind, tmp_path):
+    model = trained(two_languages()[0], model_type=kind)
+    first = of_many_languages(tmp_path, model, {"nllb": "m2m_100"}.get(name, name), CODES[name], how)
+    tokenizer, texts, judge = Tokenizer.load(tmp_path / "ours"), lines(), judge_of(model)
+    assert tokenizer.encode_batch(texts) == [[*(id + 1 if id else 3 for id in row), 2] for row in judge.encode(texts)]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 2, 3)
+    rows = judge.encode(texts[:300])
+    assert tokenizer.decode_batch([[id + 1 for id in row if id] for row in rows]) == [
+        judge.decode([id for id in row if id]) for row in rows
+    ]
+    translator = Transformer.load(tmp_path / "ours")
+    assert translator.generation["languages"] == {code: first + i for i, code in enumerate(CODES[name])}
+    codes = dict(source_language=CODES[name][0], target_language=CODES[name][1])
+    (found,) = translator.generate([tokenizer.encode("Germany")], max_new_tokens=4, **codes)
+    assert found[0] == first + 1
+    (text,) = translator.translate(["Germany"], max_new_tokens=4, **codes)
+    assert text == tokenizer.decode(found)
+
+
+@pytest.mark.parametrize("how", ["numbered", "listed", "usual"])
+def test_m2m100_counts_by_its_vocabulary(how, sides, tmp_path):
+    pieces = [piece for i, piece in enumerate(text_pieces(sides[0])) if i % 23 != 5]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces, "\u4e2d"]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    first = of_many_languages(tmp_path, sides[0], "m2m_100", CODES["m2m_100"], how, vocab__json=vocabulary)
+    texts, judge = [*lines(), "\u4e2d"], judge_of(sides[0])
+    expected = [looked_up(judge.encode(line, out_type=str), vocabulary) for line in texts]
+    assert Tokenizer.load(tmp_path / "ours").encode_batch(texts) == expected
+    assert {vocabulary["\u4e2d"], 3} < {id for row in expected for id in row}
+    languages = Transformer.load(tmp_path / "ours").generation["languages"]
+    assert len(languages) == (100 if how == "usual" else 3)
+    assert languages["zh"] == first + (98 if how == "usual" else 2)
+
+
+def test_languages_without_a_place_stay_behind(sides, tmp_path):
+    config = {"model_type": "m2m_100", **STACKS, **FAIRSEQ, "vocab_size": 800}
+    for i, (files, reason) in enumerate(
+        [
+            ({}, "names no tokens of languages"),
+            ({"added_tokens__json": {"deu_Latn": 5}}, "deu_Latn has no id behind its"),
+            ({"added_tokens__json": {"deu_Latn": 10**9}}, "deu_Latn has no id behind its"),
+            ({"tokenizer_config__json": {"legacy_behaviour": True}}, "sources end with their language"),
+        ]
+    ):
+        write_model(tmp_path / f"{i}", config, sentencepiece__bpe__model=sides[0], **files)
+        notes = import_huggingface(tmp_path / f"{i}", tmp_path / "ours", force=i > 0)
+        assert reason in notes[-1]
+        assert not (tmp_path / "ours" / "tokenizer.json").exists()
+
+
+def test_mbart_whose_sources_end_with_their_language_works_on_ids(sides, tmp_path):
+    config = {"model_type": "mbart", **STACKS, **FAIRSEQ, "vocab_size": 800}
+    write_model(tmp_path / "theirs", config, sentencepiece__bpe__model=sides[0])
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert "mBART's sources end with their language" in note
+
+
+def bytes_trained(space: bool) -> tokenizers.Tokenizer:
+    """As `transformers` has BART's: by the library's own trainer and components, with BART's first ids."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=space)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    special, alphabet = ["<s>", "<pad>", "</s>", "<unk>"], tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
+    backend.train_from_iterator(two_languages()[0], trainer)
+    backend.encode_special_tokens = True
+    return backend
+
+
+def bart_files(space: bool) -> tuple[tokenizers.Tokenizer, dict]:
+    backend = bytes_trained(space)
+    model = json.loads(backend.to_str())["model"]
+    merges = "#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
+    return backend, dict(vocab__json={**model["vocab"], "<mask>": len(model["vocab"])}, merges__txt=merges)
+
+
+@pytest.mark.parametrize("space", [False, True])
+def test_bart_merges_bytes(space, tmp_path):
+    backend, files = bart_files(space)
+    config = {"model_type": "bart", **STACKS, **FAIRSEQ, "vocab_size": len(files["vocab__json"]) + 3}
+    settings = {"add_prefix_space": space}
+    write_model(tmp_path / "theirs", config, **files, tokenizer_config__json=settings)
+    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), lines()
+    rows = [encoding.ids for encoding in backend.encode_batch(texts)]
+    assert tokenizer.encode_batch(texts) == [[0, *row, 2] for row in rows]
+    assert [tokenizer.decode(row).removeprefix(" " * space) for row in tokenizer.encode_batch(texts)] == [
+        text.removeprefix(" " * space) for text in texts
+    ]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 2, 3)
+    assert tokenizer.mask_id == len(files["vocab__json"]) - 1
+    (text,) = Transformer.load(tmp_path / "ours").translate(["Germany"], max_new_tokens=5)
+    assert isinstance(text, str)
+
+
+BART_DAMAGE = {
+    "is no pair of tokens": lambda v, m: (v, m + "a b c\n"),
+    "the vocabulary has no </s>": lambda v, m: ({t: i for t, i in v.items() if t != "</s>"}, m),
+    "has two tokens of one id": lambda v, m: ({**v, "more": 9}, m),
+    "not a tokenizer that": lambda v, m: (v, m + "unheard of\n"),
+    "ids are not 0 to": lambda v, m: ({**v, "more": len(v) + 2}, m),
+}
+
+
+@pytest.mark.parametrize("reason", BART_DAMAGE)
+def test_damaged_merges_stay_behind_with_a_note(reason, tmp_path):
+    _, files = bart_files(False)
+    vocabulary, merges = BART_DAMAGE[reason](files["vocab__json"], files["merges__txt"])
+    config = {"model_type": "bart", **STACKS, **FAIRSEQ, "vocab_size": len(files["vocab__json"]) + 3}
+    write_model(tmp_path / "theirs", config, vocab__json=vocabulary, merges__txt=merges)
+    (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
+    assert reason in note
