@@ -4,9 +4,9 @@
     python benchmarks/marian.py [--lines FILE] [--count 200] [--rounds 3] [--threads 1]
 
 The model is imported and exported as int8 with the file's own scales, to target cpu and to one file with the search.
-Each engine translates the same lines, one at a time and, where it takes several, in one call; the rounds are interleaved
-and the median counts. Words are those of the source; loading is not counted. `equal` are the lines whose text is that of
-the engine, whose products saturate at 16 bits: other texts are no fault (tests/peers explains every one).
+Each engine translates the same lines, one at a time and, where it takes several, in one call; the rounds are
+interleaved and the median counts. Words are those of the source; loading is not counted. `equal` are the lines whose
+text is that of the engine, whose products saturate at 16 bits: other texts are no fault (tests/peers explains them).
 """
 
 from __future__ import annotations
