@@ -83,7 +83,8 @@ class Models:
             return self.only, None
         if not self.translators:
             raise RequestError(400, NO_TRANSLATOR)
-        fitting = [pair for pair in self.translators if source in (None, AUTO, pair[0]) and target in (None, pair[1])]
+        wanted = (None if source == AUTO else source, target)
+        fitting = [pair for pair in self.translators if all(w in (None, p) for w, p in zip(wanted, pair, strict=True))]
         if len(fitting) == 1:
             return self.translators[fitting[0]], fitting[0][0]
         there = ", ".join("-".join(pair) for pair in self.translators)

@@ -23,17 +23,27 @@ from mlx_transformer.system.terminal import Console
 
 RUN = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model".split()
 MADE = [*RUN, "onnx", "report", "data", "summary.json"]
+PAGES = {
+    "explain.html": "the model at work on one sentence, in both runtimes",
+    "training.html": "how it was trained",
+    "validate.html": "the proof that both runtimes compute the same",
+}
+"""Pages of OUT/report, and what they show."""
 MARKER = ".quickstart"  # says that the folder is ours to clear
 
 
 def run(out: Path, minutes: float, seed: int) -> int:
     """Build, train, score, export, validate, translate; returns the exit code (0: the two runtimes are equal).
 
-    Writes OUT/model, OUT/onnx, OUT/report and OUT/summary.json. A finished quickstart in OUT is replaced.
+    Writes OUT/model, OUT/onnx, OUT/report, with the pages PAGES in it, and OUT/summary.json. A finished quickstart in
+    OUT is replaced.
     """
     from export import OnnxTransformer, export_onnx
+    from export.explain.command import explain
     from export.validate import validate_command
     from mlx_transformer.device import set_tf32
+    from mlx_transformer.report.runs import read_run
+    from mlx_transformer.report.training_page import page
     from mlx_transformer.runtime.transformer import load
     from mlx_transformer.training.data import load_data
     from mlx_transformer.training.recipe import load_recipe
@@ -74,6 +84,9 @@ def run(out: Path, minutes: float, seed: int) -> int:
     with _stage("translate", seconds):
         onnx_translations = OnnxTransformer(out / "onnx").translate(held_out.source)
         differ = sum(a != b for a, b in zip(translations, onnx_translations, strict=True))
+    with _stage("explain", seconds):
+        explain(result.model, [held_out.source[0]], out=report / "explain.html", beside=str(out / "onnx"))
+        write_text(report / "training.html", page([read_run(out)]))
     _write_json(report / "evaluation.json", {**scores, "exact_match_by_kind": by_kind})
     _write_translations(report / "translations.tsv", held_out, translations, onnx_translations)
 
@@ -191,3 +204,6 @@ def _print_summary(summary: dict[str, Any], text: ParallelText, mlx: list[str], 
     for name, path in summary["paths"].items():
         table.add_row(name, path)
     console.print(table)
+    program = "open" if sys.platform == "darwin" else "xdg-open"
+    for page, shows in PAGES.items():
+        console.print(f"{program} {summary['paths']['report']}/{page}  # {shows}", soft_wrap=True)

@@ -29,7 +29,7 @@ UNSET = re.compile(r"[;.] [Uu]nset: ")
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!et al)\.\s")
 NOT = "no_"  # begins the option that turns off what is on by default
 OUT, OUT_OPTION = "out", "out_option"
-CONTEXT, GIVEN = "command_line", "given"
+CONTEXT = "command_line"
 """The parameter by which typer says which options were given, and where an `Options` of a command has them."""
 
 Model = Annotated[
@@ -86,6 +86,13 @@ class RuntimeSettings:
     """Compare the files with the digests in their manifest."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GivenOptions(Options):
+    """Options of a search, and which of them the command line gives: the others are as the model has them."""
+
+    given: frozenset[str] = frozenset()
+
+
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command for typer: those of its parameters whose type is a settings object are given by options.
 
@@ -117,9 +124,9 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
         context = values.pop(CONTEXT) if asks else None
         given = {name for name in values if context and context.get_parameter_source(name).name != "DEFAULT"}
         objects = {name: make(values) for name, make in made.items()}
-        for each in objects.values():
+        for name, each in objects.items():
             if isinstance(each, Options):
-                object.__setattr__(each, GIVEN, given)
+                objects[name] = GivenOptions(**vars(each), given=frozenset(given))
         return command(**values, **objects)
 
     # typer reads both.
@@ -130,7 +137,7 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def chosen(search: Options, names: str) -> dict[str, Any]:
     """The options of these names that the command line gives, as arguments: others are as the model has them."""
-    given = getattr(search, GIVEN, names.split())
+    given = search.given if isinstance(search, GivenOptions) else names.split()
     return {name: getattr(search, name) for name in names.split() if name in given}
 
 

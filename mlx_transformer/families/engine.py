@@ -288,7 +288,7 @@ def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:
         return False
     first = min(c.first_position, table.shape[0])  # nobody reads the rows before
     numbers = np.asarray(table, np.float32)[first:]
-    # The angles of M2M100's are rounded to float32: that of position 1000 is wrong by 3e-5.
+    # The angles of M2M100's are rounded to float32: at position 1000 sines are wrong by 7e-5.
     most = 1e-3 if c.positions == "sinusoidal_concat" else 1e-6
     if not (numbers.view(np.uint32) & 0xFFFF).any():  # all of them were rounded to bfloat16
         most = 4e-3

@@ -42,14 +42,15 @@ def chart(title: str, curves: Sequence[tuple[int, str, Curve]], logarithmic: boo
         place = f"{y(tick):.1f}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place}" y2="{place}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
-    for step, anchor in ((first, "start"), (last, "end")):
+    for step, anchor in ((first, "start"), (last, "end"))[: 1 if first == last else 2]:
         parts.append(f'<text x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step:,}</text>')
     for index, name, curve in drawn:
         line = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in curve)
         parts.append(f'<polyline fill="none" stroke="{colour(index)}" stroke-width="1.6" points="{line}"/>')
+        kind = "dot" if len(curve) > 1 else "alone"  # the line shows the others, until one is pointed at
         dots = curve if len(curve) <= 60 else curve[:: max(1, len(curve) // 60)]
         parts += [
-            f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="5" fill="{colour(index)}" class="dot">'
+            f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="5" fill="{colour(index)}" class="{kind}">'
             f"<title>{escape(name)}, {unit} {step:,}: {value:.6g}</title></circle>"
             for step, value in dots
         ]

@@ -1,7 +1,7 @@
 """Tensors of the files that `torch.save` writes, read without PyTorch: nothing that is in them is run.
 
 Such a file is a zip archive of data.pkl, which says what there is (`torch_pickle.py`), and data/KEY for each storage,
-its numbers as they lie in memory.
+its numbers as they lie in memory; or, of PyTorch before version 1.6, the same in a row (`torch_legacy.py`).
 """
 
 from __future__ import annotations
@@ -20,42 +20,50 @@ from .errors import UserError, shortened
 from .files import open_file
 from .stored import Stored, read_piece
 from .tensors import check_finite
-from .torch_pickle import Refused, View, views
+from .torch_legacy import is_legacy, legacy_views
+from .torch_pickle import LARGEST_PICKLE, Machine, Refused, Storage, View, views
 
-LARGEST_PICKLE = 8 << 20
-"""Bytes; a thousand tensors take some 200,000."""
 LOCAL_HEADER = 30
 """Bytes of a zip entry's own header, before its name."""
-OLD = {0: b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", 257: b"ustar"}
-"""{place: what is there} in files of PyTorch before version 1.6."""
+LARGEST_EMPTY = 1 << 31
+"""Product of the other sizes of a tensor without numbers: NumPy has a limit too."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the numbers of one storage begin in the file, and their CRC-32."""
+    """Where the numbers of one storage begin in the file, and their CRC-32, if it has one."""
 
     begin: int
-    checksum: int
+    checksum: int | None
 
 
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
     """All tensors of one file, none of them read yet, bfloat16 as float32.
 
-    `UserError` for a file that is damaged, of PyTorch before 1.6, or holds something other than tensors, and as they
-    are read for damage and numbers that are not finite.
+    `UserError` for a file that is damaged or holds something other than tensors, and as they are read for damage and
+    numbers that are not finite.
     """
     with open_file(path) as file:
-        archive = _archive(path, file)
+        archive = None if is_legacy(file) else _archive(path, file)
         try:
-            program, folder = _pickle(archive)
-            found = views(program)
-            return {
-                name: _stored(path, name, view, _entry(file, archive, folder, view)) for name, view in found.items()
-            }
+            found, entries = _in_a_row(file) if archive is None else _in_archive(file, archive)
+            return {name: _stored(path, name, view, entries[view.storage.key]) for name, view in found.items()}
         except Refused as error:
             raise UserError(f"{path}: {error}") from error
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
             raise UserError(f"{path}: damaged ({shortened(str(error))}); restore it from a copy") from error
+
+
+def _in_a_row(file: io.BufferedReader) -> tuple[dict[str, View], dict[str, Entry]]:
+    found, begins = legacy_views(file)
+    return found, {key: Entry(begin, None) for key, begin in begins.items()}
+
+
+def _in_archive(file: io.BufferedReader, archive: zipfile.ZipFile) -> tuple[dict[str, View], dict[str, Entry]]:
+    program, folder = _pickle(archive)
+    found = views(Machine(program))
+    storages = {view.storage.key: view.storage for view in found.values()}
+    return found, {key: _entry(file, archive, folder, storage) for key, storage in storages.items()}
 
 
 def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
@@ -65,10 +73,10 @@ def _archive(path: Path, file: io.BufferedReader) -> zipfile.ZipFile:
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         file.seek(0)
         begin = file.read(512)
-        if any(begin[place:].startswith(mark) for place, mark in OLD.items()):
-            save = f"torch.save(torch.load({path.name!r}, weights_only=True), {path.name!r})"
-            how = f'convert it where PyTorch is: python -c "import torch; {save}"'
-            raise UserError(f"{path}: is of PyTorch before version 1.6; {how}") from error
+        if begin[257:].startswith(b"ustar"):
+            save = f"torch.save(torch.load({path.name!r}, weights_only=False), {path.name!r})"
+            how = f'if you trust it, for this runs what is in it, convert it: python -c "import torch; {save}"'
+            raise UserError(f"{path}: is a tar archive, as PyTorch wrote in its first versions; {how}") from error
         if begin.startswith(b"version https://git-lfs"):
             raise UserError(f"{path}: stands for a file of Git LFS; fetch it: git lfs pull") from error
         raise UserError(f"{path}: no file of torch.save, or damaged ({error}); restore it from a copy") from error
@@ -89,9 +97,8 @@ def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
     return archive.read(entry), folder
 
 
-def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, view: View) -> Entry:
-    """Where a view's storage is, which has to have the size that the pickle says. Raises `Refused`."""
-    storage = view.storage
+def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, storage: Storage) -> Entry:
+    """Where a storage is, which has to have the size that the pickle says. Raises `Refused`."""
     name = f"{folder}data/{storage.key}"
     shown, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
     try:
@@ -118,15 +125,16 @@ def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
     strides = [stride if size > 1 else 0 for size, stride in zip(shape, view.strides, strict=True)]
     end = view.offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if stride)
     empty = 0 in shape
-    if extent > max(storage.count, 1) or (end > storage.count and not empty):
+    if extent >= LARGEST_EMPTY if empty else max(extent, end) > storage.size:
         raise Refused(f"its {shortened(name)!r} is larger than its storage: damaged; restore it from a copy")
 
     def read() -> NDArray:
         if empty:
             return np.zeros(shape, storage.kind.read)
         stored = storage.kind.stored
-        numbers = read_piece(path, entry.begin + view.offset * stored.itemsize, end - view.offset, stored)
-        whole = len(numbers) == storage.count
+        begin = entry.begin + (storage.first + view.offset) * stored.itemsize
+        numbers = read_piece(path, begin, end - view.offset, stored)
+        whole = len(numbers) == storage.count and entry.checksum is not None
         if whole and zlib.crc32(numbers.view(np.uint8).data) != entry.checksum:
             raise UserError(f"{path}: {shortened(name)!r} differs from its checksum: damaged; restore it from a copy")
         numbers = storage.kind.as_read(numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ DICT, TENSOR, PARAMETER = (
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_parameter",
 )
+LARGEST_PICKLE = 8 << 20
+"""Bytes; a thousand tensors take some 200,000."""
 KNOWN = {DICT, TENSOR, PARAMETER, *(f"torch.{name}" for name in STORAGES)}
 
 
@@ -36,11 +38,13 @@ class Global:
 
 @dataclass(frozen=True)
 class Storage:
-    """Numbers one after the other, in a file of their own in the archive."""
+    """Numbers one after the other in the file; of them `size`, from `first` on, are what tensors see."""
 
     key: str
     kind: Kind
     count: int
+    first: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,28 @@ class Refused(Exception):  # noqa: N818 - told as a `UserError`, once it is know
     """What is wrong with a pickle."""
 
 
-class Machine:
-    """Runs one program, whose values are None, numbers, text, tuples, lists, dicts by text, and the classes above."""
+class Cut(Refused):
+    """The program has no end."""
 
-    def __init__(self, program: bytes):
-        self._program, self._at = program, 0
+
+class Machine:
+    """Runs programs, whose values are None, numbers, text, tuples, lists, dicts by text, and the classes above.
+
+    `id_size`: how many values name a storage, 5, or 6 with which part of it is meant. `at`: the byte that is read next.
+    `storages`: {key: all of a storage that the programs named}.
+    """
+
+    def __init__(self, program: bytes, id_size: int = 5):
+        self._program, self._id_size = program, id_size
+        self.at = 0
+        self.storages: dict[str, Storage] = {}
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """What the program leaves. Raises `Refused`."""
+        """What the next program leaves. Raises `Refused`, and `Cut` if the bytes end before it."""
+        self._stack, self._marks, self._memo = [], [], {}
         try:
             while (code := self._take(1)) != b".":
                 operation = OPERATIONS.get(code)
@@ -76,13 +91,13 @@ class Machine:
                 operation(self)
             return self._stack.pop()
         except (IndexError, KeyError, UnicodeDecodeError, ValueError, TypeError, OverflowError) as error:
-            raise Refused(f"is no pickle of tensors (at byte {self._at})") from error
+            raise Refused(f"is no pickle of tensors (at byte {self.at})") from error
 
     def _take(self, size: int) -> bytes:
-        taken = self._program[self._at : self._at + size]
+        taken = self._program[self.at : self.at + size]
         if size < 0 or len(taken) < size:
-            raise Refused("ends within its pickle")
-        self._at += size
+            raise Cut("ends within its pickle: damaged; restore it from a copy")
+        self.at += size
         return taken
 
     def _number(self, form: str) -> int:
@@ -114,8 +129,8 @@ class Machine:
         self._push(tuple(values[::-1]))
 
     def _line(self) -> str:
-        end = self._program.index(b"\n", self._at)
-        return self._take(end - self._at + 1)[:-1].decode()
+        end = self._program.find(b"\n", self.at)
+        return self._take(end - self.at + 1 if end >= 0 else len(self._program))[:-1].decode()
 
     def _global(self) -> None:
         module, name = self._line(), self._line()
@@ -147,12 +162,20 @@ class Machine:
         target.extend(values)
 
     def _storage(self) -> None:
-        """The only objects that a file may keep elsewhere: ("storage", its kind, its name, a device, its length)."""
-        word, storage, key, device, count = self._pop(tuple)
+        """The only objects that a file may keep elsewhere: ("storage", its kind, its name, a device, its length), and
+        in older files None or (a name, first, length) of a part."""
+        identity = self._pop(tuple)
+        word, storage, key, device, count, part = (*identity, None) if self._id_size == 5 else identity
         kind = STORAGES[storage.name.removeprefix("torch.")] if isinstance(storage, Global) else None
         if word != "storage" or kind is None or not isinstance(key, str) or not isinstance(device, str):
             raise TypeError
-        self._push(Storage(key, kind, _size(count)))
+        whole = Storage(key, kind, _size(count), 0, count)
+        if self.storages.setdefault(key, whole) != whole:
+            raise Refused(f"has two kinds of storage {shortened(key)!r}: damaged; restore it from a copy")
+        _, first, size = ("", 0, count) if part is None else part
+        if _size(first) + _size(size) > count:
+            raise Refused(f"has a part outside its storage {shortened(key)!r}: damaged; restore it from a copy")
+        self._push(replace(whole, first=first, size=size))
 
     def _call(self) -> None:
         arguments, function = self._pop(tuple), self._pop(Global)
@@ -223,9 +246,9 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
 }
 
 
-def views(program: bytes) -> dict[str, View]:
-    """{name: tensor} of a state dict's pickle. Raises `Refused`."""
-    found = Machine(program).run()
+def views(machine: Machine) -> dict[str, View]:
+    """{name: tensor} of a state dict, which the machine's next program makes. Raises `Refused`."""
+    found = machine.run()
     if not isinstance(found, dict):
         raise Refused(f"holds a {type(found).__name__}, no dict of tensors by name")
     for name, value in found.items():

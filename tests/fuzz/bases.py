@@ -37,10 +37,10 @@ MODELS = ("model", "onnx", "cpu", "quantized")
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, fixed (shape), foreign (an ONNX folder without a description of ours), alone (a
     decoder), alone-onnx, encoder, encoder-onnx, page (target web, with attention), node_modules (a site's), quantized,
-    theirs, of-torch (the same in a pickle), of-marian and of-marian-npz (Marian's own files), student (the former as a
-    checkpoint), run, adapted (a run of LoRA), kept (its change beside quantized's
-    integers), packed, two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms,
-    in.txt and expected.json: what the models make of in.txt."""
+    theirs, of-torch and of-old-torch (the same in pickles), of-marian and of-marian-npz (Marian's own files), student
+    (the former as a checkpoint), run, adapted (a run of LoRA), kept (its change beside quantized's integers), packed,
+    two (vocabularies), two-onnx, ids.onnx, text.onnx, recipe.toml, text and pairs in all forms, in.txt and
+    expected.json: what the models make of in.txt."""
     tokenizer = Tokenizer.train(["one two three. four five, six! seven " * 3], vocab_size=280)
     sizes: dict[str, Any] = {
         "encoder_layers": 1,
@@ -72,10 +72,11 @@ def make(folder: Path) -> None:
         export_search(folder / "model", folder / "text.onnx", text=True)
     quantize_checkpoint(folder / "model", folder / "quantized", Scheme(32, 4))
     to_huggingface(folder / "model", folder / "theirs")
-    shutil.copytree(folder / "theirs", folder / "of-torch")
-    weights = folder / "of-torch" / "model.safetensors"
-    torch_archives.save(folder / "of-torch" / "pytorch_model.bin", load_file(weights))
-    weights.unlink()
+    for name in ("of-torch", "of-old-torch"):
+        shutil.copytree(folder / "theirs", folder / name)
+        weights = folder / name / "model.safetensors"
+        torch_archives.save(folder / name / "pytorch_model.bin", load_file(weights), legacy=name == "of-old-torch")
+        weights.unlink()
     write_model(folder / "of-marian", STUDENT, integers=True)
     write_model(folder / "of-marian-npz", KINDS["two vocabularies"])
     import_marian(folder / "of-marian", folder / "student")

@@ -203,6 +203,13 @@ CLASSES = (
         20,
     ),
     Class(
+        "PyTorch's older weights",
+        ("of-old-torch",),
+        on("of-old-torch/*.bin", damage.in_legacy),
+        ("import {f}/of-old-torch {f}/new",),
+        20,
+    ),
+    Class(
         "Marian's own files",
         ("of-marian", "of-marian-npz"),
         one_of(

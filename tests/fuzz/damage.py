@@ -151,20 +151,37 @@ def in_archive(random: Random, path: Path) -> None:
     name = next(name for name in parts if name.endswith("data.pkl"))
     if random.random() < 0.2:
         name = random.choice(list(parts))
-    data, codes = (
-        bytearray(parts[name]),
-        b"\x80\x95(N\x88JKMG\x8aX\x8c)\x85\x86\x87t]}aesuc\x93qr\x94hjQRb.0\x81io\x82l2",
-    )
-    for _ in range(random.choice([1, 1, 2, 5])):
-        at = random.randrange(len(data) + 1)
-        new = random.choice([random.randbytes(4), bytes([random.choice(codes)]) * random.choice([1, 1, 30, 10**6])])
-        data[at : at + random.choice([0, 1, len(new)])] = new
-    parts[name] = bytes(data)
+    parts[name] = in_pickle(random, parts[name], len(parts[name]))
     if random.random() < 0.1:
         del parts[random.choice(list(parts))]
     with ZipFile(path, "w", random.choice([0, 0, 0, 8])) as archive:
         for part, contents in parts.items():
             archive.writestr(part, contents)
+
+
+def in_pickle(random: Random, before: bytes, size: int) -> bytes:
+    """To the instructions in the first bytes of a file."""
+    data, codes = bytearray(before), b"\x80\x95(N\x88JKMG\x8aX\x8c)\x85\x86\x87t]}aesuc\x93qr\x94hjQRb.0\x81io\x82l2"
+    for _ in range(random.choice([1, 1, 2, 5])):
+        at = random.randrange(size + 1)
+        new = random.choice([random.randbytes(4), bytes([random.choice(codes)]) * random.choice([1, 1, 30, 10**6])])
+        data[at : at + random.choice([0, 1, len(new)])] = new
+    return bytes(data)
+
+
+def in_legacy(random: Random, path: Path) -> None:
+    """To a file of PyTorch before version 1.6: to its pickles, to the counts of its storages, or to its bytes."""
+    data = path.read_bytes()
+    how, keys = random.random(), data.rindex(b"\x80\x02](")
+    if how < 0.2:
+        data = in_bytes(random, data)
+    elif how < 0.4:
+        at = random.choice([data.index(b".", keys) + 1, random.randrange(keys, len(data) - 8)])
+        count = random.choice([0, 1, -1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)])
+        data = data[:at] + struct.pack("<q", count) + data[at + 8 :]
+    else:
+        data = in_pickle(random, data, keys + 500)
+    path.write_bytes(data)
 
 
 def in_marian(random: Random, path: Path) -> None:

@@ -58,13 +58,22 @@ def several(*parts: bytes) -> bytes:
 ORDERED_DICT = named("collections", "OrderedDict") + b")R"
 
 
-def storage(key: str, kind: str, count: int) -> bytes:
-    return several(text("storage"), named("torch", kind), text(key), text("cpu"), number(count)) + b"Q"
+def storage(key: str, kind: str, count: int, *part: bytes) -> bytes:
+    """part: `WHOLE` or a `part`, in the older form."""
+    return several(text("storage"), named("torch", kind), text(key), text("cpu"), number(count), *part) + b"Q"
 
 
-def tensor(view: View, kind: str, count: int) -> bytes:
+WHOLE = b"N"
+
+
+def part(first: int, count: int) -> bytes:
+    """A part of a storage, which PyTorch before version 0.4 had."""
+    return several(text("part"), number(first), number(count))
+
+
+def tensor(view: View, kind: str, count: int, *part: bytes) -> bytes:
     sizes = [several(*map(number, values)) for values in (view.shape, view.strides)]
-    arguments = several(storage(view.key, kind, count), number(view.offset), *sizes, b"\x89", ORDERED_DICT)
+    arguments = several(storage(view.key, kind, count, *part), number(view.offset), *sizes, b"\x89", ORDERED_DICT)
     made = named("torch._utils", "_rebuild_tensor_v2") + arguments + b"R"
     if not view.parameter:
         return made
@@ -89,7 +98,31 @@ def write_archive(path: Path, program: bytes, storages: Mapping[str, NDArray], *
     return path
 
 
-def save(path: Path, arrays: Mapping[str, NDArray]) -> Path:
+def head(version: int = 1001, little: bytes = b"\x88") -> bytes:
+    """What stands before the state dict in the older form."""
+    sizes = b"}(" + b"".join(text(name) + number(size) for name, size in (("short", 2), ("int", 4), ("long", 4))) + b"u"
+    system = text("protocol_version") + number(1001) + text("little_endian") + little + text("type_sizes") + sizes
+    pickles = (number(0x1950A86A20F9469CFC6C), number(version), b"}(" + system + b"u")
+    return b"".join(BEGIN + pickle + END for pickle in pickles)
+
+
+def listed(*keys: str) -> bytes:
+    """The pickle of the keys of storages."""
+    return BEGIN + b"](" + b"".join(map(text, keys)) + b"e" + END
+
+
+def counted(numbers: NDArray) -> bytes:
+    """A storage of the older form."""
+    return struct.pack("<q", numbers.size) + numbers.tobytes()
+
+
+def write_legacy(path: Path, program: bytes, storages: Mapping[str, NDArray]) -> Path:
+    """The form of PyTorch before version 1.6."""
+    path.write_bytes(head() + program + listed(*storages) + b"".join(map(counted, storages.values())))
+    return path
+
+
+def save(path: Path, arrays: Mapping[str, NDArray], legacy: bool = False) -> Path:
     """Each array in a storage of its own; those that are the same object share it."""
     keys = {id(array): str(i) for i, array in enumerate(arrays.values())}
     entries, storages = {}, {}
@@ -97,5 +130,5 @@ def save(path: Path, arrays: Mapping[str, NDArray]) -> Path:
         key = keys[id(array)]
         strides = tuple(stride // array.itemsize for stride in array.strides)
         storages[key] = np.asarray(array).reshape(-1)
-        entries[name] = tensor(View(key, 0, array.shape, strides), STORAGES[array.dtype], array.size)
-    return write_archive(path, state_dict(entries), storages)
+        entries[name] = tensor(View(key, 0, array.shape, strides), STORAGES[array.dtype], array.size, *[WHOLE] * legacy)
+    return (write_legacy if legacy else write_archive)(path, state_dict(entries), storages)

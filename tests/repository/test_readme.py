@@ -15,6 +15,7 @@ from small_models import SIZES, random_weights, write_text_model
 import mlx_transformer
 from export import OnnxTransformer
 from export.package import export_onnx
+from mlx_transformer.commands import quickstart
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
@@ -109,6 +110,8 @@ def test_all_blocks(tmp_path):
     reader.write_texts()
     read(reader, RUN)
     assert (tmp_path / "runs/multi30k/model/config.json").exists()
+    for page in quickstart.PAGES:
+        assert (tmp_path / "quickstart/report" / page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 def test_example_of_the_package():

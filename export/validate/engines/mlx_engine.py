@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case, full_pass, started
+from export.validate.cases import Case, full_pass, search_inputs, started
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.options import Hypothesis, Options
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
@@ -128,6 +129,11 @@ class MlxEngine(ModelEngine):
         with self.stream(), replacing(self.model, {}, keep, set(names)):
             full_pass(self.model, case, lambda name, value: keep(name, self._numpy(value)))
         return points
+
+    def _hypotheses(self, sources: Sequence[Any], options: dict[str, Any]) -> list[list[Hypothesis]]:
+        # The method that users call; every option is given, so that none is taken from the folder's own settings.
+        with self.stream():
+            return self.model.search(**search_inputs(sources), **{**vars(Options()), **options})
 
     @contextmanager
     def searching(self) -> Iterator[Model]:

@@ -232,9 +232,9 @@ def test_folders_that_are_not_whole(models, translating, tmp_path):
 
     def of_another_family(copy):
         (copy / "mlx_transformer.json").unlink()
-        (copy / "config.json").write_text(json.dumps({"model_type": "bart"}))
+        (copy / "config.json").write_text(json.dumps({"model_type": "whisper"}))
 
-    with pytest.raises(UserError, match="model_type 'bart'"):
+    with pytest.raises(UserError, match="model_type 'whisper'"):
         damaged(of_another_family)
     with pytest.raises(UserError, match="provider NoSuchProvider is not in this onnxruntime"):
         OnnxTransformer(folder, providers=["NoSuchProvider"])

@@ -55,6 +55,17 @@ def test_every_kind_gives_the_same_checkpoint(name: str, sharded: bool, tmp_path
         assert (tmp_path / "back" / file).read_bytes() == (tmp_path / "expected" / file).read_bytes()
 
 
+def test_the_form_before_pytorch_1_6_gives_the_same_checkpoint(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    import_huggingface(folder, tmp_path / "expected")
+    weights = folder / "model.safetensors"
+    torch_archives.save(folder / "pytorch_model.bin", load_file(weights), legacy=True)
+    weights.unlink()
+    import_huggingface(folder, tmp_path / "back")
+    expected = (tmp_path / "expected" / "model.safetensors").read_bytes()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == expected
+
+
 def edit_index(change: Callable[[dict[str, Any], list[Path]], Any]):
     def edit(folder: Path, name: str, shards: list[Path]) -> None:
         path = folder / f"{name}.index.json"
