@@ -51,10 +51,13 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
 def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, list[str]]:
     """The text of a tokenizer.json that fits the model; else None and a note of the reason.
 
-    The folder's own, if `Tokenizer` reads it, or else one made of the files of its family. `UserError` for a
-    tokenizer.json that is damaged: it may be the model's.
+    It is made of the files of the family, or where there are none that can be used it is the folder's own: others than
+    ours may cut text in another way. `UserError` for one that is damaged: it may be the model's.
     """
-    file, reasons = path / TOKENIZER, []
+    made, reason = read_text_files(path, config, model_type)
+    if made is not None:
+        return made, []
+    file, reasons = path / TOKENIZER, [reason] if reason else []
     if file.is_file():
         text = read_text(file)
         hint = "restore it from a copy, or remove it: the model takes ids then"
@@ -64,10 +67,6 @@ def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tu
             return text, []
         except UserError as error:
             reasons.append(str(error))
-    made, reason = read_text_files(path, config, model_type)
-    if made is not None:
-        return made, []
-    reasons += [reason] if reason else []
     return None, [f"no tokenizer ({'; '.join(reasons) or f'{path} has no {TOKENIZER}'})"]
 
 

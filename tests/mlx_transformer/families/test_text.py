@@ -14,6 +14,8 @@ from published_text import STACKS, T5, judge_of, lines, looked_up, text_pieces, 
 
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface
+from mlx_transformer.core.sentencepiece import parse_sentencepiece
+from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 
 
@@ -26,8 +28,7 @@ def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
     model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     judge = judge_of(model)
     ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
-    others = {"model": {"type": "Unigram"}}  # tokenizer.json as `transformers` has it, which isn't exact
-    write_model(tmp_path / "theirs", t5_config(judge, 100, **ids), spiece__model=model, tokenizer__json=others)
+    write_model(tmp_path / "theirs", t5_config(judge, 100, **ids), spiece__model=model)
     assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
     tokenizer, texts = Tokenizer.load(tmp_path / "ours"), lines()
     assert tokenizer.encode_batch(texts) == [[*row, 1] for row in judge.encode(texts)]
@@ -37,6 +38,19 @@ def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
     assert set(range(len(judge), len(judge) + 100)) < tokenizer.special_ids
     (text,) = Transformer.load(tmp_path / "ours").translate(["translate English to German: Germany"], max_new_tokens=5)
     assert isinstance(text, str)
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_not_taken(tmp_path):
+    model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    theirs, other = tmp_path / "theirs", json.loads(tokenizer_json(parse_sentencepiece(model)))
+    other["normalizer"]["normalizers"].pop()  # spaces stay
+    write_model(theirs, t5_config(judge_of(model), 100, **ids), spiece__model=model, tokenizer__json=other)
+    for name, expected in (("with", True), ("without", False)):
+        assert import_huggingface(theirs, tmp_path / name) == []
+        tokenizer = Tokenizer.load(tmp_path / name)
+        assert (tokenizer.encode("two  spaces ") == tokenizer.encode("two spaces")) is expected
+        (theirs / "spiece.model").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("count", [0, 3])
