@@ -242,6 +242,13 @@ def test_version_is_the_declared_one() -> None:
     assert metadata.version(DISTRIBUTION) == project()["version"], "run make setup-dev"
 
 
+def test_the_citation_has_the_declared_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {project()['version']}\n" in text
+    assert f"\nlicense: {project()['license']}\n" in text
+    assert f"\ntitle: {DISTRIBUTION}\n" in text
+
+
 def test_every_test_asserts_and_could_fail() -> None:
     files = files_below(ROOT / "tests")
     assert {"repository/test_repository.py", "consumers/test_genai.py", "small_models"} <= files.keys()
