@@ -30,6 +30,16 @@ ATTENTION = "mlx_transformer.cross_attention"
 """Likewise: the decoder layer whose cross-attention is an output, where one is."""
 SOURCE = "mlx_transformer.source"
 """Likewise: SHA-256 of the checkpoint's weights."""
+LATER = (
+    "repetition_penalty",
+    "no_repeat_ngram",
+    "heuristic_stop",
+    "forced_first",
+    "forced_end",
+    "suppressed",
+    "end_ids",
+)
+"""Inputs that files of earlier versions don't have."""
 
 
 def check_file(file: Path, precision: str | None) -> None:

@@ -47,7 +47,7 @@ from mlx_transformer.system.files import parse_json
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import verify_file
 
-from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER, inputs_of
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, LATER, PRECISION, TEXT_DOMAIN, TOKENIZER, inputs_of
 
 if TYPE_CHECKING:
     from mlx_transformer.core.tokenizer import Tokenizer
@@ -55,16 +55,6 @@ if TYPE_CHECKING:
 
 EXTENSIONS = "onnxruntime_extensions"
 REPLACEMENT = "\ufffd"  # of a character that was cut
-LATER = (
-    "repetition_penalty",
-    "no_repeat_ngram",
-    "heuristic_stop",
-    "forced_first",
-    "forced_end",
-    "suppressed",
-    "end_ids",
-)
-"""Inputs that files of earlier versions don't have."""
 
 
 class SearchModel(TextVerbs):

@@ -14,7 +14,7 @@ from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions
-from export.search.metadata import ATTENTION, CONFIG, PRECISION, SOURCE, TOKENIZER
+from export.search.metadata import ATTENTION, CONFIG, LATER, PRECISION, SOURCE, TOKENIZER
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -26,6 +26,8 @@ from mlx_transformer.system.manifest import read_manifest, verify_file, verify_f
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """What the page calls the graphs of a model whose search is its own."""
 GRAPHS = {**STEPS, "search": SEARCH}
+GIVEN = SETTINGS.keys() - set(LATER)
+"""The settings of a search that the page gives (`page/search.js`)."""
 WASM_ALONE = ("int8", "bfloat16")
 """Precisions that WebGPU lacks: it has no MatMulInteger, and no bfloat16."""
 BEFORE = [
@@ -121,7 +123,8 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
 
 
 def _of_file(file: Path, verify: bool) -> SiteModel:
-    """The file with its settings as inputs that have to be given: onnxruntime-web takes no others."""
+    """The file with the settings that the page gives as inputs that have to be given, for onnxruntime-web takes no
+    others; the rest stay as the file has them."""
     if verify:
         verify_file(file)
     model = read_model(file)
@@ -138,9 +141,11 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     if TOKENIZER not in facts:
         raise UserError(f"{file}: has no tokenizer, which a page needs: export a checkpoint that has one")
     data = _data(file, model)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in SETTINGS]
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in GIVEN]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
+    for value in [value for value in model.graph.input if value.name in SETTINGS.keys() - GIVEN]:
+        model.graph.input.remove(value)
     for entry in [entry for entry in model.metadata_props if entry.key == TOKENIZER]:
         model.metadata_props.remove(entry)
     name = f"{facts.get(PRECISION, 'float32')}, search inside"

@@ -15,6 +15,7 @@ from web_package import write_web_package
 from export import export_onnx, export_search
 from export.__main__ import main
 from export.interface import SETTINGS
+from export.search.metadata import LATER
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
 from export.web.models import read_models
@@ -74,13 +75,18 @@ def test_models_are_those_of_the_folder_and_the_file(site, made):
     )
 
 
-def test_settings_of_a_search_are_inputs_that_have_to_be_given(site, made):
-    """onnxruntime-web takes no input that has a default."""
+def test_settings_that_the_page_gives_are_inputs_that_have_to_be_given(site, made):
+    """onnxruntime-web takes no others: what `search.js` gives is what the graph has, the rest stays in the file."""
     [path] = (site / "models/float32-search-inside").iterdir()
-    ours, copy = onnx.load(made / "mine.onnx"), onnx.load(path)
-    assert {value.name for value in copy.graph.input} == {value.name for value in ours.graph.input}
-    assert {t.name for t in ours.graph.initializer} - {t.name for t in copy.graph.initializer} == SETTINGS.keys()
-    assert copy.graph.node == ours.graph.node
+    written, file = onnx.load(path), onnx.load(made / "mine.onnx")
+    script = (site / "search.js").read_text(encoding="utf-8")
+    call = script.split("this.#run({")[1].split("});")[0]
+    given = set(re.findall(r"^ {6}(\w+): ", call, re.M))
+    assert {value.name for value in file.graph.input} - {value.name for value in written.graph.input} == set(LATER)
+    assert given == {"source_ids", "source_mask", *SETTINGS.keys() - set(LATER)}
+    assert not {tensor.name for tensor in written.graph.initializer} & given
+    assert written.graph.node == file.graph.node
+    assert {tensor.name for tensor in written.graph.initializer} >= set(LATER)
 
 
 def test_service_worker_lists_the_files_and_keeps_the_page_at_once(site):
