@@ -139,8 +139,8 @@ class Engine:
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         """Return those of these points of one full pass that it shows, points inside the sub-layers among them:
-        attention weights (B,H,L,S) are NAME.weights. For display: what a fused operator keeps to itself is computed
-        from what it reads."""
+        attention weights (B,H,L,S) are NAME.weights. For display: those of a fused operator are the softmax of
+        the scores that it shows."""
         return {}
 
     def logits(self, case: Case) -> Array:
