@@ -17,7 +17,7 @@ from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.generation.steps import banned_ids
 from mlx_transformer.system.durable import replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import parse_json, read_json, read_text
+from mlx_transformer.system.files import parse_json, read_object, read_text
 from mlx_transformer.system.tensors import write_tensors
 
 from .engine import Published
@@ -39,9 +39,9 @@ def read_folder(path: Path, keep_float16: bool = False) -> Published:
         raise UserError(f"{path}: no such folder")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
-    config, generation = _object(path / CONFIG), {}
+    config, generation = read_object(path / CONFIG), {}
     if (path / GENERATION).is_file():
-        generation = _object(path / GENERATION)
+        generation = read_object(path / GENERATION)
     tensors = open_weights(path)
     if not keep_float16:
         tensors = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in tensors.items()}
@@ -77,10 +77,10 @@ def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None)
     """
     found: Mapping[Any, Any] = {}
     if tokenizer is not None or (path / TOKENIZER).is_file():
-        added = (_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer)).get("added_tokens")
+        added = (read_object(path / TOKENIZER) if tokenizer is None else json.loads(tokenizer)).get("added_tokens")
         found = {x.get("content"): x.get("id") for x in added or () if isinstance(x, dict)}
     elif (path / ADDED).is_file():
-        found = _object(path / ADDED)
+        found = read_object(path / ADDED)
     return codes_of(found, min(config.vocab_size, config.source_vocab_size))
 
 
@@ -140,10 +140,3 @@ def write_folder(
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
     return out
-
-
-def _object(path: Path) -> dict[str, Any]:
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return values

@@ -37,12 +37,12 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
     """
     decoder = settings.get("added_tokens_decoder")
     numbered = decoder.items() if isinstance(decoder, dict) else ()
-    if found := _languages({_content(token): int(id) for id, token in numbered if id.isdecimal()}):
+    if found := _languages({content_of(token): int(id) for id, token in numbered if id.isdecimal()}):
         return found
     if found := _languages(added):
         return found
     listed = settings.get("additional_special_tokens")
-    tokens = [_content(each) for each in listed] if isinstance(listed, list) else []
+    tokens = [content_of(each) for each in listed] if isinstance(listed, list) else []
     named = [token for token in tokens if LANGUAGE.fullmatch(token)] or usual.split()
     return {token: first + i for i, token in enumerate(named)}
 
@@ -53,5 +53,6 @@ def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
     return {} if not found.keys() - {"<mask>"} else found
 
 
-def _content(token: Any) -> str:
+def content_of(token: Any) -> str:
+    """The text of a special token, which stands alone or in an object."""
     return str(token.get("content") if isinstance(token, dict) else token)

@@ -18,10 +18,10 @@ from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import parse_json, read_text
+from mlx_transformer.system.files import read_object, read_text
 
 from .byte_level import byte_level_json
-from .languages import M2M100, MBART_50, added_tokens
+from .languages import M2M100, MBART_50, added_tokens, content_of
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
@@ -114,7 +114,7 @@ def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
     """Tokens behind the pieces."""
-    found = added_tokens(settings, _object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
+    found = added_tokens(settings, read_object(path / ADDED) if (path / ADDED).is_file() else {}, first, usual)
     wrong = [token for token, id in found.items() if type(id) is not int or not first <= id < config.vocab_size]
     if wrong or not found:
         reason = f"{wrong[0]} has no id behind its {first} pieces" if wrong else "names no tokens of languages"
@@ -123,9 +123,7 @@ def _added(
 
 
 def _token(settings: Mapping[str, Any], role: str, default: str) -> str:
-    """The text of a special token, which stands alone or in an object."""
-    value = settings.get(role, default)
-    return str(value.get("content") if isinstance(value, dict) else value)
+    return content_of(settings.get(role, default))
 
 
 def _by_vocabulary(
@@ -164,23 +162,16 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
 def _settings(path: Path) -> Mapping[str, Any]:
     """What tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its class."""
     return {
-        "tokenizer_class": _object(path / CONFIG).get("tokenizer_class"),
-        **(_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),
-        **(_object(path / SETTINGS) if (path / SETTINGS).is_file() else {}),
+        "tokenizer_class": read_object(path / CONFIG).get("tokenizer_class"),
+        **(read_object(path / SPECIAL) if (path / SPECIAL).is_file() else {}),
+        **(read_object(path / SETTINGS) if (path / SETTINGS).is_file() else {}),
     }
 
 
 def _vocabulary(path: Path, rows: int) -> dict[str, int]:
-    values = _object(path)
+    values = read_object(path)
     if not values or not all(type(id) is int and 0 <= id < rows for id in values.values()):
         raise UserError(f"{path}: is no vocabulary of at most {rows} ids")
-    return values
-
-
-def _object(path: Path) -> dict[str, Any]:
-    values = parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
 
 

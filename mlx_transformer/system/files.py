@@ -107,6 +107,14 @@ def read_json(path: str | Path) -> Any:
     return parse_json(read_text(path), f"{path}: damaged, or not JSON", "restore it from a copy")
 
 
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The contents of a JSON file that holds an object; `UserError` as by `read_json`, or for anything else."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
 def parse_json(text: str, where: str, hint: str) -> Any:
     """What a JSON text says; `UserError` ("where (the reason); hint") if it isn't one, or is `DEEPEST` deep."""
     try:
