@@ -6,7 +6,7 @@ import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -132,3 +132,10 @@ def save(path: Path, arrays: Mapping[str, NDArray], legacy: bool = False) -> Pat
         storages[key] = np.asarray(array).reshape(-1)
         entries[name] = tensor(View(key, 0, array.shape, strides), STORAGES[array.dtype], array.size, *[WHOLE] * legacy)
     return (write_legacy if legacy else write_archive)(path, state_dict(entries), storages)
+
+
+def assert_stored(found: Any, array: np.ndarray) -> None:
+    """A tensor that was read is the one that was saved, bfloat16 as float32."""
+    expected = array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
+    assert (found.shape, found.dtype, found.nbytes) == (expected.shape, expected.dtype, expected.nbytes)
+    assert np.asarray(found).tobytes() == expected.tobytes()

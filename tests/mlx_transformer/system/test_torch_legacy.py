@@ -17,6 +17,7 @@ from torch_archives import (
     STORAGES,
     WHOLE,
     View,
+    assert_stored,
     counted,
     head,
     listed,
@@ -45,9 +46,7 @@ def test_every_kind_of_storage(dtype, tmp_path):
     array = (np.arange(6).reshape(2, 3) % 2).astype(dtype)
     found = stored_torch_tensors(save(tmp_path / "x.bin", {"a": array, "b": array + array}, legacy=True))
     for name, stored in (("a", array), ("b", array + array)):
-        expected = stored.astype(np.float32) if stored.dtype == ml_dtypes.bfloat16 else stored
-        assert (found[name].shape, found[name].dtype) == (expected.shape, expected.dtype)
-        assert np.asarray(found[name]).tobytes() == expected.tobytes()
+        assert_stored(found[name], stored)
 
 
 def test_a_file_of_pytorch():
