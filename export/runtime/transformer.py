@@ -26,6 +26,7 @@ from export.targets.cpu.runtime import CpuModel
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
@@ -103,6 +104,9 @@ class OnnxTransformer(TextVerbs):
     def token_logits(self, ids: list[list[int]]) -> NDArray[np.float32]:
         return self.logits(ids)
 
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
+        return self.encode(ids, mask)
+
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
@@ -125,6 +129,10 @@ class OnnxTransformer(TextVerbs):
     @cached_property
     def generation(self) -> Settings:
         return read_settings(self.folder.path, self.config)
+
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        return read_embedding(self.folder.path, self.config.d_model)
 
     @property
     def shows_attention(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +23,7 @@ from mlx_transformer.core.checkpoint import (
 )
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Packed, tensors_of
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, kept_files
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.generation.settings import SETTINGS, read_settings, settings_text
 from mlx_transformer.runtime.transformer import Transformer
@@ -69,13 +71,14 @@ def merge_adapter(
     opened, found = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
     merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
-    texts = settings_text(read_settings(opened.folder, opened.config))
+    own: dict[str, Any] = {"texts": settings_text(read_settings(opened.folder, opened.config))}
+    own["copies"] = dict(kept_files(opened.folder))
     if not requantize:
-        save_checkpoint(out, opened.config, merged, text, texts=texts)
+        save_checkpoint(out, opened.config, merged, text, **own)
         return None
     _check_quantised(replace(opened, adapter=found), "none can be rounded again: leave out --requantize")
     stored, rounded = _rounded(opened, found, merged)
-    save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization, texts=texts)
+    save_checkpoint(out, opened.config, stored, text, quantization=opened.quantization, **own)
     was = {name: opened.tensor(name) for name in rounded}
     exact = {name: merged[name] for name in rounded}
     models = [
@@ -99,7 +102,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
     together = replace(opened, adapter=found)
     _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(Path(out), "checkpoint") as temporary:
-        for name in (CONFIG, WEIGHTS, SETTINGS, *NAMES):
+        for name in (CONFIG, WEIGHTS, SETTINGS, EMBEDDING, DENSE, *NAMES):
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         found.save(temporary)

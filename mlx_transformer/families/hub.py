@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.checkpoint import CONFIG
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import previous
@@ -20,13 +21,16 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.manifest import MANIFEST
 
 from .folder import GENERATION
+from .sentence_folder import LIMITS, MODULES, PROMPTS
 from .weights import FORMS
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
-SMALL += ("merges.txt", "target_vocab.json")
+SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
 """What is fetched beside the weights, where it is there."""
+PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
+"""And of a folder of sentence-transformers what stands behind the encoder."""
 
 
 class Found(NamedTuple):
@@ -105,10 +109,12 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
 def needed(files: Iterable[str]) -> list[str]:
     """The files of a repository that a model needs, its config first, [] if there is none; where weights have several
     forms, the one that `open_weights` takes."""
-    files = [file for file in files if "/" not in file]
+    listed = list(files)
+    files = [file for file in listed if "/" not in file]
     if CONFIG not in files:
         return []
-    small = [file for file in SMALL if file in files]
+    parts = [file for file in listed if PART.fullmatch(file)] if MODULES in files else []
+    small = [file for file in SMALL if file in files] + parts
     for form in FORMS:
         if form.name in files:
             return [*small, form.name]
