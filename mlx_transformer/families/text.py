@@ -179,6 +179,7 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "marian": ((SOURCE, TARGET, VOCABULARY), _marian),
     "t5": ((PIECES,), _t5),
     "mt5": ((PIECES,), _t5),
+    "umt5": ((PIECES,), _t5),
     "bart": ((VOCABULARY, MERGES), _bart),
     "mbart": ((FAIRSEQ,), _mbart),
     "m2m_100": ((FAIRSEQ,), _m2m100),

@@ -183,6 +183,11 @@ def off_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: np.roll(array, 1, axis=0) if n.endswith(".positions.weight") else array for n, array in weights.items()}
 
 
+def layers_swapped(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    first, second = (f"decoder.positions.layers.{i}.weight" for i in range(2))
+    return {**weights, first: weights[second], second: weights[first]}
+
+
 WRONG: dict[str, tuple[str, dict]] = {
     "epsilon 1e-12 for 1e-5": ("bart", dict(norm_epsilon=1e-12)),
     "tanh for erf": ("bart", dict(activation="gelu_tanh")),
@@ -196,6 +201,7 @@ WRONG: dict[str, tuple[str, dict]] = {
     "classifier not divided": ("t5", dict(logit_scale=None)),
     "buckets of another distance": ("mt5", dict(relative_distance=13)),
     "rows of positions off by one": ("mbart-odd", {}),
+    "tables of two layers swapped": ("umt5", {}),
 }
 
 
@@ -204,7 +210,8 @@ def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
     name, changes = WRONG[what]
     given, opened = answers(name), open_checkpoint(imported / name)
     config = dataclasses.replace(opened.config, **changes)
-    weights = dict(opened.tensors()) if changes else off_by_one(dict(opened.tensors()))
+    wrong = dict if changes else {"mbart-odd": off_by_one, "umt5": layers_swapped}[name]
+    weights = wrong(dict(opened.tensors()))
     inputs = given["ids"], given["target"], given["mask"].astype(bool)
     truth64, truth32 = (Reference(config, weights, kind)(*inputs) for kind in (np.float64, np.float32))
     truth = Truth.of(truth64, truth32, np.ones(given["target"].shape, bool))
