@@ -15,11 +15,11 @@ from export.validate.engines.evaluator_engine import EvaluatorSession
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 
-T5 = TransformerConfig(
-    **dict(vocab_size=40, d_model=16, heads=3, d_k=6, d_v=6, d_ff=20, encoder_layers=2, decoder_layers=2),
-    **dict(norm="rmsnorm", norm_placement="pre", positions="relative", feed_forward_bias=False, gated=True),
-    **dict(scale_embeddings=False, attention_scale=1.0, activation="gelu_tanh", tie_embeddings="source-target"),
-    max_positions=20,
+T5 = TransformerConfig.from_dict(
+    dict(vocab_size=40, d_model=16, heads=3, d_k=6, d_v=6, d_ff=20, encoder_layers=2, decoder_layers=2)
+    | dict(norm="rmsnorm", norm_placement="pre", positions="relative", feed_forward_bias=False, gated=True)
+    | dict(scale_embeddings=False, attention_scale=1.0, activation="gelu_tanh", tie_embeddings="source-target")
+    | dict(max_positions=20)
 )
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [10, 11, 12, 2]]
 
