@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.adapter import ARRAYS, Adapter, read_adapter
+from mlx_transformer.core.card import carried, write_card
 from mlx_transformer.core.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -27,7 +28,7 @@ from mlx_transformer.generation.settings import SETTINGS, read_settings, setting
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.manifest import write_manifest
+from mlx_transformer.system.manifest import CARD, write_manifest
 
 ROWS, LENGTH = 4, 16
 """Random sequences by which two models are compared, and their tokens."""
@@ -69,7 +70,7 @@ def merge_adapter(
     opened, found = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
     merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
-    texts = settings_text(read_settings(opened.folder, opened.config))
+    texts = settings_text(read_settings(opened.folder, opened.config)) | {CARD: carried(opened.folder)}
     if not requantize:
         save_checkpoint(out, opened.config, merged, text, texts=texts)
         return None
@@ -103,6 +104,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         found.save(temporary)
+        write_card(temporary, opened.config, begin=carried(opened.folder), replaced=Path(out))
         write_manifest(temporary)
     sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
     held = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)

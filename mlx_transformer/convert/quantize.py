@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from mlx_transformer.core.card import carried
 from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
@@ -15,6 +16,7 @@ from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import CARD
 from mlx_transformer.system.watch import Watch, unwatched
 
 READ, ROUNDED = 0.3, 0.7
@@ -60,7 +62,7 @@ def quantize_checkpoint(
         watch(READ + (ROUNDED - READ) * done / len(quantization), path)
         mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
     watch(ROUNDED, "writing")
-    texts = settings_text(model.generation)
+    texts = settings_text(model.generation) | {CARD: carried(checkpoint.folder)}
     save_checkpoint(out, model.config, model.weights(), text, quantization=quantization, texts=texts)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_transformer import nn
+from mlx_transformer.core.card import carried
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
@@ -29,6 +30,7 @@ from mlx_transformer.nn.attention import Attention, MakeAttention
 from mlx_transformer.nn.lora import delta_of, keep_adapter
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.manifest import CARD
 
 from .decoding import MlxModel, evaluating
 
@@ -110,6 +112,7 @@ class Transformer(nn.Transformer, TextVerbs):
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         texts = settings_text(self.generation)
+        texts |= {} if self._folder is None else {CARD: carried(self._folder)}
         return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), texts=texts)
 
     @cached_property
