@@ -32,6 +32,8 @@ def parameter_count(config: TransformerConfig) -> int:
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
+BARRED = -1e4
+"""The bias of an output that is never chosen."""
 TOKEN_TYPES = "token_type_embedding.weight"
 """The table of the kinds of tokens."""
 
