@@ -2,6 +2,7 @@
 
 What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
 tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
+`shortlist` is the name of a file beside it, which names the candidates of each sentence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .options import Options, check_options
 
 SETTINGS = "generation.json"
 LANGUAGES = "languages"
+SHORTLIST = "shortlist"
+OTHERS = (LANGUAGES, SHORTLIST)
+"""What is no field of `Options`."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
@@ -32,18 +36,22 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
     languages = values.get(LANGUAGES, {})
-    given = {name: value for name, value in values.items() if name != LANGUAGES}
+    given = {name: value for name, value in values.items() if name not in OTHERS}
     if problems := unknown_keys(given, Options):
         raise UserError(f"{where}: {'; '.join(problems)}")
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+    file = values.get(SHORTLIST)
+    if file is not None and (not isinstance(file, str) or Path(file).name != file):
+        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")
     try:
         options = Options(**given)
         check_options(options, config)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    return {name: getattr(options, name) for name in given} | ({LANGUAGES: languages} if languages else {})
+    others = {LANGUAGES: languages, SHORTLIST: file}
+    return {name: getattr(options, name) for name in given} | {n: x for n, x in others.items() if x}
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
@@ -62,6 +70,12 @@ def within(settings: Settings, config: TransformerConfig) -> Settings:
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """{name: contents} of the file, {} of no settings."""
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
+
+
+def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
+    """{name: file} of what the settings of a model in `folder` name, which goes where they go."""
+    name = settings.get(SHORTLIST)
+    return {} if name is None or folder is None else {name: folder / name}
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
@@ -89,7 +103,7 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
     gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
     """
-    merged = {name: value for name, value in {**settings, **given}.items() if name != LANGUAGES}
+    merged = {name: value for name, value in {**settings, **given}.items() if name not in OTHERS}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged["forced_first"] = (language_id(settings, target),)
     names = {field.name for field in dataclasses.fields(Options)}
