@@ -4,6 +4,7 @@
     OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; if it has one for each
                                                        language, source_tokenizer.json and target_tokenizer.json
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
+    OUT/generation.json, and the shortlist it names    how the model generates unless told otherwise, if it says so
     OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them
     OUT/README.md                                      the model card
     OUT/manifest.json                                  digests of these files but the card
@@ -17,6 +18,7 @@ Names of a lower precision's files have its suffix before the dot.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +39,7 @@ from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
-from mlx_transformer.generation.settings import SETTINGS, read_settings
+from mlx_transformer.generation.settings import SETTINGS, named_files, read_settings
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -130,6 +132,8 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     settings = read_settings(opened.folder, config)
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
+    for name, file in named_files(settings, opened.folder).items():
+        shutil.copyfile(file, folder / name)
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
         if name == JOINT:

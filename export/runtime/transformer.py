@@ -128,6 +128,10 @@ class OnnxTransformer(TextVerbs):
         return read_settings(self.folder.path, self.config)
 
     @property
+    def place(self) -> Path:
+        return self.folder.path
+
+    @property
     def shows_attention(self) -> bool:
         return self.folder.request.attention_layer is not None
 

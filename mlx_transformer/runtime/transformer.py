@@ -16,21 +16,19 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_transformer import nn
-from mlx_transformer.core.card import carried
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
-from mlx_transformer.generation.settings import Settings, read_settings, settings_text
+from mlx_transformer.generation.settings import Settings, beside_weights, read_settings
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
 from mlx_transformer.nn.lora import delta_of, keep_adapter
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.manifest import CARD
 
 from .decoding import MlxModel, evaluating
 
@@ -111,15 +109,18 @@ class Transformer(nn.Transformer, TextVerbs):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
-        texts = settings_text(self.generation)
-        texts |= {} if self._folder is None else {CARD: carried(self._folder)}
-        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), texts=texts)
+        own = beside_weights(self.generation, self.place)
+        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), **own)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
         path = None if self._folder is None else tokenizer_path(self._folder)
         return None if path is None else Tokenizer.load(path)
+
+    @property
+    def place(self) -> Path | None:
+        return self._folder
 
     @cached_property
     def generation(self) -> Settings:

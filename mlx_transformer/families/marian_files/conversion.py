@@ -18,7 +18,7 @@ from mlx_transformer.core.sentencepiece import SentencePiece, read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import join_texts
-from mlx_transformer.generation.settings import Settings, checked_settings, settings_text
+from mlx_transformer.generation.settings import SHORTLIST, Settings, checked_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.manifest import CARD
@@ -66,6 +66,8 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
     if files.shortlist is not None:
         _check_shortlist(files.shortlist, original.sizes)
     settings, left = settings_of(files, original.config, tokenizer)
+    if files.shortlist is not None and files.uses_shortlist:
+        settings[SHORTLIST] = files.shortlist.name
     notes += left
     texts = {ORIGIN: _origin(files, original.options), **settings_text(settings)}
     texts[CARD] = carried(files.model.parent, results=True)
