@@ -83,8 +83,8 @@ def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, P
 
 
 def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`: these
-    settings, the files that they name, and what its card says of license, languages and origin."""
+    """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
+    these settings, the files that they name, and what its card says of license, languages and origin."""
     texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
     return {"texts": texts, "copies": named_files(settings, folder)}
 
