@@ -32,7 +32,7 @@ class PairForm:
             raise UserError(f"max_length={max_length}: {around} tokens stand around two texts: give more")
 
     def row(self, first: list[int], second: list[int]) -> Pair:
-        """Join the ids of two texts. Where they are too many, the longer text loses its last ones, then both in turn."""
+        """Join the ids of two texts. Where they are too many, the longer text loses its last ones, then both."""
         texts = dict(zip("AB", self._fitting(first, second), strict=True))
         pair = Pair([], [])
         for part in self._parts:

@@ -48,8 +48,8 @@ def embed_stream(
     output): {"text": ..., "embedding": [...]} a line, or to a file that ends in .npy an array (lines, W) of float32.
 
     resume: continue what was interrupted on its way to OUTPUT; model_facts: what must not have changed meanwhile.
-    How many lines are longer than the model takes, so that their end is left out, is said on standard error. `UserError`
-    for what can't be read, written or continued.
+    How many lines are longer than the model takes, so that their end is left out, is said on standard error.
+    `UserError` for what can't be read, written or continued.
     """
     options = options or EmbedOptions()
     if text and input is not None:

@@ -21,10 +21,10 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
-from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
+from mlx_transformer.core.text_embedding import DENSE, EMBEDDING, TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
-from mlx_transformer.generation.settings import Settings, read_settings, settings_text
+from mlx_transformer.generation.settings import Settings, beside_weights, read_settings
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
@@ -112,8 +112,9 @@ class Transformer(nn.Transformer, TextVerbs):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
-        own: dict[str, Any] = {"texts": settings_text(self.generation)}
+        own = beside_weights(self.generation, self.place)
         if self.text_embedding is not None:
+            own["copies"] = {n: path for n, path in own["copies"].items() if n not in (EMBEDDING, DENSE)}
             own["texts"] |= self.text_embedding.texts()
             own["tensors"] = self.text_embedding.tensors()
         return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), **own)
@@ -123,6 +124,10 @@ class Transformer(nn.Transformer, TextVerbs):
         """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
         path = None if self._folder is None else tokenizer_path(self._folder)
         return None if path is None else Tokenizer.load(path)
+
+    @property
+    def place(self) -> Path | None:
+        return self._folder
 
     @cached_property
     def generation(self) -> Settings:
