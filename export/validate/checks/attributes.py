@@ -46,7 +46,8 @@ def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowe
         "mask_filter_value": (_float32(HIDDEN),),
     }
     forms = {"gelu": "none", "gelu_tanh": "tanh"}
-    gelu = _one_of(forms[c.activation] for c in stacks if c.activation in forms)
+    used = [*(c.activation for c in stacks), stacks[0].head.activation]
+    gelu = _one_of(forms[name] for name in used if name in forms)
     return {
         **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last)} for name in NORMS},
         **dict.fromkeys(("Softmax", "LogSoftmax"), last),
