@@ -50,6 +50,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     config, weights = imported(FAMILIES[model_type], source)
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     where = folder / (GENERATION if source.generation else CONFIG)
+    if not config.has_decoder:
+        return Imported(config, weights, tokenizer, {}, notes)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlx_transformer.core.config import TransformerConfig
 
 from .bart import BART
+from .bert import BERT
 from .engine import Family, differences
 from .m2m100 import M2M100
 from .marian import MARIAN
@@ -13,7 +14,9 @@ from .mt5 import MT5
 from .pegasus import PEGASUS
 from .t5 import T5
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, BERT)
+}
 """{model_type of config.json: its family}"""
 
 
