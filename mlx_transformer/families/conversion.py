@@ -58,6 +58,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         weights = {n: x.astype(np.float32) if n.endswith(".down_proj.weight") else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     where = folder / (GENERATION if source.generation else CONFIG)
+    if not config.has_decoder:
+        return Imported(config, weights, tokenizer, {}, notes)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
