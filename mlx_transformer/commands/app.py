@@ -53,10 +53,11 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "to-marian": converting.to_marian_command,
         "quantize": converting.quantize,
         "merge": converting.merge,
+        "push": converting.push,
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill export validate serve web explain compare info".split()
+WITHOUT_MLX = "translate evaluate score generate fill export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """What a command is called there."""

@@ -1,7 +1,8 @@
-"""import, to-huggingface, to-marian, quantize, merge: from checkpoint to checkpoint."""
+"""import, to-huggingface, to-marian, quantize, merge: from checkpoint to checkpoint; push: to the Hub."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,30 @@ def to_marian_command(
     from mlx_transformer.convert import to_marian
 
     print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force)]))
+
+
+def push(
+    folder: Annotated[
+        Path, typer.Argument(help="What a command here wrote: a checkpoint or a run, an ONNX folder, ...")
+    ],
+    repository: Annotated[str, typer.Argument(help="Its name on the Hugging Face Hub: ORG/NAME.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking.")] = False,
+) -> None:
+    """Send a model's folder to the Hugging Face Hub, after it has said what it would send, and asked."""
+    from mlx_transformer.families.push import check_repository, shipment
+    from mlx_transformer.families.push import push as send
+
+    found = shipment(folder)
+    check_repository(repository)
+    print(found)
+    kind = "private" if private else "public"
+    if not yes:
+        if not sys.stdin or not sys.stdin.isatty():
+            raise UserError(f"nothing was sent to {repository}: there is nobody to ask; --yes sends without asking")
+        if not typer.confirm(f"Send this to {repository} on the Hugging Face Hub, {kind} if it is new?"):
+            raise UserError(f"nothing was sent to {repository}")
+    print(send(found, repository, private))
 
 
 def quantize(
