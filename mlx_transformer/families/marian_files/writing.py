@@ -56,7 +56,7 @@ def to_marian(
     origin = _origin(opened.folder)
     names = _Names(origin)
     vocabularies, sizes = _vocabularies(opened, origin)
-    _check_config(opened.config, sizes, opened.folder)
+    check_network(opened.config, sizes, opened.folder)
     weights = _weights(opened)
     options = origin.get("options") or write_options(opened.config, sizes, f"mlx-transformer {__version__}")
     tensors = written(opened.config, sizes, weights)
@@ -125,7 +125,7 @@ def _vocabularies(opened: Checkpoint, origin: dict[str, Any]) -> tuple[list[byte
     return [sentencepiece_bytes(model) for model in found], (len(found[0].pieces), len(found[-1].pieces))
 
 
-def _check_config(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
+def check_network(config: TransformerConfig, sizes: tuple[int, int], where: Path) -> None:
     """`UserError` with everything in which the model differs from what Marian makes of its options."""
     reasons = []
     if config.activation not in ACTIVATIONS.values():
