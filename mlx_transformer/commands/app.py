@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from mlx_transformer.system.errors import UserError
 
-from . import converting, exporting, language, launching, looking, text, training
+from . import converting, distilling, exporting, language, launching, looking, text, training
 from .settings import with_settings
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
@@ -25,6 +25,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "quickstart": training.quickstart,
         "train": training.train,
         "launch": launching.launch,
+        "distil": distilling.distil,
         "report": training.report,
         "average": training.average,
     },

@@ -57,12 +57,26 @@ def to_huggingface_command(
 def to_marian_command(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to take the scales of int8 from.",
+            show_default="the model's int8_scales.json, or its run's validation text",
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a checkpoint as Marian's own files, for Marian, Bergamot and Firefox."""
     from mlx_transformer.convert import to_marian
+    from mlx_transformer.core.checkpoint import open_checkpoint
+    from mlx_transformer.core.int8_scales import INT8_SCALES
 
-    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force)]))
+    scales = None
+    if calibrate is not None or not (open_checkpoint(checkpoint).folder / INT8_SCALES).is_file():
+        from export import marian_scales
+
+        scales = marian_scales(checkpoint, calibrate, print)
+    print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force, scales)]))
 
 
 def push(
