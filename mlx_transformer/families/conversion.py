@@ -66,6 +66,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
     where = folder / (GENERATION if source.generation else CONFIG)
+    if not config.has_decoder:
+        return Imported(config, weights, tokenizer, {}, notes)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages

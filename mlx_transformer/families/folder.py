@@ -149,7 +149,9 @@ def write_folder(
 ) -> Path:
     """Write all files, durably, in place of what is there. card: the begin of the model card. `UserError` if the disk
     refuses."""
-    texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config, settings)}
+    texts: dict[str, Any] = {CONFIG: config}
+    if model_config.has_decoder:
+        texts[GENERATION] = generation_config(model_config, settings)
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")

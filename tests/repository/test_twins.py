@@ -37,6 +37,7 @@ ONLY_MLX = {
     "model.Transformer._hidden_decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_decoder": "a graph decodes by `step` with an empty cache",
     "model.Transformer._hidden_encoder_decoder": "two graphs",
+    "model.Transformer._hidden_encoder": "a target knows how rows' vectors are weighed, and names what a head gives",
     "model.Transformer._needs": "the architecture decides which graphs exist",
     "model.Transformer.decode": "a graph decodes by `step` with an empty cache",
     "model.Transformer._repr_html_": "for display",

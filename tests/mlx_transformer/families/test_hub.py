@@ -111,3 +111,5 @@ def test_only_what_a_model_needs_is_chosen():
     ]
     assert needed(files[:2]) == files[:2]
     assert needed(["model.safetensors", "sub/config.json"]) == []
+    onnx = ["config.json", "mlx_transformer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/manifest.json"]
+    assert needed([*onnx, "onnx/run.py", "README.md"]) == onnx

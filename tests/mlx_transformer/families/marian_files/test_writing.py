@@ -41,7 +41,7 @@ def test_an_archive_comes_back(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind])
     import_marian(folder, tmp_path / "ours")
     assert to_marian(tmp_path / "ours", tmp_path / "back") == [
-        "no .bin of integers (the checkpoint has no int8_scales.json: calibrate it first)"
+        "no .bin of integers (the checkpoint has no int8_scales.json: give text with --calibrate)"
     ]
     for path in folder.iterdir():
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes(), path.name
