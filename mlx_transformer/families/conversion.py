@@ -24,7 +24,7 @@ from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model
-from .sentence_folder import is_sentence_folder, read_sentence_folder
+from .sentence_folder import SentenceFolder, is_sentence_folder, read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import target_stands_in_source, with_ends
 
@@ -67,16 +67,27 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         config = with_ends(config, tokenizer)
     where = folder / (GENERATION if source.generation else CONFIG)
     if not config.has_decoder:
-        return Imported(config, weights, tokenizer, {}, notes)
+        return _encoder(config, weights, tokenizer, notes, sentences)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
         settings |= {TARGET_IN_SOURCE: True} if target_stands_in_source(folder) else {}
+    if sentences is not None:
+        raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
+    return Imported(config, weights, tokenizer, settings, [*left, *notes])
+
+
+def _encoder(
+    config: TransformerConfig,
+    weights: dict[str, Any],
+    tokenizer: str | None,
+    notes: list[str],
+    sentences: SentenceFolder | None,
+) -> Imported:
     if sentences is None:
-        return Imported(config, weights, tokenizer, settings, [*left, *notes])
-    sentences.embedding.check_fits(config.d_model, str(folder))
-    notes += sentences.notes
-    return Imported(config, weights, tokenizer, settings, [*left, *notes], sentences.embedding)
+        return Imported(config, weights, tokenizer, {}, notes)
+    sentences.embedding.check_fits(config.d_model, str(sentences.network))
+    return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding)
 
 
 def import_huggingface(

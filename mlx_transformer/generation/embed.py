@@ -69,7 +69,8 @@ class Embedder:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; `UserError` for a model that takes ids alone."""
-        return fitting_tokenizer(self.config, self._tokenizer, self.where, "encoder", "a text's vector")
+        what = "a text's vector"
+        return fitting_tokenizer(self.config, self._tokenizer, self.where, "encoder", what, words=False)
 
     def rows(
         self, texts: Sequence[str], first_line: int = 1, on_overlong: Callable[[int], None] | None = None
