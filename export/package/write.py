@@ -27,10 +27,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from export.interface import LISTED_CPU, ROWS_CPU
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators
+from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, takes_rows
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
@@ -169,6 +170,7 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, names in target.data_files(plan.config).items():
+        names = names if takes_rows(precision) else [name for name in names if name not in (ROWS_CPU, LISTED_CPU)]
         models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
         for model in models.values():
             lower(model, precision, target.lowering, activations, plan.int8_scales)
