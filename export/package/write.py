@@ -38,7 +38,7 @@ from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
-from mlx_transformer.generation.settings import SETTINGS, named_files, read_settings
+from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -124,10 +124,10 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     external = []
     for precision in plan.precisions:
         external += _write_graphs(plan, precision, graphs, external_threshold)
-    settings = read_settings(opened.folder, config)
+    settings = plan.generation
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
-    for name, file in named_files(settings, opened.folder).items():
+    for name, file in plan.named.items():
         shutil.copyfile(file, folder / name)
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")

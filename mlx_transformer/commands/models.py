@@ -25,14 +25,24 @@ def open_model(
     threads: int | None = None,
     precision: str | None = None,
     verify: bool = True,
+    shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel:
     """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
     `generation.verbs.TextVerbs`.
 
     runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has them.
-    verify: compare the files with the digests in their manifest. `UserError` for anything else, and for damage.
+    verify: compare the files with the digests in their manifest. shortlist: a file that names the tokens which a
+    translation may be made of, or "none"; default: as the model's settings say. `UserError` for anything else, and for
+    damage.
     """
-    path = Path(path)
+    opened = _opened_by(Path(path), runtime, threads, precision, verify)
+    opened.use_shortlist(shortlist)
+    return opened
+
+
+def _opened_by(
+    path: Path, runtime: Literal["mlx", "onnx"] | None, threads: int | None, precision: str | None, verify: bool
+) -> Transformer | OnnxTransformer | SearchModel:
     if path.is_file():
         from export import SearchModel
         from export.search.metadata import check_file

@@ -24,6 +24,8 @@ from .options import Options, check_options
 SETTINGS = "generation.json"
 LANGUAGES = "languages"
 SHORTLIST = "shortlist"
+NO_SHORTLIST = "none"
+"""In place of a file's name: no candidates, all tokens."""
 OTHERS = (LANGUAGES, SHORTLIST)
 """What is no field of `Options`."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
