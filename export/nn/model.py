@@ -24,6 +24,7 @@ from .masks import padding_mask
 from .norms import make_norm
 from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, Role, name_parameters, size
+from .rows import Rows, mark, take
 from .taps import Tap, no_tap, within
 
 
@@ -79,14 +80,15 @@ class Transformer(nn.Module):
         position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
-    def step(self, op: Op, ids: ir.Value, cache: Cache, *, tap: Tap = no_tap) -> ir.Value:
-        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L."""
+    def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Rows | None = None, tap: Tap = no_tap) -> ir.Value:
+        """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: those of chosen
+        ids alone, (B, L, C)."""
         x = self.embed_target(op, ids)
         position_ids = cache.position_ids(op, ids)
         mask = cache.self_mask(op, position_ids)
         scope = within(tap, "decoder")
         x = self.decoder(op, x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
-        return self.logits(op, x, tap=tap)
+        return self.logits(op, x, among=among, tap=tap)
 
     def transformed(self, op: Op, memory: ir.Value, weights: ir.Value | None = None, *, tap: Tap = no_tap) -> ir.Value:
         """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
@@ -100,10 +102,13 @@ class Transformer(nn.Module):
         tap("head", x)
         return x
 
-    def logits(self, op: Op, hidden: ir.Value, *, tap: Tap = no_tap) -> ir.Value:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V); without one, what it would read."""
+    def logits(self, op: Op, hidden: ir.Value, *, among: Rows | None = None, tap: Tap = no_tap) -> ir.Value:
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        classifier, what it would read."""
         hidden = self._scaled(op, hidden)
-        if not self.config.head.classifies:
+        if among is not None:
+            y = among(op, hidden)
+        elif not self.config.head.classifies:
             y = hidden
         elif self.config.own_classifier:
             y = self.output_proj(op, hidden)
@@ -112,6 +117,18 @@ class Transformer(nn.Module):
             y = self.output_proj(op, y) if self.config.output_bias else y
         tap("logits", y)
         return y
+
+    def output_rows(self, op: Op, ids: ir.Value, weight: ir.Value | None = None) -> Rows:
+        """The part of the classifier that gives the logits of these ids (C,). weight: their rows (D, C), where they
+        have been taken already."""
+        parameter, bias = self._output().weight, None
+        weight = take(op, parameter, ids) if weight is None else mark(weight, parameter, ids)
+        if self.config.output_bias:
+            biases = self.output_proj.bias
+            assert biases is not None
+            biases._realize(op.builder)
+            bias = op.Gather(biases, ids, axis=0)
+        return Rows(weight, bias)
 
     def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
         """(..., D), times logit_scale."""

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from export.graph.edit import Nodes
 from export.nn.primitives import ROLE, Role
 
-MULTIPLIED = (Role.WEIGHT, Role.CLASSIFIER, Role.EMBEDDING)
+MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
 
 
 @dataclass(frozen=True)

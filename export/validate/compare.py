@@ -27,6 +27,7 @@ from export.settings import JudgeSettings
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.watch import Watch, unwatched
@@ -161,7 +162,7 @@ def compare_engines(
 ) -> Report:
     """As `compare`, for engines and inputs that exist already."""
     begin, words = time.perf_counter(), token_text(checkpoint)
-    stored = dict(checkpoint.tensors())
+    stored, settings = dict(checkpoint.tensors()), read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     weights = [check for engine in inspected for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
@@ -179,7 +180,7 @@ def compare_engines(
         judged += len(members)
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.products):
             points += on_its_integers(engine, stored, cases)
-        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within)
+        network_points, network_tokens = _against(checkpoint.config, network, members, cases, words, within, settings)
         points += network_points
         tokens += network_tokens
     report = Report(
@@ -217,8 +218,9 @@ def _against(
     cases: Sequence[Case],
     words: TokenText,
     watch: Watch,
+    settings: Mapping[str, Any],
 ) -> tuple[list[Point], list[Tokens]]:
-    """Compare runtimes of one network with its reference."""
+    """Compare runtimes of one network with its reference. settings: how the model generates by itself."""
     shown = (engine.capabilities.attention_layer for engine in engines)
     layer = next((each for each in shown if each is not None), None)
     truth64, truth32 = (
@@ -242,7 +244,7 @@ def _against(
     limits = {engine.name: _limit(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = _judged(samples, SecondLook(c, weights, layer))
-    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words)]
+    return points, [*agreement.judged(limits), *free_running(truth64, inspected, cases, limits, words, settings)]
 
 
 def _culprits(

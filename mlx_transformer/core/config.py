@@ -20,6 +20,7 @@ from mlx_transformer.system.page import table
 
 from .heads import VOCABULARY, Head
 from .presets import PRESETS
+from .relations import RELATIVE as RELATIVE
 from .relations import SINUSOIDS as SINUSOIDS
 from .relations import relations
 
@@ -27,7 +28,9 @@ Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Positions = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
+Positions = Literal[
+    "sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "relative_layers", "none"
+]
 DecoderSelfAttention = Literal["attention", "ssru"]
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
@@ -153,7 +156,8 @@ class TransformerConfig:
 
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens; sinusoidal_halves: the paper's, all sines, then all cosines, as in
-    published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
+    published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines; relative: T5's, by a table
+    that all layers of a stack read; relative_layers: by a table in each layer, as umT5 has them."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
     first_position: FirstPosition = 0
@@ -161,7 +165,7 @@ class TransformerConfig:
     rotary_base: Base = 10000.0
     """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
     relative_buckets: Length = 32
-    """Rows of a stack's table of relative positions: near distances have one each, farther ones share (T5)."""
+    """Rows of a table of relative positions: near distances have one each, farther ones share (T5)."""
     relative_distance: Length = 128
     """Distance from which on all share the last row."""
     tie_embeddings: TieEmbeddings = "all"

@@ -8,6 +8,8 @@ from .heads import VOCABULARY
 
 SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
 """Positions that are added to the embeddings and not learned."""
+RELATIVE = ("relative", "relative_layers")
+"""Positions that add a number to each score: of one table a stack, or of one a layer."""
 
 
 def relations(c: Any) -> list[str]:
@@ -27,7 +29,7 @@ def relations(c: Any) -> list[str]:
     # Marian starts its decoder with the padding token, BART with the end.
     check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
     check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
-    if c.positions == "relative":
+    if c.positions in RELATIVE:
         check(c.relative_buckets % 4 == 0, f"relative_buckets={c.relative_buckets} must be a multiple of 4")
         far = c.relative_distance > c.relative_buckets // 2
         check(
@@ -63,7 +65,7 @@ def relations(c: Any) -> list[str]:
         alone = f"decoder_self_attention='ssru': only an encoder-decoder has it, not {c.architecture!r}"
         check(c.architecture == "encoder-decoder", alone)
         within = f"positions={c.positions!r} act in self-attention, which a decoder with decoder_self_attention='ssru'"
-        check(c.positions not in ("rotary", "relative"), f"{within} lacks: choose others, or none")
+        check(c.positions not in ("rotary", *RELATIVE), f"{within} lacks: choose others, or none")
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")

@@ -15,11 +15,10 @@ from .mt5 import MT5
 from .pegasus import PEGASUS
 from .roberta import ROBERTA, XLM_ROBERTA
 from .t5 import T5
+from .umt5 import UMT5
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
-}
+MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: its family}"""
 
 

@@ -9,6 +9,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -34,8 +35,11 @@ from .masks import Mask, causal_padding_mask, document_mask, padding_mask, pooli
 from .norms import make_norm
 from .parameters import initialise, stored_weights
 from .positions import positions_after, positions_in_documents, positions_of
-from .quantize import matrix
+from .quantize import matrix, with_rows
 from .taps import Tap, no_tap, within
+
+Rows = Callable[[mx.array], mx.array]
+"""Some rows of the classifier: (..., D) -> the logits (..., C) of their ids."""
 
 
 class Transformer(nn.Module):
@@ -219,10 +223,13 @@ class Transformer(nn.Module):
         cross = self.decoder.cross_keys_values(memory)
         return Cache(empty_layers(c), cross, tokens, c.of("decoder").heads, starts)
 
-    def step(self, ids: Ids, cache: Cache, *, last: bool = False, tap: Tap | None = None) -> mx.array:
+    def step(
+        self, ids: Ids, cache: Cache, *, last: bool = False, among: Rows | None = None, tap: Tap | None = None
+    ) -> mx.array:
         """Logits (B, L, V) after these further tokens (B, L); the cache moves on by L. One token, or a whole prompt.
 
-        `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs.
+        `last`: logits of the final position only (B, 1, V), which is all that a prompt's continuation needs. `among`:
+        those of chosen ids alone, (B, L, C).
         """
         ids = as_ids(ids, self.config.vocab_size, "ids")
         length = ids.shape[1]
@@ -232,7 +239,7 @@ class Transformer(nn.Module):
         scope = within(tap or no_tap, "decoder")
         x = self.decoder(x, position_ids, mask, cache.cross, cache.cross_mask, cache.layers, scope)
         cache.offset += length
-        return self.logits(x[:, -1:] if last else x, tap=tap)
+        return self.logits(x[:, -1:] if last else x, among=among, tap=tap)
 
     def transformed(self, memory: mx.array, weights: mx.array | None = None, *, tap: Tap | None = None) -> mx.array:
         """What the head's classifier reads of an encoder's last layer: (B, S, D), or (B, D) where `weights` (B, 1, S)
@@ -247,10 +254,13 @@ class Transformer(nn.Module):
             tap("head", x)
         return x
 
-    def logits(self, hidden: mx.array, *, tap: Tap | None = None) -> mx.array:
-        """The classifier (section 3.4): (B, L, D) -> (B, L, V); without one, what it would read."""
+    def logits(self, hidden: mx.array, *, among: Rows | None = None, tap: Tap | None = None) -> mx.array:
+        """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
+        classifier, what it would read."""
         hidden = self._scaled(hidden)
-        if not self.config.head.classifies:
+        if among is not None:
+            y = among(hidden)
+        elif not self.config.head.classifies:
             y = hidden
         elif self.config.own_classifier:
             y = cast(nn.Linear, self._output())(hidden)
@@ -260,6 +270,16 @@ class Transformer(nn.Module):
         if tap is not None:
             tap("logits", y)
         return y
+
+    def output_rows(self, ids: mx.array) -> Rows:
+        """The part of the classifier that gives the logits of these ids (C,), taken once."""
+        layer: Any = with_rows(self._output(), ids)
+        if self.config.own_classifier:
+            return layer
+        if not self.config.output_bias:
+            return layer.as_linear
+        bias = self.output_proj.bias[ids]
+        return lambda hidden: layer.as_linear(hidden) + bias
 
     def _scaled(self, x: mx.array) -> mx.array:
         """(..., D), times logit_scale."""

@@ -121,10 +121,7 @@ def split_among(work: Sequence[Batch], workers: int) -> Iterator[Batch]:
     """Split the batches in parts: each worker has an equal share of the long and of the short sentences in each."""
     for batch in work:
         for first in range(min(workers, len(batch.index))):
-            part = slice(first, None, workers)
-            yield Batch(
-                batch.index[part], batch.sources[part], batch.prefix[part], batch.limits[part], batch.places[part]
-            )
+            yield batch.part(slice(first, None, workers))
 
 
 class CpuDecoder:
