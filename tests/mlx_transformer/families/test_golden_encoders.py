@@ -127,7 +127,7 @@ def test_both_versions_files_are_the_same_model(name: str, imported: Path, tmp_p
 def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) -> None:
     """Each tensor bit for bit that is read at all, and each key that means anything."""
     written = to_huggingface(imported / name, tmp_path / "theirs", contents(FOUR / name)["model_type"])
-    assert {path.name for path in written.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in written.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     theirs, ours = (load_file(folder / "model.safetensors") for folder in (FOUR / name, written))
     family = FAMILIES[contents(FOUR / name)["model_type"]]
     unread = {key for key in theirs if "position_embeddings" in key} if family.counts_tokens else set()
