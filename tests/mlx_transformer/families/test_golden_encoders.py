@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 FOUR, FIVE = HERE / "golden_encoders", HERE / "golden_encoders_5"
 NAMES = sorted(path.name for path in FOUR.iterdir())
 Arrays = dict[str, np.ndarray]
+LABELS = ("bad", "fair", "good")
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +126,8 @@ def test_both_versions_files_are_the_same_model(name: str, imported: Path, tmp_p
 @pytest.mark.parametrize("name", NAMES)
 def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) -> None:
     """Each tensor bit for bit that is read at all, and each key that means anything."""
-    written = to_huggingface(imported / name, tmp_path / "theirs")
-    assert {path.name for path in written.iterdir()} == {"config.json", "model.safetensors"}
+    written = to_huggingface(imported / name, tmp_path / "theirs", contents(FOUR / name)["model_type"])
+    assert {path.name for path in written.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     theirs, ours = (load_file(folder / "model.safetensors") for folder in (FOUR / name, written))
     family = FAMILIES[contents(FOUR / name)["model_type"]]
     unread = {key for key in theirs if "position_embeddings" in key} if family.counts_tokens else set()
@@ -136,7 +137,7 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
     assert all(np.array_equal(ours[key], theirs[key]) for key in ours.keys() - unread)
     before, after = contents(FOUR / name), contents(written)
     alike = {"architectures"} if before["architectures"] == ["BertForPreTraining"] else set()
-    alike |= {"hidden_act"} if before["hidden_act"] == "gelu_new" else set()  # which has two names
+    alike |= {"hidden_act"} if before.get("hidden_act") == "gelu_new" else set()  # which has two names
     alike |= {key for key in ("label2id", "sep_token_id", "cls_token_id") if before.get(key) is None}
     differing = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     assert differing <= alike
@@ -169,16 +170,15 @@ def test_graphs_give_what_transformers_does_by_its_names(name: str, imported: Pa
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bert-hidden", "xlm-r")])
 def test_optimums_folder_opens(name: str, imported: Path, tmp_path: Path) -> None:
-    """Its graph has the names of ours, and its config.json is the published model's."""
+    """Its graph has the names of ours, and its config.json is the published model's, which doesn't tell of those two
+    that they have no pooler."""
     folder = export_onnx(imported / name, tmp_path / "onnx")
     ours = OnnxTransformer(folder, threads=1)
     for file in ("mlx_transformer.json", "manifest.json"):
         (folder / file).unlink()
     shutil.copyfile(FOUR / name / "config.json", folder / "config.json")
-    if name == "bert-hidden":  # of which config.json says nothing
-        return
     theirs, ids = OnnxTransformer(folder, threads=1), [[5, 6, 7, 8], [9, 4, 4, 7]]
     assert theirs.config == ours.config
     assert np.array_equal(theirs.logits(ids), ours.logits(ids))
@@ -193,17 +193,20 @@ WRONG: dict[str, tuple[str, dict, str]] = {
     "tanh for erf": ("bert", dict(activation="gelu_tanh"), ""),
     "another head's activation": (
         "bert-classes",
-        dict(head=Head(kind="classes", activation="relu", labels=("a", "b", "c"))),
+        dict(head=Head(kind="classes", activation="relu", labels=LABELS)),
         "",
     ),
     "the mean for the first": (
         "bert-classes",
-        dict(head=Head(kind="classes", activation="tanh", labels=("a", "b", "c"), pooling="mean")),
+        dict(head=Head(kind="classes", activation="tanh", labels=LABELS, pooling="mean")),
         "",
     ),
     "square root": ("bert", dict(scale_embeddings=True), ""),
     "positions off by one": ("bert-tokens", {}, ".positions.weight"),
     "kinds of tokens off by one": ("bert", {}, "token_type_embedding.weight"),
+    "positions from pad_id": ("roberta-words", {}, ".positions.weight"),
+    "tanh for ReLU": ("distilbert-classes", dict(head=Head(kind="classes", activation="tanh", labels=LABELS)), ""),
+    "the model's activation for erf": ("roberta-words", dict(head=Head(activation="relu", norm=True)), ""),
 }
 
 
