@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mlx_transformer.core.card import carried, given
 from mlx_transformer.core.checkpoint import CONFIG, holds_checkpoint, holds_theirs, open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import RELATIVE, TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -15,11 +16,13 @@ from mlx_transformer.generation.settings import LANGUAGES, TARGET_IN_SOURCE, Set
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.front_matter import front_matter, keys_of
+from mlx_transformer.system.manifest import CARD
 
 from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
-from .hub import find_model
+from .hub import Found, find_model
 from .table import FAMILIES, family_of
 from .text import target_stands_in_source
 
@@ -55,6 +58,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         weights = {n: x.astype(np.float32) if n.endswith(".down_proj.weight") else x for n, x in weights.items()}
     tokenizer, notes = read_tokenizer(folder, config, model_type)
     where = folder / (GENERATION if source.generation else CONFIG)
+    if not config.has_decoder:
+        return Imported(config, weights, tokenizer, {}, notes)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if languages := read_languages(folder, config, tokenizer):
         settings[LANGUAGES] = languages
@@ -85,6 +90,7 @@ def import_huggingface(
     texts = settings_text(ours.settings)
     if found.origin:
         texts[ORIGIN] = json.dumps(found.origin, indent=2) + "\n"
+    texts[CARD] = _card(found, ours.settings)
     save_checkpoint(out, ours.config, ours.weights, ours.tokenizer, texts=texts)
     return ours.notes
 
@@ -107,7 +113,15 @@ def to_huggingface(checkpoint: str | Path, out: str | Path, family: str | None =
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.tensors(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
-    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings)
+    card = carried(opened.folder, results=True)
+    return write_folder(Path(out), opened.config, config, weights, tokenizer, settings, card)
+
+
+def _card(found: Found, settings: Settings) -> str:
+    """The begin of an imported model's card: what its own says, its languages, and its name on the Hub."""
+    codes = dict.fromkeys(code.partition("_")[0] for code in settings.get(LANGUAGES, ()))
+    ours = keys_of(given(language=list(codes) or None, base_model=found.repository))
+    return front_matter({**ours, **keys_of(carried(found.folder, results=True))})
 
 
 def pads_either_side(folder: str | Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlx_transformer.core.config import TransformerConfig
 
 from .bart import BART
+from .bert import BERT
 from .engine import Family, differences
 from .m2m100 import M2M100
 from .marian import MARIAN
@@ -14,7 +15,7 @@ from .pegasus import PEGASUS
 from .t5 import T5
 from .umt5 import UMT5
 
-MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5)
+MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: its family}"""
 

@@ -65,13 +65,20 @@ class Model(Protocol):
 @dataclass(frozen=True)
 class Batch:
     """The inputs that are decoded together: their indices in the caller's list, what is read of them, forced tokens,
-    limits (B,) and places (B,), on which drawn tokens depend."""
+    limits (B,), places (B,), on which drawn tokens depend, and the ids that each output may be made of; None: all."""
 
     index: np.ndarray
     sources: Sources
     prefix: list[np.ndarray]
     limits: np.ndarray
     places: np.ndarray
+    candidates: list[np.ndarray] | None = None
+
+    def part(self, chosen: slice) -> Batch:
+        """Some of its inputs."""
+        candidates = None if self.candidates is None else self.candidates[chosen]
+        arrays = self.sources[chosen], self.prefix[chosen], self.limits[chosen], self.places[chosen]
+        return Batch(self.index[chosen], *arrays, candidates)
 
 
 class Strategy(Protocol):

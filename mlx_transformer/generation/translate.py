@@ -185,6 +185,8 @@ def fitting_tokenizer(
         article = "a" if needed == "decoder" else "an"
         use = f"architecture={config.architecture!r} is for {USES[config.architecture]}"
         raise UserError(f"{where}: {what} needs {article} {needed}; {use}")
+    if config.head.kind != "vocabulary":
+        raise UserError(f"{where}: {what} needs logits of words; its head is of kind {config.head.kind!r}")
     if tokenizer is None:
         raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
     tokenizer.check_fits(config, where)

@@ -22,7 +22,7 @@ from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
-from mlx_transformer.generation.settings import Settings, read_settings, settings_text
+from mlx_transformer.generation.settings import Settings, beside_weights, read_settings
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
@@ -109,14 +109,18 @@ class Transformer(nn.Transformer, TextVerbs):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
-        texts = settings_text(self.generation)
-        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), texts=texts)
+        own = beside_weights(self.generation, self.place)
+        return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), **own)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the folder that was loaded, read when it is first asked for; another may be set."""
         path = None if self._folder is None else tokenizer_path(self._folder)
         return None if path is None else Tokenizer.load(path)
+
+    @property
+    def place(self) -> Path | None:
+        return self._folder
 
     @cached_property
     def generation(self) -> Settings:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from marian_checks import SOURCES, TARGETS, forced, model_file, network
-from marian_models import KINDS, SIZES, STUDENT, model_items, vocabulary, write_model
+from marian_models import KINDS, SIZES, STUDENT, model_items, shortlist, vocabulary, write_model
 from marian_network import MarianNetwork
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
@@ -100,8 +100,13 @@ def test_mlx_writes_what_marian_does(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind], seed=2, integers=True)
     import_marian(folder, tmp_path / "ours")
     model, judge = Transformer.load(tmp_path / "ours"), network(folder)
-    written = model.generate(SOURCES, max_new_tokens=12, suppressed=[])
-    assert written == [judge.translate(source, 12) for source in SOURCES]
+    pieces, shared = KINDS[kind]["dim-vocabs"], model.config.one_embedding
+    lists = shortlist(*pieces)
+    own = [lists.candidates(source, pieces[1], shared).tolist() for source in SOURCES]
+    for among in (own, [None] * len(SOURCES)):  # as its settings say, and exact
+        written = model.generate(SOURCES, max_new_tokens=12, suppressed=[])
+        assert written == [judge.translate(*row) for row in zip(SOURCES, [12] * len(SOURCES), among, strict=True)]
+        model.shortlist = None
     for source, target in zip(SOURCES, TARGETS, strict=True):
         expected = forced(judge, source, target)
         got = np.array(model(mx.array([source]), mx.array([[model.config.bos_id, *target]])))[0]
@@ -288,7 +293,7 @@ def test_settings_of_the_search_come_along(
     settings.write_text(settings.read_text().replace("beam-size: 1\n", "") + more)
     assert import_marian(folder, tmp_path / "ours") == notes
     path = tmp_path / "ours" / "generation.json"
-    assert (json.loads(path.read_text()) if path.exists() else {}) == expected
+    assert json.loads(path.read_text()) == {**expected, "shortlist": "lex.50.50.test.s2t.bin"}
     assert Transformer.load(tmp_path / "ours").generate(SOURCES)
 
 
@@ -311,6 +316,17 @@ def test_outputs_are_at_most_so_many_times_as_long_as_sources(tmp_path: Path) ->
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "suppressed": np.array([0])}
     (found,) = search.session.run(["lengths"], given)
     assert found.tolist() == [[math.ceil(2.5 * ids.shape[1])]]
+
+
+def test_a_shortlist_that_the_settings_do_not_name_is_kept_and_not_used(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "theirs", STUDENT)
+    settings = folder / "config.test.yml"
+    named = "shortlist:\n    - lex.50.50.test.s2t.bin\n    - false\n"
+    assert named in settings.read_text()
+    settings.write_text(settings.read_text().replace(named, ""))
+    import_marian(folder, tmp_path / "ours")
+    assert (tmp_path / "ours" / "lex.50.50.test.s2t.bin").is_file()
+    assert Transformer.load(tmp_path / "ours").shortlist is None
 
 
 def test_settings_that_no_search_takes_are_refused(tmp_path: Path) -> None:
