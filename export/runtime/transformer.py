@@ -31,7 +31,7 @@ from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.machine import fast_cores
 from mlx_transformer.system.page import table
 
 from . import sessions as opening
@@ -74,7 +74,7 @@ class OnnxTransformer(TextVerbs):
         self.graphs = self._graphs(threads)
 
     def _graphs(self, threads: int | None) -> Any:
-        request, cores = self.folder.request, threads or usable_cores()
+        request, cores = self.folder.request, threads or fast_cores()
         if ENCODER_CPU not in self.sessions:
             return graphs_of(request, self.sessions)
 
