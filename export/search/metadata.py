@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import SETTINGS
 from mlx_transformer.generation.options import PENALTY_OFFSETS
 from mlx_transformer.system.errors import UserError
+
+from .settings import SETTINGS
 
 CONFIG = "mlx_transformer.config"
 """Key in the file's metadata: the model's TransformerConfig as JSON."""

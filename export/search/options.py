@@ -11,10 +11,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.interface import SETTINGS
 from export.nn.primitives import Op
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.generation.options import EXTRA_TOKENS
+
+from .settings import SETTINGS
 
 
 class OptionInputs:

@@ -16,6 +16,14 @@ from .models import open_folder, open_model
 from .models import serve as serve_models
 from .settings import Folder, Model, OverlongOption, RuntimeSettings, Shown, chosen
 
+ShortlistOption = Annotated[
+    str | None,
+    typer.Option(
+        help="File of Marian's that names which tokens each source token may become; others aren't written. none: all "
+        "may be.",
+        show_default="what the model's settings name",
+    ),
+]
 BEST = "beam length_penalty penalty_form max_new_tokens repetition_penalty no_repeat_ngram"
 """The options that have to do with the best translation alone."""
 SEARCH = f"{BEST} n_best min_new_tokens early_stopping sample temperature top_k top_p seed"
@@ -36,6 +44,7 @@ def translate(
         Path | None, typer.Option("--input", "-i", help="Text, one sentence a line.", show_default="stdin")
     ] = None,
     out: Out = None,
+    shortlist: ShortlistOption = None,
     settings: Annotated[TextSettings, Shown()],
     search: Annotated[Options, Shown("Search", SEARCH)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
@@ -47,9 +56,10 @@ def translate(
 
     def model_facts() -> dict[str, str]:
         runs = {"threads": str(runtime.threads), "precision": str(runtime.precision)}
-        return {"model": fingerprint(model), **runs, **versions()}
+        listed = {} if shortlist is None else {"shortlist": shortlist}
+        return {"model": fingerprint(model), **runs, **listed, **versions()}
 
-    opened, weights = open_model(model, **vars(runtime)), None
+    opened, weights = open_model(model, **vars(runtime), shortlist=shortlist), None
     if settings.alignment and not opened.shows_attention:
         if model.is_file():
             raise UserError(f"{model}: returns no attention; export it with --search --attention")
@@ -73,14 +83,15 @@ def evaluate(
         typer.Option("--out", "-o", help="Keep the translations in this file, one a line.", show_default=False),
     ] = None,
     overlong: OverlongOption = "error",
+    shortlist: ShortlistOption = None,
     search: Annotated[Options, Shown("Search", BEST)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Score translations: JSON with sacreBLEU, chrF, TER (and their signatures) and exact match; of a decoder alone the
     perplexity of a text."""
     if text is not None:
-        if source is not None or reference is not None or out is not None:
-            raise UserError("--text is for a decoder alone: leave out --source, --reference and --out")
+        if source is not None or reference is not None or out is not None or shortlist is not None:
+            raise UserError("--text is for a decoder alone: leave out --source, --reference, --out and --shortlist")
         return _evaluate_text(model, text, runtime)
     if source is None or reference is None:
         missing = "--source" if source is None else "--reference"
@@ -96,7 +107,7 @@ def evaluate(
     if out is not None:
         check_unread(out, source, reference)
     long: list[int] = []
-    opened = open_model(model, **vars(runtime))
+    opened = open_model(model, **vars(runtime), shortlist=shortlist)
     with quiet_progress("evaluate") as report:
         found = opened.n_best(
             pairs.source,

@@ -28,6 +28,8 @@ SETTINGS = "generation.json"
 LANGUAGES, TARGET_IN_SOURCE, SHORTLIST = "languages", "target_language_in_source", "shortlist"
 BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST)
 """What stands in the file beside fields of `Options`."""
+NO_SHORTLIST = "none"
+"""In place of a file's name: no candidates, all tokens."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
