@@ -13,7 +13,7 @@ from export.settings import ExportSettings
 from export.targets.attention import requested_layer
 from export.targets.table import Target, target_of
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.families.marian_files.shortlist import open_shortlist
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
@@ -136,5 +136,5 @@ def _check_positions(opened: Checkpoint) -> None:
 
 def table_size(c: TransformerConfig) -> int:
     """Bytes of the constants that a graph needs for its positions; a learned table is no constant."""
-    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, "relative": 16}
+    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, **dict.fromkeys(RELATIVE, 16)}
     return widths.get(c.positions, 0) * c.max_positions

@@ -6,7 +6,8 @@
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
     OUT/generation.json, and the shortlist it names    how the model generates unless told otherwise, if it says so
     OUT/int8_scales.json                               the fixed scales of int8, as a checkpoint has them
-    OUT/manifest.json                                  digests of these files
+    OUT/README.md                                      the model card
+    OUT/manifest.json                                  digests of these files but the card
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with manifest.json's digests
 
 All graphs of a precision share one data file, so that nothing is stored twice: model.onnx_data. Only a browser fetches
@@ -33,6 +34,7 @@ from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, takes_rows
 from export.settings import ExportSettings
+from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import Checkpoint, digests
 from mlx_transformer.core.folders import SPEC
 from mlx_transformer.core.int8_scales import INT8_SCALES
@@ -112,6 +114,10 @@ def export_onnx(
             record(folder, qualities)
             for quality in qualities:
                 told(str(quality))
+        form = Form(
+            "onnx", ("onnxruntime", *(("transformers.js",) if plan.target.name == "web" else ()), "transformer")
+        )
+        write_card(folder, plan.config, form, carried(opened.folder, "float32" in plan.precisions), out)
         write_manifest(folder)
     return out
 

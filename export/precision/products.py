@@ -18,7 +18,7 @@ from export.graph.edit import Nodes
 from export.nn.primitives import ROLE, Role
 from export.nn.rows import ROWS_OF
 
-MULTIPLIED = (Role.WEIGHT, Role.CLASSIFIER, Role.EMBEDDING)
+MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from export.precision.table import PRECISIONS
 from export.targets.coreml.runtime import CoreMLEncoder, CoreMLModel
 from export.targets.cpu.runtime import CpuModel
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
+from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.generation.options import Hypothesis
@@ -100,7 +101,7 @@ class OnnxTransformer(TextVerbs):
         if chosen.form == "floats" or self.folder.activations == "float32":
             return False
         # Such a model's prompts can't be padded to where their sums don't feel it (`CausalGraphs.start`).
-        misplaced = self.config.architecture == "decoder" and self.config.positions == "relative"
+        misplaced = self.config.architecture == "decoder" and self.config.positions in RELATIVE
         return chosen.depends_on_batch or misplaced
 
     def decoding(self) -> AbstractContextManager[Any]:

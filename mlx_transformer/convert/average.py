@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.checkpoint import Checkpoint, holds_checkpoint, open_checkpoint, resolve, save_checkpoint
-from mlx_transformer.generation.settings import named_files, read_settings, settings_text
+from mlx_transformer.generation.settings import beside_weights, read_settings
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError
 
@@ -44,6 +44,5 @@ def average_checkpoints(folders: Sequence[str | Path], out: str | Path, force: b
             raise UserError(f"{checkpoint.folder}: its tokenizer.json differs from that of {opened[0].folder}")
     weights = averaged(opened)
     first = opened[0]
-    settings = read_settings(first.folder, first.config)
-    own = {"texts": settings_text(settings), "copies": named_files(settings, first.folder)}
+    own = beside_weights(read_settings(first.folder, first.config), first.folder)
     return save_checkpoint(out, first.config, weights, texts[0], **own)

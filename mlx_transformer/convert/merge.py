@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.adapter import ARRAYS, Adapter, read_adapter
+from mlx_transformer.core.card import carried, write_card
 from mlx_transformer.core.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -23,7 +24,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.generation.settings import SETTINGS, named_files, read_settings, settings_text
+from mlx_transformer.generation.settings import SETTINGS, beside_weights, named_files, read_settings
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
@@ -69,8 +70,7 @@ def merge_adapter(
     opened, found = _opened(base, adapter, out, force)
     text = opened.tokenizer_json()
     merged = {name: found.merged(name, weight) for name, weight in opened.tensors()}
-    settings = read_settings(opened.folder, opened.config)
-    own = {"texts": settings_text(settings), "copies": named_files(settings, opened.folder)}
+    own = beside_weights(read_settings(opened.folder, opened.config), opened.folder)
     if not requantize:
         save_checkpoint(out, opened.config, merged, text, **own)
         return None
@@ -105,6 +105,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: str | Path, force: 
             if (opened.folder / name).is_file():
                 copyfile(opened.folder / name, temporary / name)
         found.save(temporary)
+        write_card(temporary, opened.config, begin=carried(opened.folder), replaced=Path(out))
         write_manifest(temporary)
     sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
     held = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)

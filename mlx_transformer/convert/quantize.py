@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_transformer.core.checkpoint import WEIGHTS, holds_checkpoint, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
-from mlx_transformer.generation.settings import named_files, settings_text
+from mlx_transformer.generation.settings import beside_weights
 from mlx_transformer.nn import Transformer as Network
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
@@ -60,7 +60,7 @@ def quantize_checkpoint(
         watch(READ + (ROUNDED - READ) * done / len(quantization), path)
         mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX computes what is asked for
     watch(ROUNDED, "writing")
-    own = {"texts": settings_text(model.generation), "copies": named_files(model.generation, model.place)}
+    own = beside_weights(model.generation, checkpoint.folder)
     save_checkpoint(out, model.config, model.weights(), text, quantization=quantization, **own)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]

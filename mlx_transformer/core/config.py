@@ -24,9 +24,13 @@ Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Positions = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "none"]
+Positions = Literal[
+    "sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "relative_layers", "none"
+]
 SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
 """Positions that are added to the embeddings and not learned."""
+RELATIVE = ("relative", "relative_layers")
+"""Positions that add a number to each score: of one table a stack, or of one a layer."""
 DecoderSelfAttention = Literal["attention", "ssru"]
 TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 
@@ -152,7 +156,8 @@ class TransformerConfig:
 
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens; sinusoidal_halves: the paper's, all sines, then all cosines, as in
-    published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines."""
+    published Marian models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines; relative: T5's, by a table
+    that all layers of a stack read; relative_layers: by a table in each layer, as umT5 has them."""
     max_positions: Length = 1024
     """Rows of a learned table; longest sequence of the exported model. MLX extends sinusoids past it."""
     first_position: FirstPosition = 0
@@ -160,7 +165,7 @@ class TransformerConfig:
     rotary_base: Base = 10000.0
     """Rotary positions turn pair i of a head by rotary_base^(-2 i / d_k) a position."""
     relative_buckets: Length = 32
-    """Rows of a stack's table of relative positions: near distances have one each, farther ones share (T5)."""
+    """Rows of a table of relative positions: near distances have one each, farther ones share (T5)."""
     relative_distance: Length = 128
     """Distance from which on all share the last row."""
     tie_embeddings: TieEmbeddings = "all"
@@ -345,7 +350,7 @@ def _relations(c: TransformerConfig) -> list[str]:
     # Marian starts its decoder with the padding token, BART with the end.
     check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
     check(c.positions != "rotary" or c.d_k % 2 == 0, f"positions='rotary' turns pairs: d_k={c.d_k} must be even")
-    if c.positions == "relative":
+    if c.positions in RELATIVE:
         check(c.relative_buckets % 4 == 0, f"relative_buckets={c.relative_buckets} must be a multiple of 4")
         far = c.relative_distance > c.relative_buckets // 2
         check(
@@ -374,7 +379,7 @@ def _relations(c: TransformerConfig) -> list[str]:
         alone = f"decoder_self_attention='ssru': only an encoder-decoder has it, not {c.architecture!r}"
         check(c.architecture == "encoder-decoder", alone)
         within = f"positions={c.positions!r} act in self-attention, which a decoder with decoder_self_attention='ssru'"
-        check(c.positions not in ("rotary", "relative"), f"{within} lacks: choose others, or none")
+        check(c.positions not in ("rotary", *RELATIVE), f"{within} lacks: choose others, or none")
     if c.architecture == "encoder":
         check(c.encoder_layers > 0, "an encoder needs encoder_layers of at least 1")
         check(c.decoder_layers == 0, f"decoder_layers={c.decoder_layers}: an encoder has no decoder (give 0)")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 from mlx_transformer.system.errors import UserError, first_of
 
-from .config import TransformerConfig
+from .config import RELATIVE, TransformerConfig
 from .quantization import Quantization, stored_shapes
 
 Shape = tuple[int, ...]
@@ -32,6 +32,8 @@ def parameter_count(config: TransformerConfig) -> int:
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
+BARRED = -1e4
+"""The bias of an output that is never chosen."""
 TOKEN_TYPES = "token_type_embedding.weight"
 """The table of the kinds of tokens."""
 
@@ -115,8 +117,10 @@ def _parameters(c: TransformerConfig) -> Iterator[tuple[str, Shape]]:
 def _position_tables(c: TransformerConfig, stack: str) -> Iterator[tuple[str, Shape]]:
     if c.positions == "learned":
         yield f"{stack}.positions.weight", (c.max_positions, c.d_model)
-    if c.positions == "relative":
-        yield f"{stack}.positions.weight", (c.relative_buckets, c.heads)
+    if c.positions in RELATIVE:
+        layers = c.encoder_layers if stack == "encoder" else c.decoder_layers
+        each = [f".layers.{i}" for i in range(layers)] if c.positions == "relative_layers" else [""]
+        yield from ((f"{stack}.positions{table}.weight", (c.relative_buckets, c.heads)) for table in each)
 
 
 def _stack(c: TransformerConfig, name: str, layers: int, cross: bool) -> Iterator[tuple[str, Shape]]:

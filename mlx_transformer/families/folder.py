@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.card import Form, write_card
 from mlx_transformer.core.checkpoint import CONFIG, WEIGHTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
@@ -27,6 +28,17 @@ from .text import ADDED, check_tokenizer, read_text_files
 from .weights import open_weights
 
 GENERATION = "generation_config.json"
+PIPELINE = """from transformers import pipeline
+pipe = pipeline("{}", "ORG/NAME or FOLDER")
+print(pipe("{}"))"""
+USES = {
+    "encoder-decoder": """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model, tokenizer = (each.from_pretrained("ORG/NAME or FOLDER") for each in (AutoModelForSeq2SeqLM, AutoTokenizer))
+print(tokenizer.batch_decode(model.generate(**tokenizer("A sentence.", return_tensors="pt"))))""",
+    "decoder": PIPELINE.format("text-generation", "Once upon a time"),
+    "encoder": PIPELINE.format("fill-mask", "A <mask> sentence."),
+}
+"""What a folder's card says of its use, by the architecture."""
 
 
 def read_folder(path: Path, keep_float16: bool = False) -> Published:
@@ -129,8 +141,10 @@ def write_folder(
     weights: Mapping[str, NDArray],
     tokenizer: str | None,
     settings: Mapping[str, Any],
+    card: str,
 ) -> Path:
-    """Write all files, durably, in place of what is there. `UserError` if the disk refuses."""
+    """Write all files, durably, in place of what is there. card: the begin of the model card. `UserError` if the disk
+    refuses."""
     texts: dict[str, Any] = {CONFIG: config, GENERATION: generation_config(model_config, settings)}
     with replace_folder(out, "Hugging Face folder") as temporary:
         if tokenizer:
@@ -139,4 +153,6 @@ def write_folder(
         for name, values in texts.items():
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
+        use = f"```python\n{USES[model_config.architecture]}\n```"
+        write_card(temporary, model_config, Form("transformers", ("transformer",), use), card, out)
     return out

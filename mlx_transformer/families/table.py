@@ -12,8 +12,10 @@ from .mbart import MBART
 from .mt5 import MT5
 from .pegasus import PEGASUS
 from .t5 import T5
+from .umt5 import UMT5
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5)}
+MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: its family}"""
 
 

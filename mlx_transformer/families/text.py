@@ -28,6 +28,7 @@ SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "voc
 PIECES, MERGES = "spiece.model", "merges.txt"
 FAIRSEQ = "sentencepiece.bpe.model"
 ADDED = "added_tokens.json"
+SMALL_100 = "SMALL100Tokenizer"
 CONTROL = ("<s>", "</s>", "<pad>")
 
 Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
@@ -159,6 +160,12 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
     tokenizer.check_fits(config, where)
 
 
+def target_stands_in_source(path: Path) -> bool:
+    """Whether a folder's model is told the language to write before its sources, as SMaLL-100 is, in the place of the
+    sources' own."""
+    return _settings(path).get("tokenizer_class") == SMALL_100
+
+
 def _settings(path: Path) -> Mapping[str, Any]:
     """What tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its class."""
     return {
@@ -179,6 +186,7 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "marian": ((SOURCE, TARGET, VOCABULARY), _marian),
     "t5": ((PIECES,), _t5),
     "mt5": ((PIECES,), _t5),
+    "umt5": ((PIECES,), _t5),
     "bart": ((VOCABULARY, MERGES), _bart),
     "mbart": ((FAIRSEQ,), _mbart),
     "m2m_100": ((FAIRSEQ,), _m2m100),

@@ -22,7 +22,7 @@ from mlx_transformer.core.parameters import check_parameters
 from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.core.tokenizer_files import tokenizer_path
-from mlx_transformer.generation.settings import Settings, named_files, read_settings, settings_text
+from mlx_transformer.generation.settings import Settings, beside_weights, read_settings
 from mlx_transformer.generation.steps import Model
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
@@ -109,7 +109,7 @@ class Transformer(nn.Transformer, TextVerbs):
             raise UserError(f"{self.where}: has an adapter beside its weights: merge it, or copy the folder")
         weights = {n: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for n, a in self.weights().items()}
         text = None if self.tokenizer is None else self.tokenizer.to_json()
-        own = {"texts": settings_text(self.generation), "copies": named_files(self.generation, self.place)}
+        own = beside_weights(self.generation, self.place)
         return save_checkpoint(folder, self.config, weights, text, quantization=quantization_of(self), **own)
 
     @cached_property

@@ -126,6 +126,8 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     if recipe.training.start_from is None:
         tokenizer = known or train_tokenizer(data, recipe)
         config = recipe.config(tokenizer.vocab_size, tokenizer.source.vocab_size if tokenizer.separate else None)
+        ids = dict(pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
+        config = dataclasses.replace(config, **ids)
         tokenizer.check_fits(config, "recipe")
         made = Start(config, tokenizer)
     else:

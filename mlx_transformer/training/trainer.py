@@ -24,6 +24,7 @@ from mlx_transformer.nn.parameters import named_arrays
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Reporter
 
+from .card import model_card
 from .console import (
     FORECAST_AFTER,
     Dashboard,
@@ -169,7 +170,8 @@ class Trainer:
     def _write_model(self) -> Path:
         self.model.eval()
         arrays, made_of = final_weights(self.options, self.state, self.files, self.weights, self.moving)
-        model = self.weights.write(self.out, arrays, self.tokenizer.to_json())
+        card = model_card(self.out, self.recipe, made_of)
+        model = self.weights.write(self.out, arrays, self.tokenizer.to_json(), card)
         self.files.note_model(made_of)
         return model
 

@@ -63,6 +63,7 @@ ONLY_ONNX = {
     "masks.additive": "masks are added to the scores",
     "masks.as_boolean": "masks come in as integers",
     "model.Transformer.embedded": "vectors come in as they are; MLX checks them in _embedded",
+    "model.Transformer.output_weight": "a graph's rows come from another graph, which had this",
     "model.OutputBias.forward": "MLX adds the bias in `logits`",
     "ssru.LayerState.held": "what becomes the graph's outputs",
     "ssru.OneStep": "targets whose graphs take one token a run need no rounds; MLX sees the number",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from export.interface import DECODER_FIRST, DECODER_MERGED, DECODER_NEXT, ENCODER, GRAPHS, MODEL, Request
 from export.targets.session import PortSession, Session, Values
+from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.generation.arrays import NumpyArrays
 
@@ -165,7 +166,7 @@ class CausalGraphs:
     def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
         """Read the prompts for a search, padded on the left, and give the logits (B, V) after them."""
         # Relative positions count padding, and their table has no row to spare for it.
-        multiple = 1 if self.config.positions == "relative" else PROMPT_MULTIPLE
+        multiple = 1 if self.config.positions in RELATIVE else PROMPT_MULTIPLE
         source, mask = sources.padded(multiple, left=True)
         cache = self.begin(mask)
         return cache, self.step(source["source_ids"], cache)[:, -1]

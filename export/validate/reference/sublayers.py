@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.parameters import TOKEN_TYPES, check_parameters, output_weight_name
 from mlx_transformer.system.errors import UserError
 
@@ -119,13 +119,14 @@ class Sublayers:
         return softmax(scores)
 
     def _bias(self, name: str, queries: int, keys: int) -> Array | None:
-        """Return the numbers (H,L,S) of relative positions (Raffel et al. 2020), one table for all layers of a
-        stack."""
-        stack, c = name.partition(".")[0], self.config
-        if c.positions != "relative" or not name.endswith("self_attention"):
+        """Return the numbers (H,L,S) of relative positions (Raffel et al. 2020), by one table for all layers of a
+        stack, or one for each (umT5)."""
+        (stack, _, layer, *_), c = name.split("."), self.config
+        if c.positions not in RELATIVE or not name.endswith("self_attention"):
             return None
         distance = np.arange(keys) - np.arange(keys - queries, keys)[:, None]
-        table = self.weights[f"{stack}.positions.weight"]
+        own = f".layers.{layer}" if c.positions == "relative_layers" else ""
+        table = self.weights[f"{stack}.positions{own}.weight"]
         row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
         return table[row].transpose(2, 0, 1)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_transformer.core.card import carried
 from mlx_transformer.core.checkpoint import holds_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales, ProductScales, multiplied_names
@@ -20,6 +21,7 @@ from mlx_transformer.core.tokenizer_files import join_texts
 from mlx_transformer.generation.settings import SHORTLIST, Settings, checked_settings, settings_text
 from mlx_transformer.system.durable import check_free
 from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.manifest import CARD
 
 from .archive import read_npz
 from .folder import MarianFiles, find_files
@@ -68,6 +70,7 @@ def import_marian(path: str | Path, out: str | Path, force: bool = False) -> lis
         settings[SHORTLIST] = files.shortlist.name
     notes += left
     texts = {ORIGIN: _origin(files, original.options), **settings_text(settings)}
+    texts[CARD] = carried(files.model.parent, results=True)
     if scales := read_scales(original):
         texts[INT8_SCALES] = scales.json()
     elif any(item.type == INTGEMM8 for item in original.items.values()):

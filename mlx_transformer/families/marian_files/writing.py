@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import SYMMETRIC, Int8Scales, read_int8_scales
@@ -34,6 +35,7 @@ from .options import ACTIVATIONS, parse_options, read_options, write_options
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
 """Fields of a config that Marian's network doesn't ask for; biases that are missing are written as zeros."""
+USE = "```sh\nmarian-decoder --models {} --vocabs {} --beam-size 4 < source.txt\n```"
 TOKENIZER = (
     "its tokenizer is none that Marian reads: it takes a SentencePiece unigram model made with "
     "--bos_id=-1 --eos_id=0 --unk_id=1"
@@ -76,6 +78,9 @@ def to_marian(checkpoint: str | Path, out: str | Path, force: bool = False) -> l
         for name in filter(None, (origin.get("shortlist"),)):
             shutil.copyfile(opened.folder / name, temporary / name)
         _write_settings(temporary, opened.folder, origin, names, len(vocabularies))
+        files = [names.archive, *names.vocabularies[len(vocabularies) - 1] * (3 - len(vocabularies))]
+        form = Form("marian", ("marian", "bergamot"), USE.format(files[0], " ".join(files[1:])))
+        write_card(temporary, opened.config, form, carried(opened.folder, results=True), out)
     return notes
 
 

@@ -61,6 +61,7 @@ def test_names_are_fetched_once_and_found_again_offline(repository, tmp_path):
         assert "org/tiny: has no revision 'v7'" in wrong.stderr
     origin = json.loads((tmp_path / "ours" / "origin.json").read_text())
     assert origin == {"repository": "org/tiny", "revision": COMMIT}
+    assert '\nbase_model: "org/tiny"\n' in (tmp_path / "ours" / "README.md").read_text()
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": address}):  # where nobody answers any more
         offline = run(LOAD, tmp_path, "org/tiny", **environment)
         assert offline.returncode == 0, offline.stderr

