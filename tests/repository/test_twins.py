@@ -77,7 +77,6 @@ ARGUMENTS = {
     "cache.Cache.self_mask": "a fused kernel wants one mask a head",
     "masks.causal_mask": "a graph's masks follow from distances, which each target knows in its own way",
     "masks.causal_padding_mask": "a graph's masks follow from distances",
-    "model.Transformer.output_rows": "a graph may be given the rows, which another one has taken",
     "model.Transformer.step": "`last` belongs to the search",
     "positions.Positions.scored": "a graph's position ids know their distances",
     "positions.bucket_table": "a graph's table has max_positions rows",
