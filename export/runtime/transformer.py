@@ -27,6 +27,7 @@ from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, 
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
@@ -110,6 +111,9 @@ class OnnxTransformer(TextVerbs):
     def token_logits(self, ids: list[list[int]]) -> NDArray[np.float32]:
         return self.logits(ids)
 
+    def token_vectors(self, ids: NDArray, mask: NDArray) -> NDArray[np.float32]:
+        return self.encode(ids, mask)
+
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, *, attention: bool = False, **options: Any
     ) -> list[list[Hypothesis]]:
@@ -132,6 +136,10 @@ class OnnxTransformer(TextVerbs):
     @cached_property
     def generation(self) -> Settings:
         return read_settings(self.folder.path, self.config)
+
+    @cached_property
+    def text_embedding(self) -> TextEmbedding | None:
+        return read_embedding(self.folder.path, self.config.d_model)
 
     @property
     def place(self) -> Path:
