@@ -30,7 +30,7 @@ class Seen:
     wrong: str = ""
 
 
-def tests_of(number: int) -> list[str]:
+def named_by(number: int) -> list[str]:
     """The tests of a row: those that it names, that of its numbers, and that of its figure."""
     row = ROWS[number]
     table = "tests/claims/test_table.py::"
@@ -64,7 +64,7 @@ def run(name: str, change: Change, project: Path) -> Seen:
 
 def _tested(name: str, change: Change, project: Path) -> Seen:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "-rf", "--tb=no", "-m", "not slow"]
-    command = [sys.executable, "-B", "-m", "pytest", *options, *tests_of(change.row)]
+    command = [sys.executable, "-B", "-m", "pytest", *options, *named_by(change.row)]
     environment = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(project)}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS)
     failed = [line for line in done.stdout.splitlines() if line.startswith(FAILED)]

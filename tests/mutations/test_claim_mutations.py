@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from claim_mutations import CHANGES, Change
-from claim_run import copy_project, run, tests_of
+from claim_run import copy_project, named_by, run
 from claims.table import ROWS
 from imports import ROOT
 
@@ -15,7 +15,7 @@ def test_what_is_taken_out_is_there(name: str) -> None:
     change = CHANGES[name]
     assert change.old in (ROOT / change.file).read_text(encoding="utf-8")
     assert change.old != change.new
-    assert tests_of(change.row)
+    assert named_by(change.row)
 
 
 def test_there_are_enough_of_them_for_most_rows() -> None:
