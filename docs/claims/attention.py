@@ -10,7 +10,9 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.attention import Attention, attention, attention_weights, split_heads
+from mlx_transformer.nn.layers import DecoderLayer
 from mlx_transformer.nn.parameters import named_parameters
+from mlx_transformer.nn.taps import no_tap
 
 from .cost import multiplications
 from .drawing import SERIES, canvas, logarithmic
@@ -31,6 +33,23 @@ def scaled_dot_product() -> Found:
         "shape of the weights of (6, 512)": weights.shape,
         "sums of its rows": weights.sum(axis=1).tolist(),
         "largest error of the fused kernel beside float64": np.abs(np.array(attention(q, k, v))[0, 0] - expected).max(),
+    }
+
+
+def special_case() -> Found:
+    """A decoder layer whose two attentions have the same weights: self-attention, and cross-attention by memory."""
+    mx.random.seed(0)
+    layer = DecoderLayer(TransformerConfig(vocab_size=8, d_model=64, heads=4, d_ff=64, dropout=0.0))
+    layer.cross_attention.update(layer.self_attention.parameters())
+    x, other = mx.random.normal((1, 6, 64)), mx.random.normal((1, 6, 64))
+    itself = layer.attend_self(x, mask=None, rotation=None, past=None, tap=no_tap)
+
+    def crossed(memory: mx.array) -> mx.array:
+        return layer.attend_cross(x, cross=layer.cross_attention.keys_values(memory), mask=None, tap=no_tap)
+
+    return {
+        "largest |self-attention of x - cross-attention of x with memory x|": largest(itself - crossed(x)),
+        "the same with another memory": largest(itself - crossed(other)),
     }
 
 
@@ -190,5 +209,17 @@ ROWS = (
         look_up,
         (attention,),
         ("claims/test_attention.py::test_a_dictionary_look_up_in_the_limit",),
+    ),
+    Row(
+        52,
+        "Self-attention is attention whose queries, keys and values come from one place.",
+        "Self(x) = Attention(Q = x W_Q, K = x W_K, V = x W_V) = Cross(x, memory = x)",
+        {
+            "largest |self-attention of x - cross-attention of x with memory x|": equal(0),
+            "the same with another memory": above(0.1),
+        },
+        special_case,
+        (DecoderLayer.attend_self, DecoderLayer.attend_cross),
+        ("claims/test_attention.py::test_cross_attention_reads_its_memory",),
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -11,13 +13,14 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.nn.attention import Attention, attention_weights, split_heads
 from mlx_transformer.nn.layers import EncoderLayer
 from mlx_transformer.nn.parameters import named_parameters
 
 from .drawing import Table, canvas, curves, logarithmic
 from .recurrent import WIDTH, recurrent
-from .row import RECORDED, Found, Row, equal
+from .row import RECORDED, Found, Row, above, equal
 
 LENGTHS = (64, 128, 256, 512, 1024)
 
@@ -110,6 +113,44 @@ def layer_size(d_model: int) -> int:
     return sum(weight.size for _, weight in named_parameters(EncoderLayer(config)))
 
 
+GROUPS = {
+    "embedding": r"embedding\.weight",
+    "self-attention": r".*\.self_attention\.(query|key|value|output)_proj\.weight",
+    "cross-attention": r".*\.cross_attention\.(query|key|value|output)_proj\.weight",
+    "feed-forward": r".*\.feed_forward\.(up|down)_proj\.(weight|bias)",
+    "norms": r".*_norm\.(weight|bias)",
+}
+"""Parameters of each group by their names."""
+
+
+def groups(config: TransformerConfig) -> dict[str, int]:
+    """Numbers of a model in each of `GROUPS`, and in whatever is none of them."""
+    found = dict.fromkeys((*GROUPS, "others"), 0)
+    for name, shape in parameter_shapes(config).items():
+        group = next((group for group, names in GROUPS.items() if re.fullmatch(names, name)), "others")
+        found[group] += math.prod(shape)
+    return found
+
+
+def attention_alone() -> Found:
+    base = TransformerConfig.preset("base", 37_000)
+    recurrent_decoder = TransformerConfig.preset("base", 37_000, decoder_self_attention="ssru")
+    found = groups(base)
+    return {
+        "numbers of the base model, 37,000 words": sum(found.values()),
+        "embedding, self-attention, cross-attention, feed-forward, norms": [found[name] for name in GROUPS],
+        "of no such group": found["others"],
+        "the same with a recurrent unit in the decoder": groups(recurrent_decoder)["others"],
+    }
+
+
+def list_groups() -> Table:
+    found = groups(TransformerConfig.preset("base", 37_000))
+    whole = sum(found.values())
+    rows = [(name, f"{size:,}", f"{size / whole:.2%}") for name, size in found.items()]
+    return Table(("group", "numbers", "share"), (*rows, ("all", f"{whole:,}", f"{1:.2%}")))
+
+
 def draw_growth() -> Any:
     figure, (memory, time) = canvas(2)
     n = np.array(LENGTHS)
@@ -176,5 +217,22 @@ ROWS = (
         (EncoderLayer,),
         ("claims/test_beside.py::test_twice_the_width_by_the_formula",),
         table=list_double_width,
+    ),
+    Row(
+        55,
+        "The first transduction model on attention alone: nothing in it is recurrent or a convolution.",
+        "embedding + 18 attentions + 12 feed-forward nets + 30 norms",
+        {
+            "numbers of the base model, 37,000 words": equal(63_045_632),
+            "embedding, self-attention, cross-attention, feed-forward, norms": equal(
+                18_944_000, 12_582_912, 6_291_456, 25_196_544, 30_720
+            ),
+            "of no such group": equal(0),
+            "the same with a recurrent unit in the decoder": above(0),
+        },
+        attention_alone,
+        (parameter_shapes,),
+        ("claims/test_beside.py::test_a_recurrent_cell_is_in_no_group",),
+        table=list_groups,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers
@@ -10,6 +11,8 @@ import numpy as np
 from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.nn.attention import Attention, MakeAttention
+from mlx_transformer.nn.masks import as_array, as_numbers
 from mlx_transformer.runtime.transformer import Transformer
 
 from .measure import number
@@ -23,14 +26,29 @@ def tiny(seed: int = 0, **changes: object) -> Transformer:
     return model
 
 
-def encoder(**changes: object) -> Transformer:
-    """One layer of 8 heads with fresh weights, always the same ones."""
+def encoder(make: MakeAttention = Attention, **changes: object) -> Transformer:
+    """One layer of 8 heads with fresh weights, always the same ones. make: its attention."""
     mx.random.seed(3)
     options = dict(architecture="encoder", decoder_layers=0, encoder_layers=1, vocab_size=24, dropout=0.0)
     sizes = dict(d_model=512, heads=8, d_ff=64)
-    model = Transformer(TransformerConfig.from_dict({**options, **sizes, **changes}))
+    model = Transformer(TransformerConfig.from_dict({**options, **sizes, **changes}), make)
     model.eval()
     return model
+
+
+def all_scores(ids: list[int], positions: str) -> np.ndarray:
+    """What the softmax of each head is given, (heads, n, n), over one sentence."""
+    seen: list[mx.array] = []
+
+    class Watched(Attention):
+        def kernel(self, q: mx.array, k: mx.array, v: mx.array, mask: Any, past: Any) -> mx.array:
+            scores = (q * self.scale) @ k.swapaxes(-1, -2)
+            array = as_array(mask, *scores.shape[-2:])
+            seen.append(scores if array is None else scores + as_numbers(array, scores.dtype))
+            return super().kernel(q, k, v, mask, past)
+
+    encoder(Watched, positions=positions).encode([ids])
+    return np.array(seen[0], dtype=np.float64)[0]
 
 
 def ids_of(*sentences: Sequence[str]) -> list[list[int]]:

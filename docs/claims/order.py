@@ -9,10 +9,11 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.attention import Attention
+from mlx_transformer.nn.positions import bucket_table, rotate
 
 from .drawing import Table
 from .measure import largest
-from .network import encoder, head_weights, ids_of
+from .network import all_scores, encoder, head_weights, ids_of
 from .row import Found, Row, above, below
 
 ORDERS = {
@@ -28,6 +29,13 @@ ORDERS = {
     ),
 }
 """Each sentence beside the same words in another order."""
+
+IN_FRONT = "as far as known"
+SHIFTED = "my fried chicken was very good"
+"""A sentence, and four words that are put in front of it."""
+
+RELATIVE = ("rotary", "relative")
+ABSOLUTE = ("sinusoidal", "sinusoidal_concat", "learned")
 
 
 def order_blind() -> Found:
@@ -88,6 +96,39 @@ def reordered(first: str, second: str) -> dict[str, float]:
     return found
 
 
+def moved() -> Found:
+    """What four words in front change for those behind them, by kind of positions."""
+    return {
+        "change of a score's distance from the first key's, rotary and relative": [score_change(k) for k in RELATIVE],
+        "the same, sinusoids of the paper and of tensor2tensor, learned": [score_change(k) for k in ABSOLUTE],
+        "spread of one query's scores of six times the same word, rotary and relative": [
+            place_seen(k) for k in RELATIVE
+        ],
+    }
+
+
+def place_seen(positions: str) -> float:
+    """How far the scores of the first of six equal words are from each other: 0 for a network that knows no order."""
+    scores = all_scores([5] * 6, positions)[:, 0]
+    return float((scores.max(axis=-1) - scores.min(axis=-1)).max())
+
+
+def score_change(positions: str) -> float:
+    """Largest change, over all heads, of how far the scores of one query are from each other: of what the softmax
+    sees, as it keeps its result where all scores of a query move alike."""
+    alone, behind = ids_of(SHIFTED.split(), [*IN_FRONT.split(), *SHIFTED.split()])
+    differences = []
+    for ids in (alone, behind):
+        scores = all_scores(ids, positions)[:, -len(alone) :, -len(alone) :]
+        differences.append(scores - scores[:, :, :1])
+    return float(np.abs(differences[1] - differences[0]).max())
+
+
+def list_moved() -> Table:
+    rows = tuple((kind, f"{score_change(kind):.2g}") for kind in (*RELATIVE, *ABSOLUTE))
+    return Table(("positions", "change of the score differences by four words in front"), rows)
+
+
 def list_lion_kills_deer() -> Table:
     changes = word_changes("lion kills deer", "deer kills lion")
     rows = [(word, f"{each['none']:.1e}", f"{each['sinusoidal']:.3f}") for word, each in changes.items()]
@@ -134,5 +175,21 @@ ROWS = (
         (Attention.weights,),
         ("claims/test_beside.py::test_words_that_come_twice_are_matched",),
         table=list_other_orders,
+    ),
+    Row(
+        47,
+        "Relative positions: what words are to each other stays when others are put in front of them.",
+        "score(i + 4, j + 4) - score(i + 4, k + 4) = score(i, j) - score(i, k)",
+        {
+            "change of a score's distance from the first key's, rotary and relative": below(1e-4, 1e-4),
+            "the same, sinusoids of the paper and of tensor2tensor, learned": above(0.1, 0.1, 0.1),
+            "spread of one query's scores of six times the same word, rotary and relative": above(0.01, 0.01),
+        },
+        moved,
+        (rotate, bucket_table),
+        ("claims/test_beside.py::test_words_in_front_that_change_nothing_would_be_seen",),
+        table=list_moved,
+        slip="The notes say that relative positions matter more, and show sinusoids. Fresh heads see the place itself: "
+        "that an offset is a rotation only lets them learn not to. Their sentence has very, not looks, before good.",
     ),
 )

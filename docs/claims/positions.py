@@ -97,6 +97,42 @@ def concatenated() -> Found:
     }
 
 
+def timing_signal(length: int, channels: int, dtype: type = np.float64, start_index: int = 0) -> np.ndarray:
+    """get_timing_signal_1d() of tensor2tensor, step by step in one type: (length, channels)."""
+    position = np.arange(start_index, start_index + length, dtype=dtype)
+    timescales = channels // 2
+    increment = dtype(np.log(10000.0) / max(timescales - 1, 1))
+    inverse = np.exp(np.arange(timescales, dtype=dtype) * -increment)
+    scaled = position[:, None] * inverse[None, :]
+    return np.concatenate([np.sin(scaled), np.cos(scaled)], axis=1)
+
+
+def tensor2tensor() -> Found:
+    ours = {d: sinusoids(5000, d, "sinusoidal_concat", np.float64) for d in (4, 64, 512, 1024)}
+    return {
+        "largest difference from get_timing_signal_1d(), float64, 5000 positions, d = 4, 64, 512, 1024": [
+            float(np.abs(table - timing_signal(5000, d)).max()) for d, table in ours.items()
+        ],
+        "the same with start_index = 3": float(
+            np.abs(
+                sinusoids(100, 512, "sinusoidal_concat", np.float64, 3) - timing_signal(100, 512, start_index=3)
+            ).max()
+        ),
+        "its own float32 from its float64, 1000 positions, d = 512": float(
+            np.abs(timing_signal(1000, 512, np.float32) - ours[512][:1000]).max()
+        ),
+        "widths that it pads or clamps and a model refuses, of 2, 3 and 5": sum(map(_refused, (2, 3, 5))),
+    }
+
+
+def _refused(d_model: int) -> bool:
+    try:
+        TransformerConfig(vocab_size=8, d_model=d_model, heads=1, positions="sinusoidal_concat")
+    except UserError:
+        return True
+    return False
+
+
 def learned() -> Found:
     """A gradient reaches the rows that were read, and no other; past the table is an error."""
     config = TransformerConfig.preset("tiny", 20, positions="learned", max_positions=24, dropout=0.0)
@@ -334,5 +370,23 @@ ROWS = (
         extended,
         (sinusoid_table,),
         ("claims/test_positions.py::test_computed_once_and_extended_bit_for_bit",),
+    ),
+    Row(
+        51,
+        "Row 3 is get_timing_signal_1d() of tensor2tensor, number for number.",
+        "log increment = log(10000) / (d/2 - 1); sin(pos · exp(-j · increment)), cos(same)",
+        {
+            "largest difference from get_timing_signal_1d(), float64, 5000 positions, d = 4, 64, 512, 1024": below(
+                *[2e-12] * 4
+            ),
+            "the same with start_index = 3": below(1e-12),
+            "its own float32 from its float64, 1000 positions, d = 512": above(1e-5),
+            "widths that it pads or clamps and a model refuses, of 2, 3 and 5": equal(3),
+        },
+        tensor2tensor,
+        (sinusoids,),
+        ("claims/test_positions.py::test_other_frequencies_are_not_tensor2tensors",),
+        figure=draw_heat_maps,
+        missing="Its TensorFlow 1 variables are not read.",
     ),
 )

@@ -15,7 +15,7 @@ from mlx import nn
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn.layers import EncoderLayer
 
-from .drawing import canvas, curves, heat_map, logarithmic
+from .drawing import Table, canvas, curves, heat_map, logarithmic
 from .measure import how_many
 from .row import Found, Row, above, below, equal
 
@@ -85,11 +85,7 @@ def forgetting() -> Found:
 def gradient_by_distance() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Positions n, and the norm of the gradient of output n by input 1: recurrent, attention; geometric mean of four
     seeds."""
-    found = []
-    for make in (recurrent, self_attention):
-        logs = [[math.log(_last_by_first(make(seed), n)) for seed in range(4)] for n in LENGTHS]
-        found.append(np.exp(np.mean(logs, axis=1)))
-    return np.array(LENGTHS, dtype=np.float64), found[0], found[1]
+    return np.array(LENGTHS, dtype=np.float64), by_distance(recurrent), by_distance(self_attention)
 
 
 def _last_by_first(network: Network, n: int) -> float:
@@ -120,6 +116,91 @@ def recurrent_steps() -> int:
     network = recurrent()
     x = mx.random.normal((1, WORDS, WIDTH))
     return how_many(mx.any(network(x)[0] != network(x.at[:, 0].add(1.0))[0], axis=-1))
+
+
+CELLS: dict[str, Callable[[int, int], Any]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
+
+
+def cell(name: str, seed: int = 0) -> Network:
+    """A layer of one of `CELLS` with fresh weights."""
+    mx.random.seed(seed)
+    layer = CELLS[name](WIDTH, WIDTH)
+
+    def network(x: mx.array) -> mx.array:
+        y = layer(x)
+        return y[0] if isinstance(y, tuple) else y  # an LSTM also gives its cells
+
+    return network
+
+
+def grown(factor: float, squashed: bool = True, seed: int = 0) -> Network:
+    """A recurrent net whose U is so many times as large; without tanh unless `squashed`."""
+    mx.random.seed(seed)
+    layer = nn.RNN(WIDTH, WIDTH, nonlinearity=mx.tanh if squashed else lambda x: x)
+    layer.Whh = factor * layer.Whh
+    return layer
+
+
+def keeping_order() -> Found:
+    changes = {name: reordered_outputs(cell(name)) for name in CELLS}
+    found: dict[str, Any] = {
+        f"lion, kills, deer to deer, kills, lion: change of each word's output, {name}": change
+        for name, change in changes.items()
+    }
+    return {**found, "the same, self-attention": reordered_outputs(self_attention())}
+
+
+def reordered_outputs(network: Network) -> list[float]:
+    """Largest change of each of three words' outputs when the first and the last change places."""
+    mx.random.seed(5)
+    x, order = mx.random.normal((1, 3, WIDTH)), mx.array([2, 1, 0])
+    return mx.abs(network(x[:, order])[0, order] - network(x)[0]).max(axis=-1).tolist()
+
+
+EXPLODING: dict[str, Callable[[int], Network]] = {
+    "U": lambda seed: grown(1, seed=seed),
+    "2 U": lambda seed: grown(2, seed=seed),
+    "3 U": lambda seed: grown(3, seed=seed),
+    "4 U": lambda seed: grown(4, seed=seed),
+    "3 U without tanh": lambda seed: grown(3, squashed=False, seed=seed),
+    "LSTM": lambda seed: cell("LSTM", seed),
+    "GRU": lambda seed: cell("GRU", seed),
+    "self-attention": self_attention,
+}
+
+
+def exploding() -> Found:
+    ratios = {name: by_length[-1] / by_length[0] for name, by_length in all_gradients().items()}
+    return {f"gradient over 64 positions / over 4, {name}": ratio for name, ratio in ratios.items()}
+
+
+@lru_cache
+def all_gradients() -> dict[str, np.ndarray]:
+    """By the names of `EXPLODING`, the norm of the gradient of the last output by the first input at `LENGTHS`."""
+    return {name: by_distance(make) for name, make in EXPLODING.items()}
+
+
+def by_distance(make: Callable[[int], Network]) -> np.ndarray:
+    """Geometric mean of four seeds, at `LENGTHS`."""
+    return np.exp(np.mean([[math.log(_last_by_first(make(s), n)) for s in range(4)] for n in LENGTHS], axis=1))
+
+
+def list_keeping_order() -> Table:
+    networks = {**{name: cell(name) for name in CELLS}, "self-attention": self_attention()}
+    rows = tuple((name, *(f"{change:.2g}" for change in reordered_outputs(net))) for name, net in networks.items())
+    return Table(("change of a word's output", "lion", "kills", "deer"), rows)
+
+
+def draw_exploding() -> Any:
+    figure, (left, right) = canvas(2, width=8.2)
+    gradients = all_gradients()
+    curves(left, LENGTHS, {name: gradients[name] for name in ("U", "2 U", "3 U", "4 U")}, "lower left", 8)
+    left.set(title="a recurrent net, U as drawn and larger", xlabel="positions")
+    curves(right, LENGTHS, {n: gradients[n] for n in ("3 U without tanh", "LSTM", "GRU", "self-attention")}, "best", 8)
+    right.set(title="without tanh, with gates, and attention", xlabel="positions")
+    for axes in (left, right):
+        logarithmic(axes)
+    return figure
 
 
 def draw_forgetting() -> Any:
@@ -180,5 +261,40 @@ ROWS = (
         (EncoderLayer, sensitivity),
         ("claims/test_beside.py::test_blocks_of_the_jacobian_that_must_be_zero_are",),
         figure=draw_path_lengths,
+    ),
+    Row(
+        46,
+        "A recurrent net keeps the order of words by itself; self-attention has to be told.",
+        "h_t depends on x_1 ... x_t in their order",
+        {
+            **{
+                f"lion, kills, deer to deer, kills, lion: change of each word's output, {name}": above(0.1, 0.1, 0.1)
+                for name in CELLS
+            },
+            "the same, self-attention": below(1e-5, 1e-5, 1e-5),
+        },
+        keeping_order,
+        (cell, EncoderLayer),
+        ("claims/test_beside.py::test_a_net_that_sees_no_order_would_be_seen",),
+        table=list_keeping_order,
+    ),
+    Row(
+        48,
+        "Through a recurrent net gradients vanish, or explode: it depends on the size of U. Gates forget more slowly.",
+        "∂h_t / ∂h_(t-k) = Π diag(1 - h^2) U",
+        {
+            "gradient over 64 positions / over 4, U": below(1e-12),
+            "gradient over 64 positions / over 4, 2 U": below(1e-3),
+            "gradient over 64 positions / over 4, 3 U": above(1e-2),
+            "gradient over 64 positions / over 4, 4 U": above(100),
+            "gradient over 64 positions / over 4, 3 U without tanh": above(1e10),
+            "gradient over 64 positions / over 4, LSTM": below(1e-6),
+            "gradient over 64 positions / over 4, GRU": below(1e-6),
+            "gradient over 64 positions / over 4, self-attention": above(0.01),
+        },
+        exploding,
+        (grown, cell),
+        ("claims/test_beside.py::test_only_a_larger_u_explodes",),
+        figure=draw_exploding,
     ),
 )

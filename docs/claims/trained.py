@@ -214,6 +214,36 @@ def peak(scores: np.ndarray) -> tuple[int, float]:
     return common, float(np.mean(np.abs(offsets - common) <= 1))
 
 
+def aligned(trained: Trained) -> Found:
+    """Where the last layer of the decoder looks, mean of its heads, while a digit is written that stands once on each
+    side: %, of those digits."""
+    results: dict[str, float | list[float]] = {}
+    for name, model in (("trained", trained.model), ("before training", trained.fresh)):
+        for when, shift in (("written", 1), ("read", 0)):
+            hits = [hit for pair in trained.pairs for hit in _digits_found(trained, model, pair, shift)]
+            results["digits compared"] = len(hits)
+            results[f"looks most at the digit that is {when}, %, {name}"] = 100 * float(np.mean(hits)) if hits else 0.0
+    return results
+
+
+def _digits_found(trained: Trained, model: Transformer, pair: tuple[list[int], list[int]], shift: int) -> list[bool]:
+    """Of each digit that stands once on each side, whether the row `shift` before its place looks most at it."""
+    source, target = pair
+    weights = attention_maps(model, source, target)["cross"][-1].mean(axis=0)
+    digits = {i for i in source if trained.words([i])[0].isdigit() and source.count(i) == 1 == target.count(i)}
+    return [int(weights[target.index(i) - shift].argmax()) == source.index(i) for i in sorted(digits)]
+
+
+def draw_alignment(trained: Trained) -> Any:
+    """The first sentence: the decoder's last layer, mean of its heads; a row is the word that is written."""
+    source, target = trained.pairs[0]
+    figure, (axes,) = canvas(width=4.4, height=3.8)
+    heat_map(axes, attention_maps(trained.model, source, target)["cross"][-1].mean(axis=0)[:-1], most=1.0)
+    label_cells(axes, trained.words(target)[1:], trained.words(source), size=8)
+    axes.set(title="where it looks while a word is written", xlabel="source", ylabel="written")
+    return figure
+
+
 NAMED = 6
 """Most heads of a stack that stand in one row, with their words beside them."""
 
@@ -342,6 +372,23 @@ ROWS = (
         (layers,),
         ("claims/test_trained.py::test_equal_maps_have_no_distance",),
         figure=draw_head_distances,
+        trained=True,
+    ),
+    Row(
+        53,
+        "Attention to the encoder's output aligns the two languages.",
+        "argmax_j w(t, j) while target word t + 1 is written",
+        dict.fromkeys(
+            (
+                "digits compared",
+                *(f"looks most at the digit that is {w}, %, {state}" for state in STATES for w in ("written", "read")),
+            ),
+            RECORDED,
+        ),
+        aligned,
+        (aligned,),
+        ("claims/test_trained.py::test_digits_are_found_where_attention_puts_them",),
+        figure=draw_alignment,
         trained=True,
     ),
 )

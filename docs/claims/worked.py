@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import Transformer
+from mlx_transformer.nn.attention import attention, attention_weights
 from mlx_transformer.nn.positions import Positions, positions_of
 
 from .drawing import Table
-from .row import Found, Row, equal
+from .measure import largest
+from .row import Found, Row, below, equal
 
 SENTENCE = "YOUR CAT IS A LOVELY CAT".split()
 
@@ -71,6 +73,56 @@ def features() -> Found:
     }
 
 
+PRODUCTS = {"Thinking": 112.0, "Machines": 96.0}
+"""q_1 · k of both words, as The Illustrated Transformer (Alammar 2018) has them, with keys of 64 features."""
+
+
+def thinking_machines() -> Found:
+    q, k, v = _thinking()
+    scaled, unscaled = attention_weights(q, k)[0, 0, 0], attention_weights(q, k, scale=1.0)[0, 0, 0]
+    z = attention(q, k, v)[0, 0, 0]
+    first, second = scaled.tolist()
+    return {
+        "q · k of both words": _products(q, k),
+        "the same / 8": [product / 8 for product in _products(q, k)],
+        "softmax": [first, second],
+        "largest |z_1 - (0.880797 v_1 + 0.119203 v_2)|": largest(z - (0.880797 * v[0, 0, 0] + 0.119203 * v[0, 0, 1])),
+        "what is left for Machines without the division": unscaled[1].item(),
+    }
+
+
+def _thinking() -> tuple[mx.array, mx.array, mx.array]:
+    """The query of Thinking (1, 1, 1, 64), and keys and values of both words (1, 1, 2, 64)."""
+    mx.random.seed(0)
+    k = mx.stack([mx.full((64,), product / 64) for product in PRODUCTS.values()])
+    return mx.ones((1, 1, 1, 64)), k[None, None], mx.random.normal((1, 1, 2, 64))
+
+
+def _products(q: mx.array, k: mx.array) -> list[float]:
+    return (q @ k.swapaxes(-1, -2))[0, 0, 0].tolist()
+
+
+def list_thinking_machines() -> Table:
+    """The boxes from the input to z_1, a line each; vectors by their first two features."""
+    q, k, v = _thinking()
+    weights = attention_weights(q, k)[0, 0, 0].tolist()
+    parts = [weight * row for weight, row in zip(weights, v[0, 0], strict=True)]
+    lines: dict[str, Sequence[str]] = {
+        "key": [_start(row) for row in k[0, 0]],
+        "value": [_start(row) for row in v[0, 0]],
+        "score q_1 · k": [f"{product:g}" for product in _products(q, k)],
+        "÷ 8": [f"{product / 8:g}" for product in _products(q, k)],
+        "softmax": [f"{weight:.6f}" for weight in weights],
+        "softmax x value": [_start(part) for part in parts],
+        "sum z_1": [_start(attention(q, k, v)[0, 0, 0]), ""],
+    }
+    return Table(("", *PRODUCTS), tuple((name, *cells) for name, cells in lines.items()))
+
+
+def _start(vector: mx.array) -> str:
+    return ", ".join(f"{value:.3f}" for value in vector[:2].tolist()) + ", ..."
+
+
 def list_worked_sums() -> Table:
     """Every word of the sentence, the position that is added to it, and their sum, as far as the notes give them."""
     found = dict(zip(POSITIONS, sums(), strict=True))
@@ -117,5 +169,21 @@ ROWS = (
         (Positions,),
         ("claims/test_beside.py::test_both_cats_by_hand",),
         table=list_worked_sums,
+    ),
+    Row(
+        50,
+        "Thinking Machines: two words, one query. The scores are divided by 8, and z_1 goes on to the next sub-layer.",
+        "z_1 = softmax(q_1 · k / √64) · v",
+        {
+            "q · k of both words": equal(112, 96),
+            "the same / 8": equal(14, 12),
+            "softmax": equal(0.880797, 0.119203, within=1e-6),
+            "largest |z_1 - (0.880797 v_1 + 0.119203 v_2)|": below(1e-5),
+            "what is left for Machines without the division": below(2e-7),
+        },
+        thinking_machines,
+        (attention, attention_weights),
+        ("claims/test_beside.py::test_another_scale_than_8_would_be_seen",),
+        table=list_thinking_machines,
     ),
 )

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnxscript import nn
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import RELATIVE, TransformerConfig
 
-from .primitives import Linear, Op
+from .primitives import Linear, Op, Role
 
 
 def relu(op: Op, x: ir.Value) -> ir.Value:
@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Op, ir.Value], ir.Value]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": silu,
+    "tanh": lambda op, x: op.Tanh(x),
 }
 
 
@@ -51,7 +52,9 @@ class FeedForward(nn.Module):
         if self.gated:
             self.gate_proj = Linear(config.d_model, config.d_ff, bias)
         self.up_proj = Linear(config.d_model, config.d_ff, bias)
-        self.down_proj = Linear(config.d_ff, config.d_model, bias)
+        # T5's and their sums are; transformers computes in float16 but for them.
+        role = Role.UNBOUNDED if config.positions in RELATIVE else Role.WEIGHT
+        self.down_proj = Linear(config.d_ff, config.d_model, bias, role)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, op: Op, x: ir.Value) -> ir.Value:

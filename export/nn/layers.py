@@ -152,12 +152,12 @@ class Encoder(nn.Module):
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
         """Scaled embeddings (B, S, D) -> memory (B, S, D)."""
-        x, rotation, mask = self.positions(op, x, position_ids, mask)
+        x, rotation, masks = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
             x = self.embedding_norm(op, x)
             tap("embedding_norm", x)
-        for i, layer in enumerate(self.layers):
+        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             x = layer(op, x, mask, rotation, within(tap, f"layers.{i}"))
         if self.config.norm_placement == "pre":
             x = self.norm(op, x)
@@ -190,12 +190,12 @@ class Decoder(nn.Module):
         tap: Tap = no_tap,
     ) -> ir.Value:
         """Scaled embeddings (B, T, D) -> (B, T, D), the input of the classifier."""
-        x, rotation, mask = self.positions(op, x, position_ids, mask)
+        x, rotation, masks = self.positions(op, x, position_ids, mask)
         tap("embedding", x)
         if self.config.embedding_norm:
             x = self.embedding_norm(op, x)
             tap("embedding_norm", x)
-        for i, layer in enumerate(self.layers):
+        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
             x = layer(op, x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import nn
 
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 
 from .masks import Mask
@@ -62,22 +62,26 @@ class Placed(NamedTuple):
     """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
     rotation: Rotation
     """Rotary angles, the same for all layers."""
-    mask: Mask
-    """What is added to the scores of self-attention, the same for all layers."""
+    masks: list[Mask]
+    """What is added to the scores of each layer's self-attention."""
 
 
 class Positions(nn.Module):
-    """Where the tokens of one stack are. Parameter `weight` only if learned. `causal`: no query sees a later key."""
+    """Where the tokens of one stack are. Parameter `weight` only if learned or relative, tables of the `layers` if each
+    has its own. `causal`: no query sees a later key."""
 
     def __init__(self, config: TransformerConfig, causal: bool):
         super().__init__()
         self.config = config
         self.kind = config.positions
         self.causal = causal
+        self.count = config.decoder_layers if causal else config.encoder_layers
         if self.kind == "learned":
             self.weight = Parameter([config.max_positions, config.d_model], Role.POSITIONS)
         if self.kind == "relative":
             self.weight = Parameter([config.relative_buckets, config.heads], Role.POSITIONS)
+        if self.kind == "relative_layers":
+            self.layers = nn.ModuleList([RelativeTable(config) for _ in range(self.count)])
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D)."""
@@ -91,18 +95,40 @@ class Positions(nn.Module):
         rows = self.weight if self.kind == "learned" else sinusoid_table(op, self.config)
         return op.Add(x, op.Gather(rows, position_ids.index, axis=0))
 
-    def scored(self, op: Op, mask: Mask, position_ids: PositionIds) -> Mask:
-        """The mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al. 2020)."""
-        if self.kind != "relative":
-            return mask
+    def scored(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
+        """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
+        2020)."""
+        if self.kind not in RELATIVE:
+            return [mask] * self.count
         first = self.config.max_positions - 1  # of the table: that of the distance 0
         rows = op.Gather(bucket_table(op, self.config, self.causal), op.Add(position_ids.distances, first))
-        bias = op.Gather(self.weight, rows, axis=0)  # (L, S, H), or with B in front
-        if len(position_ids.distances.shape or ()) == 3:
-            bias = op.Transpose(bias, perm=[0, 3, 1, 2])
-        else:
-            bias = op.Unsqueeze(op.Transpose(bias, perm=[2, 0, 1]), [0])
-        return bias if mask is None else op.Add(mask, bias)
+        if self.kind == "relative_layers":
+            return [plus_mask(op, layer(op, rows), mask) for layer in self.layers]
+        return [plus_mask(op, relative_bias(op, self.weight, rows), mask)] * self.count
+
+
+class RelativeTable(nn.Module):
+    """A layer's own numbers by relative position, as in umT5 (Chung et al. 2023)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.weight = Parameter([config.relative_buckets, config.heads], Role.POSITIONS)
+
+    def forward(self, op: Op, rows: ir.Value) -> ir.Value:
+        """(L, S) or (B, L, S) -> (B, H, L, S)."""
+        return relative_bias(op, self.weight, rows)
+
+
+def relative_bias(op: Op, weight: ir.Value, rows: ir.Value) -> ir.Value:
+    """Numbers (B, H, L, S) of these rows of a table (B, L, S), or (L, S) where they are the same in the batch."""
+    bias = op.Gather(weight, rows, axis=0)
+    if len(rows.shape or ()) == 3:
+        return op.Transpose(bias, perm=[0, 3, 1, 2])
+    return op.Unsqueeze(op.Transpose(bias, perm=[2, 0, 1]), [0])
+
+
+def plus_mask(op: Op, bias: ir.Value, mask: Mask) -> ir.Value:
+    return bias if mask is None else op.Add(mask, bias)
 
 
 def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds) -> Rotation:

@@ -26,6 +26,7 @@ class Role(Enum):
     """What a matrix is to the network: lower precisions treat each of them in its own way."""
 
     WEIGHT = "multiplied with activations"
+    UNBOUNDED = "the same, and results may be beyond float16's range"
     CLASSIFIER = "multiplied with the last activations"
     EMBEDDING = "rows looked up by tokens, and in a classifier that is tied to it multiplied too"
     POSITIONS = "rows or numbers looked up by positions: few of them, added to what has a meaning already"

@@ -2,8 +2,9 @@
 
     float32 input --> Cast --> sixteen bits ... --> Cast --> float32 output
 
-What `nn/` marks with `full_precision`, as RMSNorm's chain, stays float32; LayerNormalization and Softmax accumulate in
-float32 by themselves. A mask's -1e9 is infinite in float16: there it is -6e4, and e^(score - 6e4) is 0 as well.
+What `nn/` marks with `full_precision`, as RMSNorm's chain, stays float32, and so do in float16 the products with
+matrices of `Role.UNBOUNDED` and all that is added to them; LayerNormalization and Softmax accumulate in float32 by
+themselves. A mask's -1e9 is infinite in float16: there it is -6e4, and e^(score - 6e4) is 0 as well.
 Parameters keep their names.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.nn.primitives import FULL_PRECISION
+from export.nn.primitives import FULL_PRECISION, ROLE, Role
 from mlx_transformer.system.errors import UserError
 
 from .late_weights import LATE, derived
@@ -27,8 +28,9 @@ TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat
 
 def half(model: ir.Model, kind: ir.DataType) -> None:
     """Change a built graph, before its weights are filled. `kind`: FLOAT16 or BFLOAT16."""
+    unbounded = _keep_sums(model) if kind == ir.DataType.FLOAT16 else set()
     wide = [node for node in model.graph.all_nodes() if _is_wide(node)]
-    constants = _constants(model)
+    constants = _constants(model) | unbounded
     for value in model.graph.initializers.values():
         if value.dtype == ir.DataType.FLOAT and value not in constants:
             _narrow(value, kind)
@@ -61,6 +63,25 @@ def stored_half(model: ir.Model, kind: ir.DataType) -> None:
 
 def _is_wide(node: ir.Node) -> bool:
     return bool(node.meta.get(FULL_PRECISION))
+
+
+def _keep_sums(model: ir.Model) -> set[ir.Value]:
+    """Mark what reads the matrices of results that may be beyond float16's range, and the sums; return the matrices."""
+    matrices = {value for value in model.graph.initializers.values() if value.meta.get(ROLE) is Role.UNBOUNDED}
+    reached = list(matrices)
+    while reached:
+        value = reached.pop()
+        readers = ("Transpose", "MatMul") if _is_weight(value, matrices) else ("Add",)
+        for node, _ in value.uses():
+            if node.op_type in readers and not _is_wide(node):
+                node.meta[FULL_PRECISION] = True
+                reached += node.outputs
+    return matrices
+
+
+def _is_weight(value: ir.Value, matrices: Container[ir.Value | None]) -> bool:
+    maker = value.producer()
+    return value in matrices or (maker is not None and maker.op_type == "Transpose" and maker.inputs[0] in matrices)
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:

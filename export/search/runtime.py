@@ -34,7 +34,6 @@ from mlx_transformer.generation.options import (
 )
 from mlx_transformer.generation.search import UNSHARED, Progress, SharedSearch, batches, check_fits, reported
 from mlx_transformer.generation.settings import (
-    SOURCE_LANGUAGE,
     Settings,
     checked_settings,
     resolved,
@@ -277,7 +276,8 @@ class SearchModel(TextVerbs):
         return results
 
     def _options(self, options: dict[str, Any]) -> Options:
-        if options.pop(SOURCE_LANGUAGE, None) is not None:
+        [first], options = with_source_language(self.generation, [[]], options)
+        if first:
             raise UserError(f"{self.path}: takes text, before which no language can stand: export it without text")
         chosen = Options(**resolved(self.generation, options))
         check_options(chosen, self.config)

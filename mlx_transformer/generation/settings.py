@@ -2,6 +2,8 @@
 
 What a caller gives wins, field by field. A model trained here has no such file. One of several languages has their
 tokens there too, {code: id} as `languages`: the target's is the first of every output, the source's of every source.
+Where `target_language_in_source`, as in SMaLL-100, the target's is the first of every source, and nothing is forced.
+`shortlist` is the name of a file beside it, which names the candidates of each sentence.
 """
 
 from __future__ import annotations
@@ -13,15 +15,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx_transformer.core.card import carried
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.text_embedding import kept_files
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
 from mlx_transformer.system.files import read_json
+from mlx_transformer.system.manifest import CARD
 
 from .options import Options, check_options
 
 SETTINGS = "generation.json"
-LANGUAGES = "languages"
+LANGUAGES, TARGET_IN_SOURCE, SHORTLIST = "languages", "target_language_in_source", "shortlist"
+BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST)
+"""What stands in the file beside fields of `Options`."""
+NO_SHORTLIST = "none"
+"""In place of a file's name: no candidates, all tokens."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
@@ -32,18 +41,24 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
     languages = values.get(LANGUAGES, {})
-    given = {name: value for name, value in values.items() if name != LANGUAGES}
+    given = {name: value for name, value in values.items() if name not in BESIDE}
     if problems := unknown_keys(given, Options):
         raise UserError(f"{where}: {'; '.join(problems)}")
+    if not isinstance(values.get(TARGET_IN_SOURCE, False), bool):
+        raise UserError(f"{where}: {TARGET_IN_SOURCE} is neither true nor false")
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+    file = values.get(SHORTLIST)
+    if file is not None and (not isinstance(file, str) or Path(file).name != file):
+        raise UserError(f"{where}: {SHORTLIST} {file!r:.60} is no name of a file beside it")
     try:
         options = Options(**given)
         check_options(options, config)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    return {name: getattr(options, name) for name in given} | ({LANGUAGES: languages} if languages else {})
+    beside = {name: values[name] for name in BESIDE if values.get(name)}
+    return {name: getattr(options, name) for name in given} | beside
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
@@ -64,6 +79,21 @@ def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
 
 
+def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
+    """{name: file} of what the settings of a model in `folder` name, which goes where they go."""
+    name = settings.get(SHORTLIST)
+    return {} if name is None or folder is None else {name: folder / name}
+
+
+def beside_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return what a checkpoint made of a folder's model has beside its weights, as arguments of `save_checkpoint`:
+    these settings, the files that they name, how a text's vector is made, and what its card says of license, languages
+    and origin."""
+    texts = settings_text(settings) | ({} if folder is None else {CARD: carried(folder)})
+    vectors = {} if folder is None else dict(kept_files(folder))
+    return {"texts": texts, "copies": {**named_files(settings, folder), **vectors}}
+
+
 def language_id(settings: Mapping[str, Any], code: str) -> int:
     """The token of a language; `UserError` for one that the model doesn't have."""
     languages = settings.get(LANGUAGES, {})
@@ -75,9 +105,15 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
 
 
 def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Source ids, beginning with their language's token where `source_language` is an option, and all other options."""
+    """Source ids, beginning with their language's token where `source_language` is an option, and all other options.
+    Where the target's stands in its place, `target_language` is the option."""
     others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
-    if (source := options.get(SOURCE_LANGUAGE)) is None or ids is None:
+    source = options.get(SOURCE_LANGUAGE)
+    if settings.get(TARGET_IN_SOURCE):
+        if source is not None:
+            raise UserError(f"{SOURCE_LANGUAGE}: the model is told the target's language alone: leave it out")
+        source = others.pop(TARGET_LANGUAGE, None)
+    if source is None or ids is None:
         return ids, others
     first = language_id(settings, source)
     return [[first, *row] for row in ids], others
@@ -87,13 +123,16 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     """What a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
-    gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
+    gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
+    `target_language` is its token, forced first.
     """
-    merged = {name: value for name, value in {**settings, **given}.items() if name != LANGUAGES}
+    merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged["forced_first"] = (language_id(settings, target),)
     names = {field.name for field in dataclasses.fields(Options)}
     known = {name: value for name, value in merged.items() if name in names}
+    if "max_length_factor" in given and "max_new_tokens" not in given:
+        merged.pop("max_new_tokens", None)
     if known.get("sample") is True and "beam" not in given:
         merged.pop("beam", None)
     limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)

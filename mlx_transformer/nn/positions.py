@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.positions import relative_buckets, rotary_tables, sinusoids
 from mlx_transformer.system.errors import UserError
 
@@ -64,22 +64,26 @@ class Placed(NamedTuple):
     """(B, L, D): sinusoids and learned rows are added to it (section 3.5)."""
     rotation: Rotation
     """Rotary angles, the same for all layers."""
-    mask: Mask
-    """Mask of self-attention, the same for all layers."""
+    masks: list[Mask]
+    """Mask of each layer's self-attention."""
 
 
 class Positions(nn.Module):
-    """Where the tokens of one stack are. Parameter `weight` only if learned. `causal`: no query sees a later key."""
+    """Where the tokens of one stack are. Parameter `weight` only if learned or relative, tables of the `layers` if each
+    has its own. `causal`: no query sees a later key."""
 
     def __init__(self, config: TransformerConfig, causal: bool):
         super().__init__()
         self.config = config
         self.kind = config.positions
         self.causal = causal
+        self.count = config.decoder_layers if causal else config.encoder_layers
         if self.kind == "learned":
             self.weight = mx.random.normal((config.max_positions, config.d_model), scale=config.d_model**-0.5)
         if self.kind == "relative":
             self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
+        if self.kind == "relative_layers":
+            self.layers = [RelativeTable(config) for _ in range(self.count)]
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None) -> Placed:
         """x (B, L, D). `UserError` for a position past a learned table."""
@@ -98,16 +102,39 @@ class Positions(nn.Module):
             )
         return x + table[position_ids.index].astype(x.dtype)
 
-    def scored(self, mask: Mask, position_ids: PositionIds, queries: int) -> Mask:
-        """The mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al. 2020)."""
-        if self.kind != "relative":
-            return mask
+    def scored(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
+        """Each layer's mask, and for relative positions a number a head by the distance, (B, H, L, S) (Raffel et al.
+        2020)."""
+        if self.kind not in RELATIVE:
+            return [mask] * self.count
         keys = position_ids.limit
         table = bucket_table(keys, self.config, self.causal)
         distances = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]
-        bias = self.weight[table[distances + table.shape[0] // 2]].transpose(2, 0, 1)[None]
-        array = as_array(mask, queries, keys)
-        return bias if array is None else as_numbers(array, bias.dtype) + bias
+        rows, array = table[distances + table.shape[0] // 2], as_array(mask, queries, keys)
+        if self.kind == "relative_layers":
+            return [plus_mask(layer(rows), array) for layer in self.layers]
+        return [plus_mask(relative_bias(self.weight, rows), array)] * self.count
+
+
+class RelativeTable(nn.Module):
+    """A layer's own numbers by relative position, as in umT5 (Chung et al. 2023)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.weight = mx.random.normal((config.relative_buckets, config.heads), scale=config.d_model**-0.5)
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """(L, S) -> (1, H, L, S)."""
+        return relative_bias(self.weight, rows)
+
+
+def relative_bias(weight: mx.array, rows: mx.array) -> mx.array:
+    """Numbers (1, H, L, S) of these rows (L, S) of a table."""
+    return weight[rows].transpose(2, 0, 1)[None]
+
+
+def plus_mask(bias: mx.array, mask: mx.array | None) -> mx.array:
+    return bias if mask is None else as_numbers(mask, bias.dtype) + bias
 
 
 def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dtype) -> Rotation:

@@ -34,7 +34,7 @@ from mlx_transformer.system.errors import UserError
 
 from .options import ENDLESS, TrainingOptions
 
-NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.weight, *.magnitude"
+NO_DECAY = "*.bias, *norm.weight, *embedding.weight, *.positions.*weight, *.magnitude"
 
 
 # Where warm-up isn't given: a quarter of the run, at most the paper's steps.

@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from claims import attention as study
 from claims import worked_table
 from claims.table import claimed
 from mlx.utils import tree_flatten
@@ -218,3 +219,12 @@ def test_a_dictionary_look_up_in_the_limit() -> None:
     found = {scale: attention(k[:, :, asked] * scale, k, v) for scale in (1.0, 1e6)}
     assert mx.array_equal(found[1e6], v[:, :, asked]).item()
     assert mx.abs(found[1.0] - v[:, :, asked]).max().item() > 0.1  # softly, all values are mixed
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_cross_attention_reads_its_memory() -> None:
+    """Memory x gives what self-attention of x gives, x itself being the query in both; the weights alone don't."""
+    found = study.special_case()
+    same, other = found.values()
+    assert claimed(52, "largest |self-attention of x - cross-attention of x with memory x|").holds([same])
+    assert not claimed(52, "largest |self-attention of x - cross-attention of x with memory x|").holds([other])

@@ -6,6 +6,8 @@ import pytest
 from claims import cost, embedding, network, norms, order, recurrent, rejected, worked
 from claims.table import ROWS
 
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.nn.attention import attention_weights
 from mlx_transformer.nn.norms import LayerNorm
 
 ROUNDING = 1e-5
@@ -120,3 +122,57 @@ def test_blocks_of_the_jacobian_that_must_be_zero_are() -> None:
     assert np.tril(past).any()
     one = recurrent.sensitivity(recurrent.convolutions(1, dilated=True))
     assert np.count_nonzero(one) == 2 * recurrent.WORDS - 1
+
+
+def test_a_net_that_sees_no_order_would_be_seen(monkeypatch) -> None:
+    """A mean over all words beside each word: no output changes, as with attention."""
+    monkeypatch.setattr(recurrent, "cell", lambda name: lambda x: x + mx.mean(x, axis=1, keepdims=True))
+    found = recurrent.keeping_order()
+    for name in recurrent.CELLS:
+        what = f"lion, kills, deer to deer, kills, lion: change of each word's output, {name}"
+        assert not ROWS[46].numbers[what].holds(found[what])
+    monkeypatch.undo()
+    monkeypatch.setattr(recurrent, "self_attention", recurrent.recurrent)
+    assert not ROWS[46].numbers["the same, self-attention"].holds(recurrent.keeping_order()["the same, self-attention"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_words_in_front_that_change_nothing_would_be_seen() -> None:
+    """Without positions no score changes, but neither does it tell one place from another."""
+    assert order.score_change("none") < 1e-5
+    assert order.place_seen("none") < 1e-5
+    for kind in order.RELATIVE:
+        assert order.score_change(kind) < 1e-4 < 0.01 < order.place_seen(kind)
+    for kind in order.ABSOLUTE:
+        assert order.score_change(kind) > 0.1
+    assert len(order.IN_FRONT.split()) == 4
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_only_a_larger_u_explodes() -> None:
+    """A step multiplies the gradient by as much as U grows, where no tanh is in the way."""
+    once, twice = (recurrent.by_distance(lambda seed, k=k: recurrent.grown(k, False, seed)) for k in (1, 2))
+    steps = np.array(recurrent.LENGTHS) - 1
+    np.testing.assert_allclose(np.log2(twice / once), steps, atol=0.01)
+    np.testing.assert_allclose(
+        recurrent.by_distance(lambda seed: recurrent.grown(1, seed=seed)), recurrent.by_distance(recurrent.recurrent)
+    )
+
+
+def test_another_scale_than_8_would_be_seen(monkeypatch) -> None:
+    monkeypatch.setattr(
+        worked, "attention_weights", lambda q, k, scale=None: attention_weights(q, k, None, scale or 1 / 64)
+    )
+    found = worked.thinking_machines()
+    assert not ROWS[50].numbers["softmax"].holds(found["softmax"])
+    assert ROWS[50].numbers["q · k of both words"].holds(found["q · k of both words"])
+
+
+def test_a_recurrent_cell_is_in_no_group() -> None:
+    base = TransformerConfig.preset("base", 37_000)
+    assert cost.groups(base)["others"] == 0
+    for options in ({"decoder_self_attention": "ssru"}, {"positions": "learned"}, {"token_types": 2, **ENCODER}):
+        assert cost.groups(TransformerConfig.preset("base", 37_000, **options))["others"] > 0
+
+
+ENCODER = {"architecture": "encoder", "decoder_layers": 0}

@@ -248,3 +248,13 @@ def test_relative_positions_know_no_place() -> None:
     assert isinstance(far, mx.array)
     assert mx.array_equal(near, far[..., 3:, 3:]).item()
     assert not mx.allclose(near, near.swapaxes(-1, -2)).item()
+
+
+@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal_halves"])
+def test_other_frequencies_are_not_tensor2tensors(layout: str) -> None:
+    signal = study.timing_signal(50, 64)
+    name = "largest difference from get_timing_signal_1d(), float64, 5000 positions, d = 4, 64, 512, 1024"
+    claim = claimed(51, name)
+    assert not claim.holds([float(np.abs(sinusoids(50, 64, layout, np.float64) - signal).max())] * 4)
+    assert claim.holds([float(np.abs(sinusoids(50, 64, "sinusoidal_concat", np.float64) - signal).max())] * 4)
+    assert not np.array_equal(study.timing_signal(50, 64, start_index=1), signal)

@@ -162,6 +162,6 @@ def test_rows_are_chosen_by_number_and_range() -> None:
 
     assert numbers() == list(table.ROWS) == sorted(table.ROWS)
     assert numbers("7", "2-4") == [2, 3, 4, 7]
-    for wrong in ("0", "45", "x", "-3", "2-99", "1.5", "²"):
+    for wrong in ("0", "45", "99", "x", "-3", "2-99", "1.5", "²"):
         with pytest.raises(UserError, match="claims "):
             table.chosen([wrong])

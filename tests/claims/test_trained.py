@@ -111,3 +111,24 @@ def test_models_that_do_not_do(tmp_path: Path, model: trained.Trained) -> None:
     save_checkpoint(tmp_path / "encoder", config, Transformer(config).weights(), model.tokenizer.to_json())
     with pytest.raises(UserError, match="these rows look at an encoder-decoder"):
         trained.open_trained(tmp_path / "encoder")
+
+
+def test_digits_are_found_where_attention_puts_them(model: trained.Trained, monkeypatch) -> None:
+    """Weights that look at a digit while it is written, and others that do so while it is read."""
+    digits = model.tokenizer.encode(" 7 8")[:-1]
+    source, target = [*digits, model.tokenizer.eos_id], [model.tokenizer.bos_id, *reversed(digits)]
+    known = [i for i in digits if model.words([i])[0].isdigit()]
+    assert len(known) == 2
+    made = trained.Trained(model.folder, model.model, model.tokenizer)
+    made.__dict__["pairs"] = [(source, target)]
+    for shift, (written, read) in ((1, (100, 0)), (0, (0, 100))):
+        weights = np.zeros((1, 2, len(target), len(source)))
+        for i in known:
+            weights[0, :, target.index(i) - shift, source.index(i)] = 1
+        if shift:
+            weights[0, :, -1, -1] = 1
+        monkeypatch.setattr(trained, "attention_maps", lambda *_, weights=weights: {"cross": weights})
+        found = trained.aligned(made)
+        assert found["digits compared"] == 2
+        assert found["looks most at the digit that is written, %, trained"] == written
+        assert found["looks most at the digit that is read, %, trained"] == read

@@ -9,6 +9,7 @@ from random_models import write_model
 
 from export.validate import compare
 from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.heads import Head
 from mlx_transformer.system.errors import UserError
 
 BASE: dict[str, Any] = dict(
@@ -69,6 +70,19 @@ def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None
     assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
 
 
+LABELS = ("a", "b", "c")
+HEADS: list[dict[str, Any]] = [
+    {},
+    {},
+    dict(head=Head(activation="tanh", norm=True)),
+    dict(head=Head(kind="hidden"), output_bias=False, logit_scale=None, tie_embeddings="all"),
+    dict(head=Head(kind="pooled", activation="tanh"), output_bias=False, logit_scale=None, tie_embeddings="all"),
+    dict(head=Head(kind="classes", labels=LABELS, pooling="mean"), tie_embeddings="all"),
+    dict(head=Head(kind="token-classes", labels=LABELS, activation="gelu"), tie_embeddings="all"),
+    dict(head=Head(kind="spans"), tie_embeddings="all"),
+]
+
+
 @st.composite
 def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConfig:
     """Any config that is accepted (of this architecture), over all fields, at sizes that run in a fraction of a second.
@@ -82,6 +96,7 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
     values |= {} if architecture is None else {"architecture": architecture}
     d_k = draw(st.integers(1, 12))
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
+    head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))
     return drawn(
         dict(
             **values,
@@ -109,4 +124,5 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
             bos_id=draw(st.sampled_from([pad_id, eos_id, bos_id])),
             eos_id=eos_id,
         )
+        | head
     )

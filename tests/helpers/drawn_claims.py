@@ -323,3 +323,26 @@ def head_distances(panels: list[Panel], computed: Computed, model: Any) -> None:
     np.testing.assert_allclose(np.mean(own), found["mean distance of heads of a layer, encoder, trained"], rtol=1e-9)
     np.testing.assert_allclose(np.mean(other), found["mean distance of layers, encoder, trained"], rtol=1e-9)
     assert panel.cells() == [[f"{value:.2f}" for value in row] for row in image(panel)]
+
+
+@check
+def exploding(panels: list[Panel], computed: Computed, model: Any) -> None:
+    left, right = panels
+    assert (left.title, right.title) == (
+        "a recurrent net, U as drawn and larger",
+        "without tanh, with gates, and attention",
+    )
+    shown = {**left.series, **right.series}
+    assert list(left.series) == ["U", "2 U", "3 U", "4 U"]
+    for name, values in computed(48).items():
+        y = shown[name.rpartition(", ")[2]][1]
+        assert y[-1] / y[0] == values[0]
+
+
+@check
+def alignment(panels: list[Panel], computed: Computed, model: Any) -> None:
+    (panel,) = panels
+    source, target = model.pairs[0]
+    assert (panel.rows, panel.columns) == (model.words(target)[1:], model.words(source))
+    maps = trained.attention_maps(model.model, source, target)
+    np.testing.assert_array_equal(image(panel), maps["cross"][-1].mean(axis=0)[:-1])

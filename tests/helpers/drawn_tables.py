@@ -82,3 +82,53 @@ def six_headings(head: tuple, rows: tuple, computed: Computed) -> None:
     assert cells["parametrisation"] == tuple(f"{n:.0f}" for n in found["parameters, layer norm and batch norm"])
     mean, variance = (found[name][0] for name in ("largest |mean| after it", "largest |variance - 1| after it"))
     assert cells["input dependence"] == (f"{mean:.3g}, {variance:.3g}", "of the batch instead")
+
+
+@check_table
+def moved(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("positions", "change of the score differences by four words in front")
+    kept, changed = list(computed(47).values())[:2]
+    expected = zip((*order.RELATIVE, *order.ABSOLUTE), (*kept, *changed), strict=True)
+    assert rows == tuple((kind, f"{value:.2g}") for kind, value in expected)
+
+
+@check_table
+def keeping_order(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("change of a word's output", "lion", "kills", "deer")
+    names = [name.rpartition(", ")[2] for name in computed(46)]
+    assert names == ["RNN", "LSTM", "GRU", "self-attention"]
+    assert rows == tuple(
+        (n, *(f"{v:.2g}" for v in values)) for n, values in zip(names, computed(46).values(), strict=True)
+    )
+
+
+@check_table
+def thinking_machines(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("", "Thinking", "Machines")
+    found, cells = computed(50), {row[0]: row[1:] for row in rows}
+    assert list(cells) == ["key", "value", "score q_1 · k", "÷ 8", "softmax", "softmax x value", "sum z_1"]
+    assert cells["score q_1 · k"] == tuple(f"{value:g}" for value in found["q · k of both words"])
+    assert cells["÷ 8"] == tuple(f"{value:g}" for value in found["the same / 8"])
+    assert cells["softmax"] == tuple(f"{value:.6f}" for value in found["softmax"])
+    key, value, part = (
+        [np.array(cell.split(", ")[:2], dtype=np.float64) for cell in cells[name]]
+        for name in ("key", "value", "softmax x value")
+    )
+    assert [64 * row[0] for row in key] == list(found["q · k of both words"])
+    for row, weight, weighed in zip(value, found["softmax"], part, strict=True):
+        np.testing.assert_allclose(weight * row, weighed, atol=1.1e-3)
+    total = np.array(cells["sum z_1"][0].split(", ")[:2], dtype=np.float64)
+    np.testing.assert_allclose(sum(part), total, atol=1.1e-3)
+
+
+@check_table
+def groups(head: tuple, rows: tuple, computed: Computed) -> None:
+    assert head == ("group", "numbers", "share")
+    found = computed(55)
+    whole = found["numbers of the base model, 37,000 words"][0]
+    names = "embedding, self-attention, cross-attention, feed-forward, norms"
+    sizes = dict(zip(names.split(", "), found[names], strict=True)) | {
+        "others": found["of no such group"][0],
+        "all": whole,
+    }
+    assert rows == tuple((name, f"{size:,.0f}", f"{size / whole:.2%}") for name, size in sizes.items())

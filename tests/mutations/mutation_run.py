@@ -38,6 +38,7 @@ class Outcome:
     path: str
     culprit: str
     tokens: str
+    attribute: str
     caught: bool
     wrong: str
 
@@ -70,6 +71,7 @@ def _outcome(name: str, m: Mutation, report: Report) -> Outcome:
     tap, path = (first.tap, first.path) if first else ("", "")
     culprit = "; ".join(c.sentence for c in report.culprits)
     tokens = ", ".join(check.search for check in report.tokens if not check.passed)
+    attributes = [each for s in report.structures for each in s.wrong] or [""]
     wrong = []
     if report.equal:
         wrong.append("not caught")
@@ -81,7 +83,10 @@ def _outcome(name: str, m: Mutation, report: Report) -> Outcome:
         wrong.append(f"blames {culprit!r}, expected {m.culprit!r}")
     if m.search and m.search not in tokens:
         wrong.append(f"tokens {tokens!r}, expected {m.search}")
-    return Outcome(name, m.runtime, ", ".join(weights), tap, path, culprit, tokens, not report.equal, "; ".join(wrong))
+    if not any(each.startswith(m.attribute) for each in attributes):
+        wrong.append(f"attributes {list(attributes)}, expected {m.attribute}")
+    found = ", ".join(weights), tap, path, culprit, tokens, attributes[0]
+    return Outcome(name, m.runtime, *found, not report.equal, "; ".join(wrong))
 
 
 def mutated(exported: Path, mutation: Mutation, folder: Path) -> Path:
@@ -117,9 +122,10 @@ def run_all(chosen: dict[tuple[str, str], Mutation], see: Callable[[Outcome], No
 def table(outcomes: list[Outcome]) -> Table:
     shown = Table("", "mutation", "in", "caught by", "shows at", "culprit named", box=None, header_style="bold")
     for o in outcomes:
-        by = [kind for kind, there in (("weights", o.weights), ("taps", o.tap), ("tokens", o.tokens)) if there]
+        kinds = {"weights": o.weights, "taps": o.tap, "tokens": o.tokens, "attributes": o.attribute}
+        by = [kind for kind, there in kinds.items() if there]
         mark = Text("✗", style="red") if o.wrong else Text("✓", style="green")
-        place = f"{o.tap} ({o.path})" if o.tap else o.weights or o.tokens
+        place = f"{o.tap} ({o.path})" if o.tap else o.weights or o.tokens or o.attribute
         shown.add_row(mark, o.name, o.runtime, ", ".join(by) or "nothing", place, Text(o.wrong or o.culprit))
     return shown
 

@@ -37,7 +37,8 @@ CONFIGS = {
 class Mutation:
     """`edit` goes into the ONNX graphs `files`, or `change` into the MLX model. What finds it: `weights`, parameters'
     names; `tap` on `path`, the first point over budget, and `culprit`, how the operation's sentence goes on after it;
-    `search`, a kind of tokens. Empty: that kind of check sees nothing (or, of tokens, needn't)."""
+    `search`, a kind of tokens; `attribute`, how what is said of an operator's attributes begins. Empty: that kind of
+    check sees nothing (or, of tokens and attributes, needn't)."""
 
     edit: Edit | None = None
     change: Callable[[Any], None] | None = None
@@ -48,6 +49,7 @@ class Mutation:
     path: str = "tapped"
     culprit: str = ""
     search: str = ""
+    attribute: str = ""
 
     @property
     def runtime(self) -> str:

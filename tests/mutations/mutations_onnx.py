@@ -94,6 +94,22 @@ ONNX = {
         node("LayerNormalization", f"{e0}/feed_forward_norm", epsilon(1e-6)),
         tap=E0, culprit="layer norm (epsilon 1e-06, not 1e-05)",
     ),
+    "norm epsilon times 10 in the cached decoder alone": Mutation(
+        node("LayerNormalization", f"{d1}/feed_forward_norm", epsilon(1e-4)), files=PAST,
+        tap=D1, path="cached, tapped", culprit="layer norm (epsilon 0.0001, not 1e-05)",
+        attribute=f"decoder_with_past_model: {d1}/feed_forward_norm/",
+    ),
+    "norm epsilon a little off in the cached decoder alone, which no number tells": Mutation(
+        node("LayerNormalization", f"{d1}/feed_forward_norm", epsilon(1.01e-5)), files=PAST,
+        attribute=f"decoder_with_past_model: {d1}/feed_forward_norm/",
+    ),
+    "scale of one attention a last bit off in the cached decoder alone, which no number tells": Mutation(
+        constant(8**-0.5, float(np.nextafter(np.float32(8**-0.5), np.float32(9))), f"{d1}/cross_attention/Mul"),
+        files=PAST, attribute=f"decoder_with_past_model: {d1}/cross_attention/Mul",
+    ),
+    "a mask of -1e6 for -1e9, which no number tells": Mutation(
+        constant(-1e9, -1e6, "Where"), files=PAST, attribute="decoder_with_past_model: Where",
+    ),
     "RMS norm epsilon 1e-6 for 1e-5": Mutation(
         constant(1e-5, 1e-6, f"{d1}/feed_forward_norm"), model="modern",
         tap=f"{D1}.feed_forward", culprit="RMS norm (epsilon 1e-06, not 1e-05)",

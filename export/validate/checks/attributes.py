@@ -7,9 +7,9 @@ an input's variance happens to be small. So every graph of a package is read, th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -19,6 +19,8 @@ from export.graph.protos import all_nodes, initializers
 from export.nn.masks import HIDDEN
 from mlx_transformer.core.config import TransformerConfig
 
+from .numbers import norm_parameters, numbers
+
 NORMS = (
     "LayerNormalization",
     "RMSNormalization",
@@ -27,28 +29,40 @@ NORMS = (
     "SkipSimplifiedLayerNormalization",
 )
 ATTENTIONS = ("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
-ABSENT = {"epsilon": 1e-5, "axis": -1, "approximate": "none", "alpha": 1.0, "mask_filter_value": -1e4}
+STACKS: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
+ABSENT = {
+    "epsilon": 1e-5,
+    "axis": -1,
+    "approximate": "none",
+    "alpha": 1.0,
+    "mask_filter_value": -1e4,
+    "unidirectional": 0,
+    "stash_type": 1,
+}
 """What an operator takes where its node doesn't say."""
 
 Allowed = tuple[float | str, ...]
 
 
-def expected_attributes(config: TransformerConfig) -> dict[str, dict[str, Allowed]]:
-    """Return {operator: {attribute: what it may be}}, numbers as float32 holds them."""
-    stacks = (config.of("encoder"), config.of("decoder"))
+def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str, dict[str, Allowed]]:
+    """Return {operator: {attribute: what it may be}} of one stack, or of both; numbers as float32 holds them."""
+    stacks = [config.of(each) for each in STACKS if not stack or each == stack]
     epsilon = _float32(config.norm_epsilon)
     scales = [_float32(c.attention_scale or 1 / math.sqrt(c.d_k)) for c in stacks]
     last: dict[str, Allowed] = {"axis": (-1,)}
+    stashed: dict[str, Allowed] = {"stash_type": (onnx.TensorProto.FLOAT,)}
     # The keys may be scaled already; then the operator scales by 1.
     attention: dict[str, Allowed] = {
         "num_heads": _one_of(c.heads for c in stacks),
         "scale": _one_of([*scales, 1.0]),
         "mask_filter_value": (_float32(HIDDEN),),
+        "unidirectional": (0,),
     }
     forms = {"gelu": "none", "gelu_tanh": "tanh"}
-    gelu = _one_of(forms[c.activation] for c in stacks if c.activation in forms)
+    used = [*(c.activation for c in stacks), stacks[0].head.activation]
+    gelu = _one_of(forms[name] for name in used if name in forms)
     return {
-        **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last)} for name in NORMS},
+        **{name: {"epsilon": (epsilon,), **({} if "Skip" in name else last | stashed)} for name in NORMS},
         **dict.fromkeys(("Softmax", "LogSoftmax"), last),
         **dict.fromkeys(ATTENTIONS, attention),
         "FusedMatMul": {"alpha": _one_of(scales)},
@@ -65,17 +79,34 @@ def _one_of(values: Iterable[float | str]) -> Allowed:
 def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:
     """Return (how many were compared, which of them are wrong in words) in all these graphs and the branches in
     them."""
-    expected, count, wrong = expected_attributes(config), 0, []
+    count, wrong = 0, []
+    tables = {stack: expected_attributes(config, stack) for stack in (*STACKS, "")}
+
+    def compared(place: str, what: str, value: Any, allowed: Sequence[float | str]) -> None:
+        nonlocal count
+        count += 1
+        if value not in allowed:
+            should = " or ".join(map(str, dict.fromkeys(allowed))) or "not there"
+            wrong.append(f"{place}: {what} is {value}, has to be {should}")
+
     for name, path in files.items():
         graph = onnx.load(path, load_external_data=False).graph
-        for node, values in _operators(graph, path.parent, expected):
+        norms = 0
+        for node, values in _operators(graph, path.parent, tables[""]):
+            norms += "epsilon" in values
             for attribute, value in values.items():
-                allowed = expected[node.op_type][attribute]
-                count += 1
-                if value not in allowed:
-                    should = " or ".join(map(str, allowed)) or "not there"
-                    wrong.append(f"{name}: {node.name or node.op_type}: {attribute} is {value}, has to be {should}")
+                allowed = tables[_stack(node.name)][node.op_type][attribute]
+                compared(f"{name}: {node.name or node.op_type}", attribute, value, allowed)
+        for node_name, value, allowed in numbers(graph, path.parent, config):
+            compared(f"{name}: {node_name}", "its constant", value, allowed)
+        if norms < (held := len(norm_parameters(graph, config))):
+            wrong.append(f"{name}: {norms} norms whose epsilon can be read, of {held}")
     return count, wrong
+
+
+def _stack(name: str) -> str:
+    """Return which stack a node was built in, by its name; empty for neither."""
+    return next((stack for stack in STACKS if f"{stack}/" in name), "")
 
 
 def _operators(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.parameters import TOKEN_TYPES, check_parameters, output_weight_name
 from mlx_transformer.system.errors import UserError
 
@@ -119,13 +119,14 @@ class Sublayers:
         return softmax(scores)
 
     def _bias(self, name: str, queries: int, keys: int) -> Array | None:
-        """Return the numbers (H,L,S) of relative positions (Raffel et al. 2020), one table for all layers of a
-        stack."""
-        stack, c = name.partition(".")[0], self.config
-        if c.positions != "relative" or not name.endswith("self_attention"):
+        """Return the numbers (H,L,S) of relative positions (Raffel et al. 2020), by one table for all layers of a
+        stack, or one for each (umT5)."""
+        (stack, _, layer, *_), c = name.split("."), self.config
+        if c.positions not in RELATIVE or not name.endswith("self_attention"):
             return None
         distance = np.arange(keys) - np.arange(keys - queries, keys)[:, None]
-        table = self.weights[f"{stack}.positions.weight"]
+        own = f".layers.{layer}" if c.positions == "relative_layers" else ""
+        table = self.weights[f"{stack}.positions{own}.weight"]
         row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
         return table[row].transpose(2, 0, 1)
 
@@ -191,10 +192,26 @@ class Sublayers:
             return x
         return observe_tap(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
 
+    def head(self, memory: Array, real: Bits, tap: Tap | None) -> Array:
+        """Return what an encoder's classifier reads of its last layer (B,S,D): a vector of each row (B,D), that of its
+        first token or the mean of its tokens, or of each position; through norm(activation(W x + b))."""
+        h, x = self.config.head, memory
+        if h.per_row and h.pooling == "first":
+            x = memory[np.arange(len(memory)), real.argmax(axis=1)]
+        elif h.per_row:
+            x = (memory * real[..., None]).sum(axis=1) / real.sum(axis=1, keepdims=True)
+        if h.activation is None:
+            return x
+        observe = self.observer(tap, "head")
+        x = activation(h.activation, observe("head_proj", self._linear("head_proj", x)))
+        return observe_tap(tap, "head", self._norm("head_norm", x) if h.norm else x)
+
     def classify(self, x: Array, tap: Tap | None) -> Array:
         """Return the logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding where
-        tied."""
+        tied. A head without a classifier gives what that would read."""
         scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
+        if not self.config.head.classifies:
+            return observe_tap(tap, "logits", x)
         logits = self._product(x * scale, output_weight_name(self.config))
         if self.config.output_bias:
             logits = logits + self.weights["output_proj.bias"]

@@ -9,7 +9,7 @@ from mlx_transformer.core.parameters import added_table_names, embedding_names, 
 
 
 @pytest.mark.parametrize("name", configs())
-@pytest.mark.parametrize("positions", ["learned", "relative", "rotary"])
+@pytest.mark.parametrize("positions", ["learned", "relative", "relative_layers", "rotary"])
 def test_each_matrix_has_one_role(name, positions):
     if configs()[name].recurrent:
         positions = "learned"  # the others act in a decoder's self-attention
@@ -21,6 +21,7 @@ def test_each_matrix_has_one_role(name, positions):
     assert {shapes[table][0] for table in tables} == {
         "learned": {config.max_positions},
         "relative": {config.relative_buckets},
+        "relative_layers": {config.relative_buckets},
         "rotary": set(),
     }[positions]
     assert all(shapes[embedding][1] == config.d_model for embedding in embeddings)

@@ -35,6 +35,10 @@ MODELS = {
     | dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=0),
     "flan": {**T5, **GATED, "num_heads": 5, "d_kv": 3, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12},
     "mt0": {**T5, **GATED, "model_type": "mt5", "num_heads": 2, "num_layers": 2, "num_decoder_layers": 1},
+    "umt5": {**T5, "model_type": "umt5", "feed_forward_proj": "gated-gelu", "num_layers": 3, "num_decoder_layers": 2},
+    "umt5-odd": {**T5, "model_type": "umt5", "num_heads": 5, "d_kv": 4, "d_model": 18}
+    | dict(relative_attention_num_buckets=8, relative_attention_max_distance=11, num_decoder_layers=2)
+    | dict(feed_forward_proj="gated-silu"),
     "marian": MARIAN,
     "marian-untied": {**MARIAN, "encoder_layers": 2, "decoder_layers": 1, "d_model": 12, "tie_word_embeddings": False}
     | dict(encoder_attention_heads=3, decoder_attention_heads=6, activation_function="gelu", scale_embedding=False),
@@ -55,7 +59,10 @@ MODELS = {
     | dict(pad_token_id=5, tie_word_embeddings=False, activation_function="swish"),
 }
 TIED_MT5 = {**T5, "model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True}
-MODELS_OF_4: dict[str, dict] = {"mt5-tied": TIED_MT5}
+MODELS_OF_4: dict[str, dict] = {
+    "mt5-tied": TIED_MT5,
+    "umt5-untied": {**MODELS["umt5"], **GATED, "d_model": 14, "num_heads": 2, "num_layers": 2},
+}
 """Those of which version 5 computes something else."""
 MODELS_OF_5: dict[str, dict] = {
     "mt5-tied-in-5": TIED_MT5,

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from combined import combined
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from export import OnnxTransformer, export_onnx
 from export.targets.table import TARGETS
@@ -194,8 +194,34 @@ def test_who_counts_columns_is_told_to_pad_on_the_right(name: str, imported: Pat
     assert capfd.readouterr().out == f"{tmp_path / 'theirs'}: written{note}\n"
 
 
+def test_kept_float16_of_t5_computes_what_is_beyond_its_range(tmp_path: Path) -> None:
+    """As transformers does, whose `wo` stays float32."""
+    theirs = shutil.copytree(GOLDEN / "t5", tmp_path / "theirs")
+    weights = load_file(theirs / "model.safetensors")
+    large = {
+        name: array * np.float32(300 if ".wi." in name or ".wo." in name else 1) for name, array in weights.items()
+    }
+    save_file({name: x.astype(np.float16) for name, x in large.items()}, theirs / "model.safetensors")
+    import_huggingface(theirs, tmp_path / "wide")
+    import_huggingface(theirs, tmp_path / "kept", keep_float16=True)
+    kinds = {name: array.dtype for name, array in open_checkpoint(tmp_path / "kept").tensors()}
+    assert {name for name, kind in kinds.items() if kind == np.float32} == {n for n in kinds if ".down_proj." in n}
+    given = [mx.array(answers("t5")[name]) for name in ("ids", "target", "mask")]
+    wide, kept = (np.array(Transformer.load(tmp_path / name)(*given)) for name in ("wide", "kept"))
+    seen: dict[str, float] = {}
+    model = Transformer.load(tmp_path / "wide")
+    model.encode(given[0], given[2], tap=lambda name, x: seen.update({name: mx.abs(x).max().item()}))
+    assert max(seen.values()) > 65504
+    assert np.abs(kept - wide).max() <= 0.02 * np.abs(wide).max()
+
+
 def off_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: np.roll(array, 1, axis=0) if n.endswith(".positions.weight") else array for n, array in weights.items()}
+
+
+def layers_swapped(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    first, second = (f"decoder.positions.layers.{i}.weight" for i in range(2))
+    return {**weights, first: weights[second], second: weights[first]}
 
 
 WRONG: dict[str, tuple[str, dict]] = {
@@ -211,6 +237,7 @@ WRONG: dict[str, tuple[str, dict]] = {
     "classifier not divided": ("t5", dict(logit_scale=None)),
     "buckets of another distance": ("mt5", dict(relative_distance=13)),
     "rows of positions off by one": ("mbart-odd", {}),
+    "tables of two layers swapped": ("umt5", {}),
 }
 
 
@@ -219,7 +246,8 @@ def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
     name, changes = WRONG[what]
     given, opened = answers(name), open_checkpoint(imported / name)
     config = dataclasses.replace(opened.config, **changes)
-    weights = dict(opened.tensors()) if changes else off_by_one(dict(opened.tensors()))
+    wrong = dict if changes else {"mbart-odd": off_by_one, "umt5": layers_swapped}[name]
+    weights = wrong(dict(opened.tensors()))
     inputs = given["ids"], given["target"], given["mask"].astype(bool)
     truth64, truth32 = (Reference(config, weights, kind)(*inputs) for kind in (np.float64, np.float32))
     truth = Truth.of(truth64, truth32, np.ones(given["target"].shape, bool))

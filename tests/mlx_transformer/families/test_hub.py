@@ -84,6 +84,7 @@ def test_names_are_fetched_once_and_found_again_offline(repository, tmp_path):
         assert "org/tiny: has no revision 'v7'" in revision[2]
     origin = json.loads((tmp_path / "ours" / "origin.json").read_text())
     assert origin == {"repository": "org/tiny", "revision": COMMIT}
+    assert '\nbase_model: "org/tiny"\n' in (tmp_path / "ours" / "README.md").read_text()
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": address}):  # where nobody answers any more
         offline, missing = ended(["load org/tiny", "import org/other --out x"], tmp_path, **environment)
         assert offline == loaded
@@ -130,3 +131,5 @@ def test_only_what_a_model_needs_is_chosen():
     ]
     assert needed(files[:2]) == files[:2]
     assert needed(["model.safetensors", "sub/config.json"]) == []
+    onnx = ["config.json", "mlx_transformer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/manifest.json"]
+    assert needed([*onnx, "onnx/run.py", "README.md"]) == onnx

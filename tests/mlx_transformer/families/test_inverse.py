@@ -75,6 +75,7 @@ def test_each_family_is_chosen_for_a_model_of_its_own() -> None:
         "bart": dict(embedding_norm=True, positions="learned"),
         "mbart": dict(embedding_norm=True, positions="learned", norm_placement="pre"),
         "t5": {**t5, "logit_scale": 32**-0.5},
+        "umt5": {**t5, "logit_scale": 32**-0.5, "positions": "relative_layers"},
     }
     for name, changes in models.items():
         assert family_of(TransformerConfig(**sizes, **changes)).model_type == name

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import ending_model
 
@@ -104,4 +105,37 @@ def test_languages_that_are_none(languages, checkpoint, tmp_path):
     (tmp_path / "model" / "manifest.json").unlink()
     (tmp_path / "model" / "generation.json").write_text(json.dumps({"languages": languages}))
     with pytest.raises(UserError, match=r"languages are not \{code: id\} within the vocabulary of 280"):
+        load(tmp_path / "model")[0].generate([[20, 2]])
+
+
+SMALL_100 = MARIAN.parent / "small100"
+
+
+@pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
+def test_small_100_is_told_the_target_before_the_source(kind, tmp_path):
+    """The first token of each of transformers' sources is taken for a language's: with the others and its code it
+    gives the same tokens."""
+    answers = np.load(SMALL_100 / "answers.npz")
+    rows = [ids[real].tolist() for ids, real in zip(answers["ids"], answers["mask"].astype(bool), strict=True)]
+    codes = dict(zip(("de", "fr", "zh"), (row[0] for row in rows), strict=True))
+    theirs = shutil.copytree(SMALL_100, tmp_path / "theirs")
+    (theirs / "added_tokens.json").write_text(json.dumps({f"__{code}__": id for code, id in codes.items()}))
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "SMALL100Tokenizer"}))
+    import_huggingface(theirs, tmp_path / "model")
+    model, eos = opened(tmp_path / "model", kind), 2
+    for row, code, expected in zip(rows, codes, answers["tokens"].tolist(), strict=True):
+        if len(row) > 1:
+            found = model.generate([row[1:]], target_language=code, max_new_tokens=len(expected))
+            assert found == [expected[: expected.index(eos)] if eos in expected else expected]
+            assert model.generate([row], max_new_tokens=len(expected)) == found
+    with pytest.raises(UserError, match="source_language: the model is told the target's language alone"):
+        model.generate([[5]], source_language="de", target_language="fr")
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_a_place_of_the_target_that_is_none(value, checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink()
+    (tmp_path / "model" / "generation.json").write_text(json.dumps({"target_language_in_source": value}))
+    with pytest.raises(UserError, match="target_language_in_source is neither true nor false"):
         load(tmp_path / "model")[0].generate([[20, 2]])

@@ -1,0 +1,31 @@
+"""umT5 (Chung et al. 2023): mT5 with a table of relative positions in each layer.
+
+Version 5 of `transformers` takes every umT5 for tied and divides what its classifier reads by sqrt(d_model), in the
+published ones too, whose files say otherwise: they mean what version 4 computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from .engine import At
+from .keys import ScaledTie
+from .mt5 import MT5
+from .t5 import BOTH, names
+
+
+def names_in_layers(config: Any) -> dict[str, str | At]:
+    table = f"{BOTH}.block.*.layer.0.SelfAttention.relative_attention_bias"
+    return {**names(config), f"{BOTH}.positions.layers.*": table}
+
+
+UMT5 = replace(
+    MT5,
+    name="umT5",
+    model_type="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    ours={**MT5.ours, "positions": "relative_layers"},
+    keys=(*MT5.keys[:-1], ScaledTie(True)),
+    names=names_in_layers,
+)
