@@ -37,7 +37,8 @@ TieEmbeddings = Literal["none", "target-output", "source-target", "all"]
 # More than any model has, and little enough that a damaged file doesn't fill the memory.
 Width = Annotated[int, Bounds(at_least=1, at_most=2**16)]
 Length = Annotated[int, Bounds(at_least=1, at_most=2**20)]
-Layers = Annotated[int, Bounds(at_least=0, at_most=1000)]
+MOST_LAYERS = 1000
+Layers = Annotated[int, Bounds(at_least=0, at_most=MOST_LAYERS)]
 TokenId = Annotated[int, Bounds(at_least=0)]
 Epsilon = Annotated[float, Bounds(at_least=1e-30, at_most=1)]
 Base = Annotated[float, Bounds(at_least=1, at_most=1e12)]
@@ -251,10 +252,10 @@ class TransformerConfig:
         if unknown := [name for layer in given for name in layer if name not in OF_A_LAYER]:
             return [f"layer_pattern: {unknown[0]!r} is not one of {', '.join(OF_A_LAYER)}"]
         own = [Table({n: x for n, x in layer.items() if x != getattr(self, n)}) for layer in given]
-        for period in (n for n in range(1, len(own)) if len(own) % n == 0):
-            if own == own[:period] * (len(own) // period):
-                own = own[:period]
-                break
+        if own and isinstance(self.encoder_layers, int) and 0 < self.encoder_layers <= MOST_LAYERS:
+            each = [own[i % len(own)] for i in range(self.encoder_layers)]
+            periods = (n for n in range(1, len(each) + 1) if all(x == each[i % n] for i, x in enumerate(each)))
+            own = each[: next(periods)]
         object.__setattr__(self, "layer_pattern", tuple(own) if any(own) else ())
         kinds = kinds_of(TransformerConfig)
         wrong = [(name, x) for layer in own for name, x in layer.items() if not kinds[name].accepts(x)]
