@@ -35,6 +35,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "score": text.score,
         "generate": language.generate,
         "fill": language.fill,
+        "embed": language.embed,
     },
     "Deploy": {
         "export": exporting.export,
@@ -52,13 +53,14 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "import": converting.import_command,
         "to-huggingface": converting.to_huggingface_command,
         "to-marian": converting.to_marian_command,
+        "shortlist": converting.shortlist,
         "quantize": converting.quantize,
         "merge": converting.merge,
         "push": converting.push,
     },
 }
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill export validate serve web explain compare info push".split()
+WITHOUT_MLX = "translate evaluate score generate fill embed export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
 """What a command is called there."""

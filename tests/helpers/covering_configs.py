@@ -84,8 +84,8 @@ HEADS: list[dict[str, Any]] = [
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Any config that is accepted, over all fields, at sizes that run in a fraction of a second.
+def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConfig:
+    """Any config that is accepted (of this architecture), over all fields, at sizes that run in a fraction of a second.
 
     The rule compares samples of rounding errors, so the smallest sizes are left to `test_smallest_sizes`: there a tap
     is one number times a fixed vector, and all inputs together hold three different tokens.
@@ -93,6 +93,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     key_value_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     pad_id, bos_id, eos_id = draw(st.permutations(range(6)))[:3]
     values = draw(options())
+    values |= {} if architecture is None else {"architecture": architecture}
     d_k = draw(st.integers(1, 12))
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
     head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))
