@@ -76,6 +76,8 @@ class Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """`guard`: shared by all; the other arguments are uvicorn's."""
 
+    flow: Flow  # type: ignore[assignment]
+
     def __init__(self, guard: Guard, header_seconds: float, idle_seconds: float, **given: Any):
         super().__init__(**given)
         self.guard, self.header_seconds, self.idle_seconds = guard, header_seconds, idle_seconds
