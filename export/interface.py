@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from export.search.settings import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import INPUTS, MASK, SOURCE_IDS, VECTORS, companions
-from mlx_transformer.generation.options import ID_FIELDS, PENALTY_OFFSETS, Options
 
 Axis = str | int
 """A name: any extent, equal wherever it stands; a number: this one."""
@@ -36,9 +36,11 @@ ENCODER, DECODER_FIRST = "encoder_model", "decoder_model"
 DECODER_NEXT, DECODER_MERGED = "decoder_with_past_model", "decoder_model_merged"
 MODEL = "model"
 ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
+ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
+"""What a search among given ids alone needs besides: the classifier's rows of these ids, and a step that has them."""
 ENCODER_COREML, DECODER_COREML = "encoder_coreml", "decoder_coreml"
 SEARCH = "search_model"
-CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, DECODER_COREML)
+CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU, DECODER_COREML)
 """Decoders over an encoder's output, of an encoder-decoder."""
 
 CROSS_ATTENTION = "cross_attention"
@@ -274,7 +276,32 @@ def encoder_cpu(r: Request) -> Ports:
 
 def decoder_cpu(r: Request) -> Ports:
     """One step of decoding, in place. What no other graph has is explained in `targets/cpu/graphs.py`."""
+    return _decoder_cpu(r, r.config.vocab_size)
 
+
+def rows_cpu(r: Request) -> Ports:
+    """What of the classifier belongs to given ids; of int8 there are `SCALES`, too."""
+    return Ports((Port("target_ids", "input_ids", "int64", (LISTED,)),), _rows_cpu(r))
+
+
+def listed_cpu(r: Request) -> Ports:
+    """The same step, with the logits of given ids alone, by their places among these."""
+    ports = _decoder_cpu(r, LISTED)
+    unlisted = Port("unlisted", "unlisted", "float32", ("unlisted_rows", LISTED))
+    return Ports((*ports.inputs, *_rows_cpu(r), unlisted), ports.outputs)
+
+
+LISTED = "listed"
+"""The axis of given ids."""
+ROWS, BIASES, SCALES = "classifier_rows", "classifier_biases", "classifier_scales"
+
+
+def _rows_cpu(r: Request) -> tuple[Port, ...]:
+    rows = Port(ROWS, ROWS, "float32", (r.config.d_model, LISTED))
+    return (rows, Port(BIASES, BIASES, "float32", (LISTED,))) if r.config.output_bias else (rows,)
+
+
+def _decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)
 
@@ -284,7 +311,7 @@ def decoder_cpu(r: Request) -> Ports:
         named("past_length", "int32", 1),
         *(() if r.config.recurrent else beams),
         named("source_mask", "int32", SENTENCES, LENGTH),
-        named("bans", "float32", r.config.vocab_size),
+        named("bans", "float32", vocabulary),
         named("candidates", "int64", 1),
         named("by_sentence", "int64", 2),
         named("extensions", "int64", 1),
@@ -297,7 +324,8 @@ def decoder_cpu(r: Request) -> Ports:
         named("candidate_tokens", "int64", "choices", "candidates"),
     )
     after = layer_by_layer(cache(r, "present.{}", "rows", "positions", operator_shape))
-    return Ports(inputs, (*choice, logits(r, "rows"), *after, *attention(r, "rows", LENGTH)))
+    scores = Port("logits", "logits", "float32", ("rows", vocabulary))
+    return Ports(inputs, (*choice, scores, *after, *attention(r, "rows", LENGTH)))
 
 
 def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
@@ -329,33 +357,6 @@ def decoder_coreml(r: Request) -> Ports:
     return Ports(inputs, (logits(r, rows, 1), *after, *attention(r, rows, 1, source_length)))
 
 
-class Setting(NamedTuple):
-    """A setting of a search that is an input of its graph, with the default that the file has."""
-
-    dtype: str
-    default: Any
-    axes: tuple[str, ...] = ()
-    shape: tuple[int, ...] = ()
-    """The shape of the default; each of its axes may be longer in a run."""
-
-
-_USUAL = Options()
-KINDS = {
-    "int64": ("beam", "n_best", "min_new_tokens", "top_k", "seed", "no_repeat_ngram"),
-    "float32": ("length_penalty", "temperature", "top_p", "repetition_penalty"),
-    "bool": ("early_stopping", "sample", "heuristic_stop", "forced_end"),
-}
-SETTINGS = {
-    **{name: Setting(dtype, getattr(_USUAL, name)) for dtype, names in KINDS.items() for name in names},
-    **{name: Setting("int64", getattr(_USUAL, name), (name,), (0,)) for name in ID_FIELDS},
-    "max_new_tokens": Setting("int64", 0, ("max_new_tokens",), (1,)),
-    "penalty_offset": Setting("float32", PENALTY_OFFSETS[_USUAL.penalty_form]),
-    "rows": Setting("int64", -1, ("rows",), (1,)),
-    "prefix": Setting("int64", -1, ("prefixes", "prefix"), (1, 0)),
-}
-"""Their meaning is in `search/options.py`."""
-
-
 def search(r: Request) -> Ports:
     rows = (BATCH, "n_best")
     settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in SETTINGS.items()]
@@ -380,6 +381,8 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     MODEL: alone,
     ENCODER_CPU: encoder_cpu,
     DECODER_CPU: decoder_cpu,
+    ROWS_CPU: rows_cpu,
+    LISTED_CPU: listed_cpu,
     ENCODER_COREML: encoder_coreml,
     DECODER_COREML: decoder_coreml,
     SEARCH: search,

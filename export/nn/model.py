@@ -9,6 +9,7 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 from onnxscript import nn
@@ -24,8 +25,11 @@ from .masks import padding_mask
 from .norms import make_norm
 from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, Role, name_parameters, size
-from .rows import Rows, mark, take
+from .rows import Rows, take
 from .taps import Tap, no_tap, within
+
+Among = Callable[[Op, ir.Value], ir.Value]
+"""What gives the logits of chosen ids (..., C) of what the classifier reads (..., D)."""
 
 
 class Transformer(nn.Module):
@@ -80,7 +84,7 @@ class Transformer(nn.Module):
         position_ids = positions_of(op, size(op, first, 1), source_mask)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
-    def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Rows | None = None, tap: Tap = no_tap) -> ir.Value:
+    def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
         """Logits (B, L, V) after these further tokens (B, L); the cache's layers go on by L. `among`: those of chosen
         ids alone, (B, L, C)."""
         x = self.embed_target(op, ids)
@@ -102,7 +106,7 @@ class Transformer(nn.Module):
         tap("head", x)
         return x
 
-    def logits(self, op: Op, hidden: ir.Value, *, among: Rows | None = None, tap: Tap = no_tap) -> ir.Value:
+    def logits(self, op: Op, hidden: ir.Value, *, among: Among | None = None, tap: Tap = no_tap) -> ir.Value:
         """The classifier (section 3.4): (B, L, D) -> (B, L, V), or the logits of chosen ids (B, L, C); without a
         classifier, what it would read."""
         hidden = self._scaled(op, hidden)
@@ -118,17 +122,20 @@ class Transformer(nn.Module):
         tap("logits", y)
         return y
 
-    def output_rows(self, op: Op, ids: ir.Value, weight: ir.Value | None = None) -> Rows:
-        """The part of the classifier that gives the logits of these ids (C,). weight: their rows (D, C), where they
-        have been taken already."""
-        parameter, bias = self._output().weight, None
-        weight = take(op, parameter, ids) if weight is None else mark(weight, parameter, ids)
-        if self.config.output_bias:
-            biases = self.output_proj.bias
-            assert biases is not None
-            biases._realize(op.builder)
-            bias = op.Gather(biases, ids, axis=0)
-        return Rows(weight, bias)
+    def output_rows(self, op: Op, ids: ir.Value) -> Rows:
+        """The part of the classifier that gives the logits of these ids (C,), taken once."""
+        weight = take(op, self.output_weight, ids)
+        if not self.config.output_bias:
+            return Rows(weight, None)
+        bias = self.output_proj.bias
+        assert bias is not None
+        bias._realize(op.builder)
+        return Rows(weight, op.Gather(bias, ids, axis=0))
+
+    @property
+    def output_weight(self) -> Parameter:
+        """(V, D), tied or not."""
+        return self._output().weight
 
     def _scaled(self, op: Op, x: ir.Value) -> ir.Value:
         """(..., D), times logit_scale."""

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from .primitives import Op, Parameter, extent
 
-ROWS_OF, IDS = "rows of", "ids"
-"""Keys of `meta` of such a weight: the parameter (V, D) that its rows are of, and the value that says which."""
+ROWS_OF = "rows of"
+"""Key of `meta` of such a weight: the parameter (V, D) that its rows are of."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Rows:
         return y if self.bias is None else op.Add(y, self.bias)
 
 
-def mark(weight: ir.Value, parameter: Parameter, ids: ir.Value) -> ir.Value:
-    """Say of a weight (D, C) which rows of which parameter it holds."""
-    weight.meta[ROWS_OF], weight.meta[IDS] = parameter, ids
+def mark(weight: ir.Value, parameter: Parameter) -> ir.Value:
+    """Say of a weight (D, C) which parameter's rows it holds."""
+    weight.meta[ROWS_OF] = parameter
     return weight
 
 
@@ -44,4 +44,4 @@ def take(op: Op, parameter: Parameter, ids: ir.Value) -> ir.Value:
     parameter._realize(op.builder)
     weight = op.Transpose(op.Gather(parameter, ids, axis=0), perm=[1, 0])
     weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([extent(parameter, 1), None])
-    return mark(weight, parameter, ids)
+    return mark(weight, parameter)

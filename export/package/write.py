@@ -31,10 +31,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from export.interface import LISTED_CPU, ROWS_CPU
 from export.precision.mlx_integers import unpack_on_load
 from export.precision.packed import use_packed_operators
 from export.precision.passes import lower
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators
+from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, takes_rows
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
@@ -44,7 +45,7 @@ from mlx_transformer.core.text_embedding import kept_files, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
-from mlx_transformer.generation.settings import SETTINGS, named_files, read_settings
+from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.durable import check_free, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -135,11 +136,11 @@ def write_package(plan: Plan, folder: Path, external_threshold: int = 1024) -> N
     external = []
     for precision in plan.precisions:
         external += _write_graphs(plan, precision, graphs, external_threshold)
-    settings = read_settings(opened.folder, config)
+    settings = plan.generation
     texts: dict[str, Any] = consumers.configs(config, external, PRECISIONS[_default(plan.precisions)].dtype, settings)
     texts |= {SETTINGS: settings} if settings else {}
     _write_embedding(plan, folder, texts)
-    for name, file in named_files(settings, opened.folder).items():
+    for name, file in plan.named.items():
         shutil.copyfile(file, folder / name)
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -196,6 +197,7 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, names in target.data_files(plan.config).items():
+        names = names if takes_rows(precision) else [name for name in names if name not in (ROWS_CPU, LISTED_CPU)]
         models = {f"{name}{suffix}": target.build(name, plan.request) for name in names}
         for model in models.values():
             lower(model, precision, target.lowering, activations, plan.int8_scales)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from mlx_transformer.generation.options import Hypothesis
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.machine import usable_cores
+from mlx_transformer.system.machine import fast_cores
 from mlx_transformer.system.page import table
 
 from . import sessions as opening
@@ -75,11 +75,17 @@ class OnnxTransformer(TextVerbs):
         self.graphs = self._graphs(threads)
 
     def _graphs(self, threads: int | None) -> Any:
-        request, cores = self.folder.request, threads or usable_cores()
-        if ENCODER_CPU not in self.sessions or cores == 1 or self.folder.weights_size > opening.SMALL:
+        request, cores = self.folder.request, threads or fast_cores()
+        if ENCODER_CPU not in self.sessions:
             return graphs_of(request, self.sessions)
-        alone = lambda: graphs_of(request, self._open(1))  # noqa: E731
-        return graphs_of(request, self.sessions, threads=cores, single_threaded=alone)
+
+        def of_cpu(sessions: Mapping[str, Any], of_operator: int | None, **more: Any) -> CpuModel:
+            return graphs_of(request, sessions, listed=partial(self._open.listed, of_operator), **more)
+
+        if cores == 1 or self.folder.weights_size > opening.SMALL:
+            return of_cpu(self.sessions, threads)
+        alone = lambda: of_cpu(self._open(1), 1)  # noqa: E731
+        return of_cpu(self.sessions, threads, threads=cores, single_threaded=alone)
 
     def _repr_html_(self) -> str:
         """For notebooks: what the folder holds, sizes and choices."""

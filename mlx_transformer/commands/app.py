@@ -53,6 +53,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "import": converting.import_command,
         "to-huggingface": converting.to_huggingface_command,
         "to-marian": converting.to_marian_command,
+        "shortlist": converting.shortlist,
         "quantize": converting.quantize,
         "merge": converting.merge,
         "push": converting.push,

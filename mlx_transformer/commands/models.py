@@ -27,14 +27,29 @@ def open_model(
     threads: int | None = None,
     precision: str | None = None,
     verify: bool = True,
+    shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel:
     """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
     `generation.verbs.TextVerbs`.
 
     path: or where there is none of that name, a name on the Hugging Face Hub, of such a folder or of a published model
     that `import` takes. runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has
-    them. verify: compare the files with the digests in their manifest. `UserError` for anything else, and for damage.
+    them. verify: compare the files with the digests in their manifest. shortlist: a file that names the tokens which a
+    translation may be made of, or "none"; default: as the model's settings say. `UserError` for anything else, and for
+    damage.
     """
+    opened = _opened_by(path, runtime, threads, precision, verify)
+    opened.use_shortlist(shortlist)
+    return opened
+
+
+def _opened_by(
+    path: str | Path,
+    runtime: Literal["mlx", "onnx"] | None,
+    threads: int | None,
+    precision: str | None,
+    verify: bool,
+) -> Transformer | OnnxTransformer | SearchModel:
     check_name(path)
     path = Path(path)
     if not path.exists():
@@ -78,6 +93,15 @@ def compare(
     from mlx_transformer.report.comparing import compare
 
     return compare(opener(a), opener(b), source, reference, **options)
+
+
+def export(checkpoint: str | Path, out: str | Path, **settings: Any) -> Path:
+    """Write a checkpoint as ONNX: a folder as `export_onnx` does, or, if `out` ends in .onnx, one file with the search
+    inside as `export_search` does; see there for the settings."""
+    from export import export_onnx, export_search
+
+    write = export_search if Path(out).suffix == ".onnx" else export_onnx
+    return write(checkpoint, out, **settings)
 
 
 def serve(models: str | Path | Sequence[str | Path], **settings: Any) -> None:

@@ -29,6 +29,8 @@ SETTINGS = "generation.json"
 LANGUAGES, TARGET_IN_SOURCE, SHORTLIST = "languages", "target_language_in_source", "shortlist"
 BESIDE = (LANGUAGES, TARGET_IN_SOURCE, SHORTLIST)
 """What stands in the file beside fields of `Options`."""
+NO_SHORTLIST = "none"
+"""In place of a file's name: no candidates, all tokens."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
@@ -121,13 +123,16 @@ def resolved(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     """What a search takes: the model's settings, and what was given in their place.
 
     Who asks for several outputs, or for sampling, is not refused for a beam that he did not ask for: the model's own
-    gives way. So does its least length to a shorter limit. `target_language` is its token, forced first.
+    gives way. So does its least length to a shorter limit, and its limit to one by the source's length.
+    `target_language` is its token, forced first.
     """
     merged = {name: value for name, value in {**settings, **given}.items() if name not in BESIDE}
     if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
         merged["forced_first"] = (language_id(settings, target),)
     names = {field.name for field in dataclasses.fields(Options)}
     known = {name: value for name, value in merged.items() if name in names}
+    if "max_length_factor" in given and "max_new_tokens" not in given:
+        merged.pop("max_new_tokens", None)
     if known.get("sample") is True and "beam" not in given:
         merged.pop("beam", None)
     limit, least = known.get("max_new_tokens"), known.get("min_new_tokens", 0)

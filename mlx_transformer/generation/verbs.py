@@ -19,7 +19,7 @@ from mlx_transformer.core.inputs import Ids, check_ids
 
 from . import search as searches
 from .options import Hypothesis, check_single
-from .settings import LANGUAGES, SHORTLIST, Settings, resolved, with_source_language
+from .settings import LANGUAGES, NO_SHORTLIST, SHORTLIST, Settings, resolved, with_source_language
 from .steps import Model
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ class TextVerbs:
         from mlx_transformer.families.marian_files.shortlist import open_shortlist
 
         return open_shortlist(self.place / name, self.config)
+
+    def use_shortlist(self, file: str | Path | None) -> None:
+        """Name the candidates of sentences by a file of Marian's kind; "none": all ids are; None: leave it as it is."""
+        if str(file) == NO_SHORTLIST:
+            self.shortlist = None
+        elif file is not None:
+            from mlx_transformer.families.marian_files.shortlist import open_shortlist
+
+            self.shortlist = open_shortlist(file, self.config)
 
     @property
     def shows_attention(self) -> bool:
