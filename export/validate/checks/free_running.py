@@ -34,7 +34,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer import Tokenizer
 from mlx_transformer.generation.options import Options
 from mlx_transformer.generation.sampling import BLOCK, noise
-from mlx_transformer.generation.settings import LANGUAGES
+from mlx_transformer.generation.settings import BESIDE
 
 Array = NDArray
 T = TypeVar("T")
@@ -118,7 +118,8 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any]) -> d
     rules = rules_for(c, limit)
     ruled = {f"{name}{RULES}": {**rules, **bare[name]} for name in ("greedy", f"beam {beam}")}
     found = {name: Options(max_new_tokens=limit, **options) for name, options in {**bare, **ruled}.items()}
-    own = {name: value for name, value in settings.items() if name not in (LANGUAGES, *OF_SAMPLING)}
+    left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # the limit is given
+    own = {name: value for name, value in settings.items() if name not in left}
     if own:
         own["max_new_tokens"] = min(limit, own.get("max_new_tokens", limit))
         own["min_new_tokens"] = min(own["max_new_tokens"], own.get("min_new_tokens", 0))
