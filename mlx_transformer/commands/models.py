@@ -27,14 +27,29 @@ def open_model(
     threads: int | None = None,
     precision: str | None = None,
     verify: bool = True,
+    shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel:
     """Open a checkpoint folder (or a run's folder), an ONNX folder, or one file with the search; all have the verbs of
     `generation.verbs.TextVerbs`.
 
     path: or where there is none of that name, a name on the Hugging Face Hub, of such a folder or of a published model
     that `import` takes. runtime: what it must be for. threads, precision: of an ONNX model, as `OnnxTransformer` has
-    them. verify: compare the files with the digests in their manifest. `UserError` for anything else, and for damage.
+    them. verify: compare the files with the digests in their manifest. shortlist: a file that names the tokens which a
+    translation may be made of, or "none"; default: as the model's settings say. `UserError` for anything else, and for
+    damage.
     """
+    opened = _opened_by(path, runtime, threads, precision, verify)
+    opened.use_shortlist(shortlist)
+    return opened
+
+
+def _opened_by(
+    path: str | Path,
+    runtime: Literal["mlx", "onnx"] | None,
+    threads: int | None,
+    precision: str | None,
+    verify: bool,
+) -> Transformer | OnnxTransformer | SearchModel:
     check_name(path)
     path = Path(path)
     if not path.exists():
