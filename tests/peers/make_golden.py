@@ -14,9 +14,9 @@ import json
 from typing import Any
 
 import numpy as np
-from marian_network import State
 from published import HERE, LINES, Published, judged, published
 
+from export.validate.origin.marian_network import State
 from mlx_transformer.core.sentencepiece import read_sentencepiece
 from mlx_transformer.core.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.core.tokenizer import Tokenizer
